@@ -419,6 +419,12 @@ class Constraints:
                 if self.grid[when]:
                     most = np.floor(most / self.grid[when] + NEARLY) * self.grid[when]
                 moved[back, when] = np.maximum(x[:, when] + most, lower[:, when])[back]
+        broken = ~self.obeyed(x, moved)  # rules that drive each other: nothing rises that they are about
+        for when, _ in self.linked if broken.any() else ():
+            columns = next((group for group in self.groups if when in group), np.array([when]))
+            held = np.minimum(np.maximum(x[:, columns], lower[:, columns]), upper[:, columns])
+            rows = broken & (moved[:, when] > x[:, when])
+            moved[np.ix_(rows, columns)] = held[rows]
         return moved
 
     def _members(self) -> set[int]:

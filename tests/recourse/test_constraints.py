@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2, MAD
 
 NAMES = ("age", "income", "children", "rent", "own", "other")
@@ -265,3 +265,188 @@ def test_costs_compare_by_value():
     assert L2([1, 2]) == L2(np.array([1.0, 2.0]))
     assert hash(L2([1, 2])) == hash(L2((1.0, 2.0)))
     assert L1((1, 2)) != MAD((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"integer": {"income": 500}},
+            r"integer: expected names.*'income': 500.*pass integer=\('income',\), and step=",
+        ),
+        ({"immutable": {"age": True}}, r"immutable: expected names.*pass immutable=\('age',\)"),
+        ({"increasing": {"age": 1}}, r"increasing: .*largest_change= or step="),
+        ({"decreasing": {"age": 1}}, r"decreasing: .*\('age',\)"),
+        ({"one_hot": {"housing": HOUSING}}, r"one_hot: .*pass one_hot=\(\('rent', 'own', 'other'\),\)"),
+        ({"one_hot": ({"rent": 1, "own": 2},)}, "one_hot: expected names"),
+    ],
+)
+def test_a_mapping_where_names_are_meant_is_refused_with_what_to_pass(options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Constraints(NAMES, **options)
+    with pytest.raises(ConfigurationError, match=r"features=\('age', 'income'\), and limits as lower= and upper="):
+        Constraints({"age": (18, 99), "income": (0, None)})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"most_changes": 0}, "most_changes: expected a whole number of at least 1, got 0"),
+        ({"most_changes": 1.5}, "most_changes"),
+        ({"largest_change": {"age": -1}}, "largest_change of age: expected a number from 0 up, got -1"),
+        ({"largest_change": {"aeg": 1}}, "unknown feature 'aeg'; known: age"),
+        ({"largest_change": {"rent": 0.5}, "one_hot": (HOUSING,)}, "rent is a category.*immutable"),
+        ({"largest_change": 0}, r"nothing may change.*of age, income, children, rent, own, \.\.\."),
+        ({"step": {"income": -500}}, "step of income: expected a number from 0 up"),
+        ({"step": {"income": np.inf}}, "step of income"),
+        ({"step": {"rent": 1}, "one_hot": (HOUSING,)}, "rent is a category"),
+        ({"step": {"children": 0.5}, "integer": "children"}, "step of children: 0.5, but it takes whole numbers"),
+        ({"step": {"income": 500}, "largest_change": {"income": 499}}, "income: no step of 500 fits into .* 499"),
+        ({"integer": "age", "largest_change": {"age": 0.5}}, "age: no step of 1 fits"),
+        ({"rules": (Rule("age", "hight"),)}, "rules, then: unknown feature 'hight'"),
+        ({"rules": (Rule(9, "age"),)}, "rules, when: column 9 of 6"),
+        ({"rules": Rule("age", "age")}, "age stands on both sides"),
+        ({"rules": (Rule("age", "own"),), "one_hot": (HOUSING,)}, "own is a category"),
+        ({"rules": (("age", "income"),)}, r"expected Rule\(when, then, \.\.\.\), got \('age', 'income'\)"),
+        ({"rules": {"age": "income"}}, "expected Rule"),
+    ],
+)
+def test_limits_of_changes_that_contradict_each_other_name_the_feature_and_the_fix(options, said):
+    with pytest.raises((ConfigurationError, TypeError), match=said):
+        Constraints(NAMES, **options)
+
+
+@pytest.mark.parametrize("given", [{"per_unit": -1}, {"at_least": np.nan}, {"per_unit": 0}, {"per_unit": "2"}])
+def test_rules_that_ask_for_nothing_are_refused(given):
+    with pytest.raises((ConfigurationError, TypeError), match="rule on 'age'"):
+        Rule("age", "income", **given)
+
+
+def test_one_number_for_all_features_is_not_for_categories():
+    rules = loan(largest_change=2, step=0.5, integer=())
+    assert rules.largest.tolist() == [2, 2, 2, np.inf, np.inf, np.inf]
+    assert rules.grid.tolist() == [0.5, 0.5, 0.5, 0, 0, 0]
+    assert Constraints(3, step={0: 2}).grid.tolist() == [2, 0, 0]
+    assert Constraints(3, integer=(0, 1), step={1: 5}).grid.tolist() == [1, 5, 0]
+
+
+def test_bounds_end_on_the_last_step_inside_of_limits_and_largest_changes():
+    rules = Constraints(
+        ("income", "rate"),
+        lower=0,
+        upper={"income": 3000, "rate": 0.5},
+        step={"income": 500, "rate": 0.1},
+        largest_change={"income": 1200, "rate": 0.3},
+    )
+    x = np.array([[1700.0, 0.2], [200.0, 0.05], [2900.0, 0.5]])
+    lower, upper = rules.bounds(x)
+    np.testing.assert_allclose(lower, [[700, 0.0], [200, 0.05], [1900, 0.2]], atol=1e-12)
+    np.testing.assert_allclose(upper, [[2700, 0.5], [1200, 0.35], [2900, 0.5]])
+    assert (upper[:, 1] <= 0.5).all()
+    assert (lower >= 0).all()
+    for ends in (lower, upper):
+        assert rules.satisfied(x, ends).all()
+    assert not rules.satisfied(x, x + np.array([250.0, 0])).any()
+    assert not rules.satisfied(x, x - np.array([1500.0, 0])).any()
+
+
+def test_a_box_of_the_queries_own_cuts_the_bounds_and_may_leave_nothing():
+    rules = loan(step={"income": 10})
+    lower, upper = rules.bounds(X, within=(X - 14.0, X + np.array([3.0, 25.0, 0.5, 0, 0, 0])))
+    np.testing.assert_array_equal(lower[:, 1], [990, 0])
+    np.testing.assert_array_equal(upper[:, :3], [[43, 1020, 2], [28, 20, 0]])
+    np.testing.assert_array_equal(upper[0, 3:], [1, 0, 0])
+    lower, upper = rules.bounds(X, within=(X + 101.0, X + 109.0))
+    assert (lower > upper).any(axis=1).all()
+    assert not rules.satisfied(X, X, within=(X + 1, X + 2)).any()
+
+
+def test_a_one_hot_group_counts_as_one_change():
+    changed = X + np.array([[1, 5, 0, 0, 0, 0], [0, 0, 0, 0, 1, -1]])
+    assert loan().changes(X, changed).tolist() == [2, 1]
+    assert loan(most_changes=1).satisfied(X, changed).tolist() == [False, True]
+    assert loan(most_changes=2).satisfied(X, changed).all()
+
+
+DEGREES = Constraints(
+    ("age", "education", "employment"),
+    integer=("education",),
+    increasing=("age",),
+    rules=(Rule("education", "age", per_unit=2), Rule("employment", "age")),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ((0, 0, 0), True),
+        ((4, 2, 0), True),
+        ((3.9, 2, 0), False),
+        ((1, 0, 1), True),
+        ((0, 0, 1), False),
+        ((5, 0, 0), True),  # only age rises
+        ((0, -1, -3), True),  # nothing is asked of who falls
+        ((4, 2, 4), True),
+        ((4, 2, 5), False),
+    ],
+)
+def test_a_degree_takes_two_years_and_employment_rises_no_faster_than_age(change, kept):
+    person = np.array([[31.3, 1.0, 4.7]])
+    assert DEGREES.satisfied(person, person + change).tolist() == [kept]
+    assert DEGREES.obeyed(person, person + change).tolist() == [kept]
+
+
+def test_employment_may_be_asked_to_rise_with_age_as_well():
+    both = Constraints(2, rules=(Rule(0, 1), Rule(1, 0)))
+    rows = np.zeros((4, 2))
+    assert both.satisfied(rows, np.array([[1, 1], [1, 0], [0, 1], [-1, -2]])).tolist() == [True, False, False, True]
+
+
+def test_a_rule_for_any_rise_asks_for_the_same_however_small_it_is():
+    rules = Constraints(2, rules=(Rule(0, 1, per_unit=0, at_least=2),))
+    rows = np.zeros((4, 2))
+    kept = rules.satisfied(rows, np.array([[1e-9, 2], [9, 2], [0, 0], [1e-9, 1.9]]))
+    assert kept.tolist() == [True, True, True, False]
+
+
+def test_a_category_taken_up_is_a_rise_by_one():
+    rules = loan(rules=(Rule("own", "income", per_unit=100),))
+    bought, richer = X.copy(), X.copy()
+    bought[:, 3:] = richer[:, 3:] = [0, 1, 0]
+    richer[:, 1] += 100
+    assert rules.satisfied(X, bought).tolist() == [False, False]
+    assert rules.satisfied(X, richer).tolist() == [True, True]
+    np.testing.assert_array_equal(rules.project(X, bought), richer)
+
+
+@given(
+    st.lists(st.floats(-6, 6), min_size=5, max_size=5),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.7, 2.0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_projected_rows_keep_steps_and_rules(candidate, category, per_unit, fixed, both):
+    rules = Constraints(
+        6,
+        lower=-3,
+        upper=3,
+        step={0: 0.4, 1: 1.5},
+        largest_change={2: 1},
+        one_hot=((3, 4, 5),),
+        immutable=(1,) if fixed else (),
+        increasing=(1, 2),
+        rules=(Rule(0, 1, per_unit=per_unit, at_least=0.1), Rule(4, 2), *((Rule(1, 0, per_unit=0.5),) if both else ())),
+    )
+    query = np.array([[0.3, -0.2, 0.5, *np.eye(3)[category]]])
+    got = rules.project(query, np.array([[*candidate, 0.5]]))
+    assert rules.satisfied(query, got).all()
+
+
+def test_new_limits_survive_pickling_and_compare_by_value():
+    rules = loan(step={"income": 500}, largest_change={"age": 5}, most_changes=2, rules=(Rule("children", "age", 2),))
+    back = pickle.loads(pickle.dumps(rules))
+    assert back == rules
+    assert hash(back) == hash(rules)
+    assert rules != loan(step={"income": 500}, largest_change={"age": 5}, most_changes=3, rules=rules.rules)
+    np.testing.assert_array_equal(back.bounds(X), rules.bounds(X))
