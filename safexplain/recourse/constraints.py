@@ -276,7 +276,7 @@ class Constraints:
         outside &= True if frozen is None else ~frozen
         if outside.any():
             _refuse(self, x, outside, int(outside.any(axis=0).argmax()))
-        fraction = (x != np.rint(x)) & self.whole
+        fraction = (x != np.rint(x)) & self.whole & (True if frozen is None else ~frozen)
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
@@ -360,7 +360,8 @@ class Constraints:
             within: as in `bounds`.
         """
         lower, upper = self.bounds(x, frozen, within)
-        inside = (candidate >= lower) & (candidate <= upper) & (~self.whole | (candidate == np.rint(candidate)))
+        inside = (candidate >= lower) & (candidate <= upper)
+        inside &= ~self.whole | (candidate == np.rint(candidate)) | (candidate == x)
         if self.grid.any():
             with np.errstate(invalid="ignore"):
                 inside &= (self.grid == 0) | (candidate == np.clip(self._on_grid(x, candidate), lower, upper))

@@ -149,10 +149,13 @@ class Recourse:
         if self.valid.all():
             return self
         rows = np.flatnonzero(~self.valid)
+        certain = int(self.proven[rows].sum())
+        known = f"proven for {'all' if certain == len(rows) else certain} of these" if certain else "not proven"
         raise InfeasibleError(
-            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {first_of(rows)});"
-            ' loosen the constraints, or pass infeasible="mark" to get them with valid=False. The others are in'
-            " .result",
+            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {first_of(rows)};"
+            f" {known}); loosen the constraints (free what is immutable, widen lower, upper and largest_change, raise"
+            ' most_changes, drop rules), ask for a lower target, or pass infeasible="mark" to have valid=False.'
+            " The others are in .result",
             result=self,
             rows=rows,
         )

@@ -435,6 +435,7 @@ def diverse(
     check_cost(cost)
     check_constraints(constraints)
     rows = as_rows(x)
+    cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
     frozen = np.zeros(rows.shape, dtype=bool)
     results = [solve(frozen.copy())]
     while len(results) < wanted:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import diverse
@@ -59,6 +59,26 @@ def test_later_answers_leave_alone_what_dominated_the_earlier_ones(cost):
         assert RULES.satisfied(x, later.counterfactual).all()
     changed = answers[1].valid & ~answers[1].favourable
     assert changed.sum() > 10
+
+
+@pytest.mark.parametrize("cost", [L1(), L2(rise=(1, 2, 1, 1, 3, 1, 1))])
+def test_later_answers_keep_the_number_of_changes_and_the_rules(cost):
+    rules = Constraints(
+        7, lower=-6, upper=6, integer=(0, 1), one_hot=((2, 3, 4),), most_changes=2, step={5: 0.5},
+        rules=(Rule(0, 6, per_unit=0.5), Rule(4, 5)),
+    )  # fmt: skip
+    x = queries(15)
+    answers = diverse(
+        lambda frozen: linear_recourse(W, -4.0, x, cost=cost, constraints=rules, frozen=frozen),
+        x, 3, cost=cost, constraints=rules,
+    )  # fmt: skip
+    assert leaves_alone(answers, cost, rules)
+    for earlier, later in pairwise(answers):
+        assert rules.satisfied(x, later.counterfactual).all()
+        assert earlier.valid[later.valid].all()
+        assert (later.distance >= earlier.distance - 1e-6)[later.valid].all()
+        assert later.proven.all()
+    assert (answers[1].valid & ~answers[1].favourable).sum() > 3
 
 
 def test_a_solver_that_ignores_what_is_frozen_is_seen():
