@@ -26,6 +26,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.frames import kind_of
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
@@ -78,8 +79,9 @@ class Plausibility:
         method: "lof", the local outlier factor; or "knn", the mean distance to the nearest public rows, in units of
             the median of public rows.
         neighbours: how many.
-        preprocessing: the `Preprocessing` of a frame with categories, in which public numbers outside of a range count
-            as its ends. None: that of the mechanism or the answer, if the public rows are numbers; or none.
+        preprocessing: the `Preprocessing` of a frame, in which public numbers outside of a range count as its ends.
+            None: that of the mechanism, the search or the answer; and where these have none, rows are numbers as they
+            are.
         quantiles: two quantiles of the public rows, such as (.005, .995), that changed values stay between. A query
             beyond one of them may stay where it is, or come back. None: no such limits.
         strictness: share of public rows that lie further out than answers should.
@@ -113,6 +115,7 @@ class Plausibility:
     _spread: Floats = field(init=False, repr=False)
     _names: tuple[str, ...] | None = field(init=False, repr=False)
     _densities: tuple[_Density, ...] = field(init=False, repr=False)
+    _unread: str = field(init=False, repr=False)
     _others: dict[str, Self] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,14 @@ class Plausibility:
         neighbours = whole_number("neighbours", self.neighbours, 1)
         check_number("strictness", self.strictness, above=0, below=0.5)
         _check_quantiles(self.quantiles)
-        rows = self._read(self.public, "public")
+        self._keep({"neighbours": neighbours, "limit": np.nan, "aim": np.nan, "_unread": ""})
+        try:
+            rows = self._read(self.public, "public")
+        except InputError as error:
+            if self.preprocessing is not None or kind_of(self.public) is None:
+                raise
+            self._keep({"_unread": str(error)})  # a frame of people, which a mechanism or an answer can read
+            return
         first = np.unique(rows, axis=0, return_index=True)[1]
         if len(first) <= neighbours:
             raise InputError(
@@ -141,7 +151,7 @@ class Plausibility:
         aim, limit = np.quantile(of_public, [1 - self.strictness, 1 - SHARE]).tolist()
         limit = max(limit, LOF_LIMIT) if self.method == "lof" else limit
         values = {"_rows": rows, "_first": first, "_names": names, "_spread": spread, "_densities": densities}
-        self._keep({**values, "neighbours": neighbours, "limit": limit, "aim": min(aim, limit)})
+        self._keep({**values, "limit": limit, "aim": min(aim, limit)})
 
     def scores(self, rows: Recourse | ArrayLike) -> Floats:
         """(n,) how far out rows are: about 1 among public rows, above `limit` for outliers.
@@ -179,6 +189,7 @@ class Plausibility:
         if quantiles is None:
             raise ConfigurationError("quantiles: expected two increasing shares, such as (.005, .995), got None")
         _check_quantiles(quantiles)
+        self._check_read()
         names = range(self._rows.shape[1]) if self._names is None else self._names
         low, high = np.quantile(self._rows, quantiles, axis=0).tolist()
         return dict(zip(names, low, strict=True)), dict(zip(names, high, strict=True))
@@ -195,6 +206,7 @@ class Plausibility:
             return self._others[preprocessing.digest].of(preprocessing, width)
         if self.preprocessing != preprocessing:
             raise ConfigurationError("plausibility: it has another preprocessing than what answers; give both the same")
+        self._check_read()
         if width not in (None, self._rows.shape[1]):
             raise ConfigurationError(
                 f"plausibility: its public rows have {self._rows.shape[1]} columns, but the model {width}; give it"
@@ -262,12 +274,17 @@ class Plausibility:
     def _for(self, rows: Recourse | ArrayLike) -> tuple[Plausibility, Floats]:
         """What rows are compared by, an answer's own preprocessing if it has one; and (n, d) rows of its table."""
         if not isinstance(rows, Recourse):
+            self._check_read()
             return self, self._read(rows, "rows")
         plausible = self.of(rows.table if isinstance(rows.table, Preprocessing) else self.preprocessing)
         width = plausible._rows.shape[1]
         if rows.counterfactual.shape[1] != width:
             raise InputError(f"rows: the answer has {rows.counterfactual.shape[1]} columns, the public rows {width}")
         return plausible, rows.counterfactual
+
+    def _check_read(self) -> None:
+        if self._unread:
+            raise InputError(self._unread)
 
     def _read(self, rows: Any, what: str) -> Floats:
         """(n, d) table of public rows, or of rows like them."""

@@ -106,7 +106,6 @@ def test_a_mechanism_s_preprocessing_becomes_that_of_numbers():
         (ridge(20), {}, "more than 20 different rows"),
         (np.repeat(ridge(15), 9, axis=0), {}, "got 15"),
         (np.where(ridge(50) > 90, np.nan, ridge(50)), {}, "public: NaN"),
-        (pd.DataFrame({"job": ["clerk"] * 30}), {}, "public: .*needs preprocessing="),
         (ridge(50), {"method": "svm"}, 'expected "lof" or "knn"'),
         (ridge(50), {"neighbours": 0}, "neighbours"),
         (ridge(50), {"quantiles": (0.9, 0.1)}, "increasing"),
@@ -117,6 +116,19 @@ def test_a_mechanism_s_preprocessing_becomes_that_of_numbers():
 def test_what_cannot_be_used_is_refused(public, options, message):
     with pytest.raises((InputError, ConfigurationError), match=message):
         Plausibility(public, **options)
+
+
+def test_a_frame_with_labels_waits_for_its_preprocessing():
+    people = Preprocessing(numeric={"age": (18, 100)}, categories={"job": ["clerk", "manager"]})
+    rng = np.random.default_rng(0)
+    asked = pd.DataFrame({"age": rng.integers(20, 60, 900), "job": rng.choice(["clerk", "manager"], 900)})
+    plausible = Plausibility(asked[:300])
+    for call in (plausible.limits, lambda: plausible.scores(asked), lambda: plausible.of(None)):
+        with pytest.raises(InputError, match=r"public: .*needs preprocessing="):
+            call()
+    paid = DPModelRecourse(epsilon=4.0, preprocessing=people, plausibility=plausible, random_state=0)
+    answer = paid.fit(asked[300:], (asked.age[300:] > 45).astype(int)).explain(asked[:50])
+    assert not plausible.outliers(answer)[~answer.favourable].any()
 
 
 def test_rows_of_another_form_are_refused():
