@@ -10,7 +10,7 @@ import difflib
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -138,7 +138,14 @@ def values_of(column: Any) -> list[Any]:
 
 def is_missing(value: Any) -> bool:
     """Whether a value stands for none: None, NaN, or pandas' NA and NaT."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+    if value is None:
+        return True
+    kind = type(value)
+    if kind is float:
+        return bool(value != value)
+    if kind is int or kind is str or kind is bool:
+        return False
+    if kind.__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating | Decimal) and bool(value != value)
 
@@ -152,7 +159,9 @@ def close_to(value: Any, known: Sequence[Any]) -> str:
     return f"; did you mean {alike[0]!r}?" if alike else ""
 
 
-def written(columns: Mapping[str, list[Any]], like: Any, labels: Mapping[str, Sequence[Any]]) -> Any:
+def written(
+    columns: Mapping[str, list[Any]], like: Any, labels: Mapping[str, Sequence[Any]], kept: Collection[str] = ()
+) -> Any:
     """Columns as a frame of the kind of `like`, with its order of columns, its types where they hold the values exactly
     (whole numbers stay integers, categories stay categorical), and its index where it has as many rows.
 
@@ -160,6 +169,7 @@ def written(columns: Mapping[str, list[Any]], like: Any, labels: Mapping[str, Se
         columns: name -> n values; None where there is none.
         like: a frame that was read with these columns; anything else gives a dict of lists.
         labels: name -> all labels of a feature with labels, in their order.
+        kept: names of columns that are those of `like`.
     """
     kind, n = kind_of(like), len(next(iter(columns.values())))
     if kind == "pandas":
@@ -168,11 +178,16 @@ def written(columns: Mapping[str, list[Any]], like: Any, labels: Mapping[str, Se
         made = {}
         for place, name in enumerate(like.columns):
             own = like.iloc[:, place]
+            if str(name) in kept:
+                made[name] = own.copy()
+                continue
             made[name] = _pandas_column(pandas, columns[str(name)], own.dtype, labels.get(str(name), ()), index)
         return type(like)(made, index=index, columns=like.columns)
     if kind == "polars":
         polars = sys.modules["polars"]
-        return type(like)([_polars_column(polars, columns[name], like[name]) for name in like.columns])
+        return type(like)(
+            [like[name] if name in kept else _polars_column(polars, columns[name], like[name]) for name in like.columns]
+        )
     if kind == "series" and n == 1:
         values = [_as_came(columns[str(name)][0], like.iloc[i]) for i, name in enumerate(like.index)]
         for dtype in (like.dtype, object):

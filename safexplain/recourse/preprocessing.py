@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -327,16 +328,23 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked(as_rows(table, len(self.columns)))
         is_frame = kind_of(like) is not None
         came, own = columns_of(like, self.features) if is_frame else ({}, -1)
-        before = self.table(like, clip=True) if own == len(rows) else None
+        before = None
+        if own == len(rows):
+            with suppress(InputError):  # of values that could not be read, none is kept
+                before = self.table(like)
         found: dict[str, list[Any]] = {}
+        same = []
         for part in self.parts:
-            values = self._values(part, rows)
-            if before is not None:
-                kept = (before[:, part.columns] == rows[:, part.columns]).all(axis=1)
-                given = values_of(came[part.name])
-                values = [g if k else v for g, v, k in zip(given, values, kept.tolist(), strict=True)]
-            found[part.name] = values
-        return written(found, like, {part.name: part.labels for part in self.parts if part.labels})
+            if before is None:
+                found[part.name] = self._values(part, rows)
+                continue
+            kept = (before[:, part.columns] == rows[:, part.columns]).all(axis=1)
+            found[part.name] = given = values_of(came[part.name])
+            same += [part.name] if kept.all() else []
+            moved = np.flatnonzero(~kept)
+            for row, value in zip(moved.tolist(), self._values(part, rows[moved]), strict=True):
+                given[row] = value
+        return written(found, like, {part.name: part.labels for part in self.parts if part.labels}, same)
 
     def scaled(self, table: Any) -> Floats:
         """(n, D) rows of the table as training sees them: (table - offset) / scale.

@@ -77,6 +77,12 @@ def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of
     assert PEOPLE.frame(table, FRAME)["income"].dtype == float
 
 
+def test_a_frame_outside_of_the_public_ranges_lends_its_types_and_none_of_its_values() -> None:
+    rich = FRAME.assign(income=[10**9, 5, 7])
+    table = PEOPLE.table(rich, clip=True)
+    assert PEOPLE.frame(table, rich)["income"].tolist() == [500_000, 5, 7]
+
+
 KINDS = {
     "pandas": lambda frame: frame,
     "columns in another order": lambda frame: frame[frame.columns[::-1]],
