@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -335,12 +336,14 @@ class _Solver:
         size: (n,) how large the numbers are that make up a score.
         weights: (D,) and
         bias: of a score that is linear in the rows; None: it is not.
+        careful: answers for the same target of those that the model disagreed with; None: `solve`, a little further.
     """
 
     solve: Callable[[NDArray[np.intp], float], Recourse]
     size: Floats
     weights: Floats | None = None
     bias: float = 0.0
+    careful: Callable[[NDArray[np.intp], float], Recourse] | None = None
 
 
 def rows_of(model: Any, x: Any, preprocessing: Preprocessing | None = None) -> Floats:
@@ -581,20 +584,22 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
 
 
 def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
-    forest = Forest.of(queries.reading.estimator, favourable=label)
-    table = queries.table
-    if table is not None or queries.reading.transforms:
+    """The forest's own score decides while it is solved, which is quick; where the model itself disagrees with an
+    answer, it is asked about every row that is tried."""
+    slow = quick = Forest.of(queries.reading.estimator, favourable=label)
+    if queries.table is not None or queries.reading.transforms:
         base = queries.base
-        forest = forest.in_units(
+        slow = slow.in_units(
             queries.reading.readings(base),
             len(base.columns),
             lambda rows: queries.decided(rows, np.zeros(len(rows), dtype=np.intp), label),
         )
+        quick = replace(slow, decide=lambda rows: slow.score(rows) >= 0)
         if queries.reading.transforms and len(queries.rows):
             given = queries.given(queries.rows, np.arange(len(queries.rows)))
             queries.reading.check(given, queries.reading.input_of(queries.rows, base))
 
-    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+    def solve(forest: Forest, index: NDArray[np.intp], target: float) -> Recourse:
         return solve_program(
             forest,
             queries.rows[index],
@@ -605,7 +610,7 @@ def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
             time_limit=wanted.time_limit,
         )
 
-    return _Solver(solve, np.zeros(len(queries.rows)))
+    return _Solver(partial(solve, quick), np.zeros(len(queries.rows)), careful=partial(solve, slow))
 
 
 def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: int) -> _Solver:
@@ -681,13 +686,16 @@ def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> 
         for further in FURTHER:
             if not len(left):
                 break
-            if further and not solver.size.any():
-                break
             if further:
-                again = solver.solve(left, target + further * float(solver.size[left].max()))
+                if solver.careful is not None:
+                    again = solver.careful(left, target)
+                else:
+                    again = solver.solve(left, target + further * float(solver.size[left].max()))
                 _put(arrays, left, {name: getattr(again, name) for name in _PER_ANSWER}, own=True)
             agrees = arrays["valid"][left] & queries.decided(arrays["counterfactual"][left], left, label)
             left = left[~agrees]
+            if further and solver.careful is not None:
+                break
         _put(arrays, left, nothing | {"valid": ~sure, "proven": ~sure})
     return replace(found, **arrays, table=queries.table, like=queries.like)
 

@@ -1,12 +1,24 @@
 """One call for every model: answers are what the model's own `predict` says, and what cannot be asked is told."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import AdaBoostClassifier, GradientBoostingClassifier, RandomForestRegressor, VotingClassifier
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    RandomForestRegressor,
+    VotingClassifier,
+)
 from sklearn.linear_model import (
     LinearRegression,
     LogisticRegression,
@@ -18,12 +30,14 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse import L1, L2, Constraints, Preprocessing, linear_recourse, search_recourse
+from safexplain.dp import DPLogisticRegression
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing, linear_recourse, search_recourse
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 4))
@@ -205,6 +219,174 @@ def test_networks_are_searched_as_before_and_behind_a_preprocessing():
     assert (scores[torch.from_numpy(answer.valid)] >= 0.1 - 1e-5).all()
     by_function = search_recourse(lambda rows: NET(rows.float())[:, 0], X[:5], target=middle)
     assert by_function.valid.all()
+
+
+def credit(n=300):
+    """Numbers, whole numbers, a category and gaps, and who was approved."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(
+        {
+            "income": rng.integers(10, 90, n) * 1000.0,
+            "cards": rng.integers(0, 6, n),
+            "job": rng.choice(["clerk", "manager", "doctor"], n),
+        }
+    )
+    score = frame.income / 40_000 - 0.4 * frame.cards + 0.8 * (frame.job == "doctor") + rng.normal(0, 0.1, n)
+    return frame, np.where(score > score.median(), "good", "bad")
+
+
+def encoded():
+    steps = [("num", StandardScaler(), ["income", "cards"]), ("job", OneHotEncoder(sparse_output=False), ["job"])]
+    return ColumnTransformer(steps, sparse_threshold=0)
+
+
+TREES = [
+    DecisionTreeClassifier(max_depth=4, random_state=0),
+    RandomForestClassifier(5, max_depth=4, random_state=0),
+    GradientBoostingClassifier(n_estimators=5, random_state=0),
+    HistGradientBoostingClassifier(max_iter=5),
+]
+WHOLE = Constraints(
+    ("income", "cards", "job"), lower={"cards": 0, "income": 10_000}, upper={"cards": 6, "income": 90_000},
+    integer=("cards",), step={"income": 2000},
+)  # fmt: skip
+CREDIT_COST = L1(scale={"income": 20_000.0, "cards": 1.0, "job": 0.5})
+
+
+def cheapest(model, person):
+    """Cost of the cheapest approved row among all that the constraints allow."""
+    steps = np.arange(-80_000, 80_001, 2000) + person.income
+    every = itertools.product(steps[(steps >= 10_000) & (steps <= 90_000)], range(7), ["clerk", "manager", "doctor"])
+    rows = pd.DataFrame(every, columns=["income", "cards", "job"])
+    cost = np.abs(rows.income - person.income) / 20_000 + np.abs(rows.cards - person.cards)
+    cost += 2 * (rows.job != person.job)
+    return cost[model.predict(rows) == "good"].min()
+
+
+@pytest.mark.parametrize("estimator", TREES, ids=lambda estimator: type(estimator).__name__)
+def test_tree_ensembles_in_pipelines_are_as_cheap_as_the_best_of_all_rows(estimator):
+    frame, approved = credit()
+    model = make_pipeline(encoded(), estimator).fit(frame, approved)
+    asked = frame[model.predict(frame) == "bad"].head(5)
+    answer = search_recourse(model, asked, constraints=WHOLE, cost=CREDIT_COST, favourable="good")
+    assert answer.valid.all()
+    assert answer.proven.all()
+    assert (model.predict(answer.frame) == "good").all()
+    assert answer.frame.cards.dtype == frame.cards.dtype
+    np.testing.assert_allclose(answer.distance, [cheapest(model, row) for row in asked.itertuples()], rtol=1e-6)
+    for told, (_, row) in zip(answer.reasons(), asked.iterrows(), strict=True):
+        assert 1 <= len(told) <= 3
+        assert not any("or more" in text or "or less" in text for text in told), (told, row)
+
+
+def test_missing_values_go_where_the_trees_send_them_and_stay():
+    frame, approved = credit()
+    frame.loc[::5, "income"] = np.nan
+    numbers = frame[["income", "cards"]]
+    model = HistGradientBoostingClassifier(max_iter=10).fit(numbers, approved)
+    asked = numbers[model.predict(numbers) == "bad"].head(15)
+    answer = search_recourse(model, asked, favourable="good", cost=L1())
+    assert (answer.frame.income.isna() == asked.income.isna()).all()
+    assert (model.predict(answer.frame)[answer.valid] == "good").all()
+    assert answer.proven.all()
+    again = search_recourse(HistGradientBoostingClassifier(max_iter=10).fit(numbers.to_numpy(), approved),
+                            asked.to_numpy(), favourable="good", cost=L1())  # fmt: skip
+    np.testing.assert_allclose(again.distance, answer.distance)
+
+
+def test_categories_that_trees_read_by_themselves_stay_categories():
+    frame, approved = credit()
+    frame = frame.assign(job=frame.job.astype("category"))
+    model = HistGradientBoostingClassifier(max_iter=10, categorical_features="from_dtype").fit(frame, approved)
+    asked = frame[model.predict(frame) == "bad"].head(10)
+    answer = search_recourse(model, asked, favourable="good", cost=L1(scale={"income": 20_000.0}))
+    assert answer.valid.all()
+    assert (model.predict(answer.frame) == "good").all()
+    assert answer.frame.job.dtype == frame.job.dtype
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_boosters_of_other_libraries_in_pipelines_and_alone(library):
+    module = pytest.importorskip(library)
+    frame, approved = credit()
+    y = (approved == "good").astype(int)
+    estimator = {"xgboost": "XGBClassifier", "lightgbm": "LGBMClassifier"}[library]
+    options = {"n_estimators": 5, "n_jobs": 1} | ({"verbose": -1} if library == "lightgbm" else {})
+    model = make_pipeline(encoded().set_output(transform="pandas"), getattr(module, estimator)(**options)).fit(frame, y)
+    asked = frame[model.predict(frame) == 0].head(5)
+    answer = search_recourse(model, asked, constraints=WHOLE, cost=CREDIT_COST)
+    assert answer.valid.all()
+    assert answer.proven.all()
+    assert (model.predict(answer.frame) == 1).all()
+    numbers = frame[["income", "cards"]]
+    alone = getattr(module, estimator)(**options).fit(numbers, y)
+    asked = numbers[alone.predict(numbers) == 0].head(5)
+    answer = search_recourse(alone, asked, cost=L1())
+    assert (alone.predict(answer.frame) == 1).all()
+    booster = alone.get_booster() if library == "xgboost" else alone.booster_
+    np.testing.assert_allclose(search_recourse(booster, asked, cost=L1()).distance, answer.distance)
+
+
+def test_trees_behind_a_projection_are_refused():
+    numbers, approved = X, Y
+    model = make_pipeline(PCA(2), DecisionTreeClassifier(max_depth=2)).fit(numbers, approved)
+    with pytest.raises(ConfigurationError, match=r"adds up several features .*leave the projection"):
+        search_recourse(model, numbers[:3])
+
+
+STATEMENT = DPLogisticRegression(5.0, 1e-5, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, Y).privacy_
+FREE = replace(STATEMENT, weights="")
+"""The same about no weights: what somebody would have who trained privately in a way of their own."""
+
+
+@pytest.mark.parametrize("model", [*TREES, MLPClassifier((3,), max_iter=100, tol=1.0), make_pipeline(LinearSVC())])
+def test_what_has_no_private_release_says_so_and_what_to_do(model):
+    model = model.fit(X, Y)
+    with pytest.raises(RefusedError, match=r"no private release here: .*DPModelRecourse\(epsilon=.*bound_to") as caught:
+        DPModelRecourse(model)
+    assert ("thresholds" in str(caught.value)) == (model in TREES)
+    with pytest.raises(RefusedError, match="names no weights"):
+        DPModelRecourse(model, privacy=FREE)
+    with pytest.raises(RefusedError, match="about other weights"):
+        DPModelRecourse(model, privacy=STATEMENT)
+
+
+def test_a_statement_about_the_whole_model_lets_it_answer():
+    frame, approved = credit()
+    model = make_pipeline(encoded(), TREES[0]).fit(frame, approved)
+    asked = frame[model.predict(frame) == "bad"].head(4)
+    mechanism = DPModelRecourse(
+        model, privacy=FREE.bound_to(model), favourable="good", constraints=WHOLE, cost=CREDIT_COST
+    )
+    assert mechanism.guarantee.is_private
+    assert mechanism.guarantee.epsilon == STATEMENT.epsilons.substitute
+    assert (mechanism.release(asked) == 0).all()
+    answer = mechanism.explain(asked)
+    assert (model.predict(answer.frame) == "good").all()
+    first, second = mechanism.explain_diverse(asked, 2)
+    assert (first.counterfactual == answer.counterfactual).all()
+    assert (second.distance[second.valid] >= first.distance[second.valid] - 1e-9).all()
+
+
+def test_a_scaler_that_saw_the_records_is_refused_beside_a_private_classifier():
+    classifier = DPLogisticRegression(5.0, 1e-5, norm_bound=5.0, classes=[0, 1], random_state=0)
+    model = make_pipeline(StandardScaler(), classifier).fit(X, Y)
+    message = r"is about the DPLogisticRegression alone, .* 'standardscaler' \(StandardScaler\); every answer would"
+    with pytest.raises(RefusedError, match=message):
+        DPModelRecourse(model)
+    with pytest.raises(RefusedError, match=message):
+        DPModelRecourse(model, privacy=model[-1].privacy_)
+
+
+def test_a_public_preprocessing_before_a_private_classifier_is_part_of_the_guarantee():
+    public = Preprocessing(numeric=dict.fromkeys("abcd", (-5, 5)))
+    classifier = DPLogisticRegression(20.0, 1e-5, norm_bound=2.0, classes=[0, 1], random_state=0)
+    inside = FRAME.clip(-5, 5)
+    model = make_pipeline(public, classifier).fit(inside, Y)
+    mechanism = DPModelRecourse(model)
+    assert mechanism.guarantee.preprocessing == public.digest
+    answer = mechanism.explain(inside.head(20))
+    assert (model.predict(answer.frame) == 1).all()
 
 
 REFUSED = {
