@@ -21,7 +21,7 @@ from typing import Any, get_args
 from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
-from safexplain.ledger.composition import Budget, Composition, budgeted, charged, epsilon_alone
+from safexplain.ledger.composition import FAILURES, Budget, Composition, amount, budgeted, charged, epsilon_alone
 from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
 from safexplain.ledger.releases import Gaussian, Release, Training, from_json, to_json
@@ -340,6 +340,15 @@ class Balances:
         limit = self.total_budget
         return limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
 
+    @property
+    def _total_told(self) -> Budget:
+        """Of all together; where there is no limit, with a delta that holds all that was charged."""
+        limit, sums = self.total_budget, self.total.sums
+        if math.isfinite(limit.epsilon):
+            return limit
+        needed = amount(sums.prefix_delta + sums.delta * (1 if sums.rule == "basic" else FAILURES))
+        return replace(limit, delta=min(max(limit.delta, needed), 1.0))
+
     def charged(self, entries: list[Entry]) -> Balances:
         """The balances after some releases.
 
@@ -375,9 +384,9 @@ class Balances:
         """The sums after an entry; those of all together for the principal "", of whoever begins for None.
 
         Raises:
-            BudgetExhausted: they are not within the budget.
+            BudgetExhausted: they are not within the budget, and it has a limit.
         """
-        if after.within(budget):
+        if math.isinf(budget.epsilon) or after.within(budget):
             return after
         asked, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
         renewal = None if principal == TOTAL else renews(self.settings.period or "", self.time)
@@ -457,7 +466,7 @@ class Balances:
         """How the principal stands, with this many questions in this period, and these trainings; of all together where
         these were opened for the total."""
         whole = self.mine.principal == TOTAL
-        balance, budget = (self.total, self.total_budget) if whole else (self.mine, self.budget)
+        balance, budget = (self.total, self._total_told) if whole else (self.mine, self.budget)
         alone = accumulated(trainings, self.opening if whole else budget)
         spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
         return Account(

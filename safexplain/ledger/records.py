@@ -61,7 +61,7 @@ class Account:
         spent: epsilon spent in this period, at `delta`.
         remaining: `epsilon` less `spent`, at least 0.
         epsilon: budget of a period; infinite where there is none.
-        delta: the same.
+        delta: the same; of a total without a limit, the ledger's, or what it takes to hold all that was charged.
         charges: number of releases in this period.
         period: "lifetime", "day", "week" or "month".
         renews: when the next period begins, UTC; None: never.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 
 from safexplain.ledger import Approximate, Pure
 from safexplain.ledger.composition import Budget, Composition, best_order, renyi, renyi_allowed
+from safexplain.ledger.curves import ORDERS
+from safexplain.ledger.releases import Training
 
 CASES = [(1.0, 0.05, 12), (2.0, 0.01, 24), (4.0, 0.01, 24)]
 """E, D, and how many of the small pure answers fill E."""
@@ -71,6 +74,23 @@ def test_no_adaptive_asker_gains_more_than_delta(epsilon, delta, count):
     reached = gain(Composition(), partial(by_ledger, Budget(epsilon, delta)), actions, epsilon, unit)
     assert reached <= delta
     assert reached >= 0.9 * delta, "the game is rich enough to come near"
+
+
+@pytest.mark.parametrize("worth", [0, 4])
+@pytest.mark.parametrize(("epsilon", "delta", "count"), [(1.0, 0.05, 6), (3.0, 0.05, 9)])
+def test_trainings_chosen_adaptively_gain_no_more_than_delta_either(monkeypatch, worth, epsilon, delta, count):
+    """Whatever they count as, and whenever they make an account change its rule."""
+    monkeypatch.setattr("safexplain.ledger.composition.WORTH", worth)
+    unit = epsilon / count
+    known = tuple(float(d) for d in renyi(Pure(2 * unit), np.array(ORDERS)))
+    actions = [
+        (Pure(unit), 1, 0.0),
+        (Approximate(0.0, delta / 4), 0, delta / 4),
+        (Training(2 * unit, 0.0, None, ORDERS, known), 2, 0.0),
+        (Training(2 * unit, delta / 4), 2, delta / 4),
+    ]
+    reached = gain(Composition(), partial(by_ledger, Budget(epsilon, delta)), actions, epsilon, unit)
+    assert 0.9 * delta <= reached <= delta * (1 + 1e-12)
 
 
 def test_two_rules_with_all_of_delta_each_are_no_filter():

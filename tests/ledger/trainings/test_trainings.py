@@ -147,6 +147,18 @@ def test_a_training_counts_in_the_period_that_it_was_made_in_and_in_the_total_fo
     assert ledger.verify() == 5
 
 
+def test_without_a_limit_on_the_total_a_model_may_be_trained_every_month(make, clock):
+    ledger = make(epsilon=1.5, delta=1e-5, period="month", adjacency="substitute")
+    for i, weights in enumerate(named(4)):
+        ledger.charge_training(full(weights))
+        ledger.charge("ann", epsilon=0.25)
+        assert ledger.spent("ann") == pytest.approx(1.25, abs=1e-3)
+        total = ledger.total()
+        assert (total.spent, total.delta) == (pytest.approx(1.25 * (i + 1), abs=2e-3), pytest.approx(1e-5 * (i + 1)))
+        clock.at += timedelta(days=31)
+    assert ledger.verify() == 8
+
+
 def test_who_was_only_granted_something_in_another_period_must_have_room_too(make, clock):
     ledger = make(epsilon=2.0, delta=1e-5, period="day", adjacency="substitute")
     ledger.grant("ann", 0.5)
