@@ -176,25 +176,31 @@ def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = Tru
 
 
 def _secure_normal(like: Tensor, std: float, source: SecureGenerator, of: int) -> Tensor:
-    """Noise, each number the sum of `of` normal ones."""
+    """Noise, each number the sum of `of` normal ones; in float64 for float64, else in float32."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     flat, piece = out.view(-1), _PIECE.get(like.device.type, _PIECE["cuda"])
+    wide = like.dtype == torch.float64
     for first in range(0, len(flat), piece):
         part = flat[first : first + piece]
         half = (len(part) + 1) // 2
-        words = torch.from_numpy(source.words(2 * of * half)).to(like.device)
-        part.copy_(box_muller(words.view(2, of, half)).mul_(std / math.sqrt(of)).view(-1)[: len(part)])
+        count = of * half
+        words = torch.from_numpy(source.words(2 * count if wide else count + (count + 1) // 2)).to(like.device)
+        angles = words[count:] if wide else words[count:].view(torch.int32)[:count]
+        sums = box_muller(words[:count].view(of, half), angles.view(of, half))
+        part.copy_(sums.mul_(std / math.sqrt(of)).view(-1)[: len(part)])
     return out
 
 
-def box_muller(words: Tensor) -> Tensor:
-    """(2, half) sums of `of` independent standard normal numbers each, in float64, from random 64-bit words.
+def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
+    """(2, half) sums of `of` independent standard normal numbers each, from random bits.
 
     The two numbers that a radius and an angle give go into different sums: every sum is of `of` radii and angles.
 
     Args:
-        words: (2, of, half) int64.
+        radii: (of, half) int64, of which 63 bits count.
+        angles: (of, half) int64 for sums in float64, int32 for sums in float32.
     """
-    radius = (words[0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
-    angle = words[1].double().mul_(math.pi * 2.0**-63)
-    return torch.stack([(radius * angle.cos()).sum(0), (radius * angle.sin_()).sum(0)])
+    dtype, bits = (torch.float64, 63) if angles.dtype == torch.int64 else (torch.float32, 31)
+    radius = (radii & (2**63 - 1)).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+    angle = angles.to(dtype).mul_(math.pi * 2.0**-bits)
+    return torch.stack([angle.cos().mul_(radius).sum(0), angle.sin_().mul_(radius).sum(0)])
