@@ -221,3 +221,11 @@ def test_no_generator_of_numpy_is_touched_or_followed():
     assert not np.array_equal(one, noise_generator(None).standard_normal(10))
     assert isinstance(noise_generator(None), SecureGenerator)
     assert isinstance(noise_generator(0), np.random.Generator)
+
+
+def test_numbers_of_an_incomplete_round_are_drawn_again(monkeypatch):
+    """2^63 - 2 and 2^63 - 1 would give the remainders 0 and 1 by 3 once more than the remainder 2."""
+    bits = iter([[2**63 - 1, 2**63 - 2, 2**63 - 3, 7], [5, 4]])
+    monkeypatch.setattr(SecureGenerator, "words", lambda self, count: np.array(next(bits), dtype=np.int64)[:count])
+    drawn = SecureGenerator().integers(0, np.array([3, 3, 3, 3]))
+    assert drawn.tolist() == [5 % 3, 4 % 3, (2**63 - 3) % 3, 7 % 3]

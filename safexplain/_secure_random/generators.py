@@ -83,18 +83,25 @@ class SecureGenerator:
     def integers(self, low: int, high: ArrayLike, size: Size = None) -> Any:
         """Whole numbers from `low` to below `high`, each exactly as likely as any other; `high` may be an array.
 
-        The least sufficient number of bits is drawn, and again where it is too large.
+        They are remainders of numbers of 63 bits, which are drawn again where they lie in the last, incomplete round.
         """
         ends = np.asarray(high, dtype=np.int64) - low
-        ends = np.broadcast_to(ends, ends.shape if size is None else size)
+        if size is not None:
+            ends = np.broadcast_to(ends, size)
         if ends.size and ends.min() <= 0:
             raise ValueError("integers: expected low < high")
-        largest = np.ravel(ends - 1)
-        mask = _POSITIVE >> (63 - np.minimum(np.frexp(largest)[1], 63).astype(np.int64))
-        out = self.words(len(largest)) & mask
-        while len(over := np.flatnonzero(out > largest)):
-            out[over] = self.words(len(over)) & mask[over]
+        flat = ends.reshape(-1)
+        out, complete = self._remainders(flat)
+        while not complete.all():
+            again = np.flatnonzero(~complete)
+            out[again], complete[again] = self._remainders(flat[again])
         return (out + low).reshape(ends.shape) if ends.shape else int(out[0]) + low
+
+    def _remainders(self, ends: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """(n,) remainders of random numbers by `ends`, and whether all of the multiple's round is below 2^63."""
+        drawn = self.words(len(ends)) & _POSITIVE
+        out = drawn % ends
+        return out, (drawn - out) + (ends - 1) >= 0  # beyond 2^63 sums turn negative
 
     def standard_exponential(self, size: Size = None) -> Any:
         """Minus the logarithms of uniform numbers of 63 bits."""
