@@ -10,11 +10,13 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
 
 from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
 from safexplain._secure_random.generators import GENERATOR, Randomness
@@ -160,8 +162,12 @@ def wanted_label(labels: list[Any], favourable: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RecourseMechanism(ABC):
+class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     """Parameters of a mechanism; all are public, and none may be chosen by looking at the training data.
+
+    To scikit-learn it is an estimator that is neither a classifier nor a regressor: it has `fit` and parameters, and
+    answers by `explain`. Parameters are checked when it is made and do not change but by `set_params`, all or none,
+    which leaves it untrained. `clone` gives the same parameters without the training; a model that was given stays.
 
     Args:
         epsilon: budget; of the training, or of each answer, as the mechanism says.
@@ -233,6 +239,37 @@ class RecourseMechanism(ABC):
             X: (n, d) finite numbers; with a preprocessing a frame of n persons.
             y: (n,) labels out of `classes`.
         """
+
+    def set_params(self, **params: Any) -> Self:
+        """Other parameters, checked as when it was made; what was trained is dropped.
+
+        Raises:
+            ConfigurationError: an unknown name, or a value out of range; nothing has changed.
+        """
+        known = self.get_params(deep=False)
+        if unknown := sorted(set(params) - set(known)):
+            raise ConfigurationError(
+                f"{type(self).__name__} has no parameter {', '.join(unknown)}; expected some of {', '.join(known)}"
+            )
+        if params:
+            made = type(self)(**{**known, **params})
+            vars(self).clear()
+            vars(self).update(vars(made))
+        return self
+
+    def __sklearn_clone__(self) -> Self:
+        params = self.get_params(deep=False)
+        return type(self)(**{**params, "random_state": deepcopy(params["random_state"])})
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_width" in vars(self)
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of columns that it was trained on; as scikit-learn has it, an AttributeError before `fit`."""
+        if (width := self._get("width")) is None:
+            raise AttributeError(f"{type(self).__name__} has no number of features; call fit(X, y) first")
+        return int(width)
 
     @abstractmethod
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
