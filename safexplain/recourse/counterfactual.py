@@ -72,6 +72,7 @@ class HardenedCounterfactual:
         if not mechanism.guarantee.is_private:
             raise RefusedError(f"{type(mechanism).__name__} is not private: {mechanism.guarantee.why}")
         self.mechanism = mechanism
+        self._metered: MeteredRecourse | None = mechanism if isinstance(mechanism, MeteredRecourse) else None
         self.principal = principal
 
     def fit(self, X: ArrayLike | None = None, y: ArrayLike | None = None) -> HardenedCounterfactual:
@@ -88,14 +89,13 @@ class HardenedCounterfactual:
             InputError: not a single row of numbers, or columns in another order than the constraints'.
             BudgetExhausted: the ledger refuses; nothing is charged.
         """
-        mechanism = self.mechanism.mechanism if isinstance(self.mechanism, MeteredRecourse) else self.mechanism
+        mechanism: Any = self.mechanism if self._metered is None else self._metered.mechanism
         rows = as_rows(X) if mechanism.preprocessing is None else mechanism.rows(X)
         if len(rows) != 1:
             raise InputError(f"X: expected one instance of shape (1, d), got {len(rows)}; ask for one after the other")
-        if isinstance(self.mechanism, MeteredRecourse):
-            answer = self.mechanism.explain(X, principal=self.principal, infeasible="mark")
-            return _explanation(answer, self.mechanism.mechanism)
-        return _explanation(self.mechanism.explain(X, infeasible="mark"), self.mechanism)
+        if self._metered is not None:
+            return _explanation(self._metered.explain(X, principal=self.principal, infeasible="mark"), mechanism)
+        return _explanation(mechanism.explain(X, infeasible="mark"), mechanism)
 
 
 def _plain(x: Any) -> Any:

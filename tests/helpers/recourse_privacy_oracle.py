@@ -71,7 +71,7 @@ def two_gaussians(n, d, seed=0, distance=1.51):
     return rng.normal(size=(n, d)) + np.outer(2 * y - 1, np.full(d, distance / np.sqrt(d))), y
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class NotPrivate(RecourseMechanism):
     """A mechanism that says that it is not private."""
 

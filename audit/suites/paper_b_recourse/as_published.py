@@ -36,7 +36,7 @@ WHY = (
 EXPECTED = "expected a linear classifier with coef_, intercept_ and classes_, such as LogisticRegression()"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class AsPublishedLaplace(RecourseMechanism):
     """ "Laplace recourse" as published ("Differentially private recourse", section 4.2.2, steps 1 to 4): NOT private.
 

@@ -140,16 +140,16 @@ def private_model(
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
     if not linear and hasattr(model, "fit") and hasattr(model, "get_params"):
         raise ConfigurationError(f"model: {type(model).__name__} is not fitted, or is not a linear model; fit it first")
+    network = getattr(model, "model", model)
+    if not linear and not isinstance(network, nn.Module):
+        raise ConfigurationError(
+            f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
+        )
     if not isinstance(statement, PrivacyStatement):
         raise RefusedError(
             f"{type(model).__name__} comes without a PrivacyStatement: answers from a model that was not trained with"
             " differential privacy publish its training data's influence, its direction above all. Train it with"
             " safexplain.dp, or pass privacy=statement"
-        )
-    network = getattr(model, "model", model)
-    if not linear and not isinstance(network, nn.Module):
-        raise ConfigurationError(
-            f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
         )
     statement.check_model(model if linear else network)
     _check_promise(statement, adjacency)
@@ -219,9 +219,18 @@ def _whole(model: Any, statement: Any, favourable: Any, adjacency: Adjacency, se
 
 
 def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions) -> PrivateModel:
-    labels = np.asarray(model.classes_).tolist()
-    weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
+    labels = np.asarray(getattr(model, "classes_", ())).tolist()
+    held = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_
+    weights = np.atleast_2d(np.asarray(held, dtype=np.float64))
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
+    if len(labels) == len(weights) == 2:  # a score for each
+        weights, bias = np.diff(weights, axis=0), np.diff(bias)
+    pairwise = hasattr(model, "support_vectors_") and len(labels) > 2
+    if len(labels) < 2 or len(weights) != (1 if len(labels) == 2 else len(labels)) or pairwise:
+        raise ConfigurationError(
+            f"model: expected a linear classifier with one score for each class, got {type(model).__name__} with"
+            f" {len(labels)} classes and {len(weights)} rows of coefficients{', each for a pair of classes' * pairwise}"
+        )
     column, width = labels.index(wanted_label(labels, favourable)), weights.shape[1]
     if len(labels) == 2:
         sign = 1.0 if column == 1 else -1.0
@@ -276,7 +285,7 @@ def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
     return replace(found, width=len(people.columns), network=nn.Sequential(layer, found.network).eval())
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class PrivateModelRecourse(DiverseAnswers):
     """Recourse from a private model: its guarantee is the training's, by post-processing, however many answers follow.
 
@@ -537,7 +546,7 @@ class PrivateModelRecourse(DiverseAnswers):
         return float(self.delta)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class DPModelRecourse(PrivateModelRecourse):
     """The default: recourse from a private model, linear or a network; see `PrivateModelRecourse` for statement, proof.
 
@@ -669,7 +678,7 @@ class DPModelRecourse(PrivateModelRecourse):
         return super()._trainer(centre=centre, **options)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class _PerturbedRecourse(PrivateModelRecourse):
     """A row over `DPLogisticRegression`.
 
@@ -687,7 +696,7 @@ class _PerturbedRecourse(PrivateModelRecourse):
         return super()._trainer(mechanism=self.mechanism, logit_noise=self.logit_noise, **options)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class OutputPerturbation(_PerturbedRecourse):
     """Weights and intercept with noise for their stability, released once; any number of answers from them.
 
@@ -702,7 +711,7 @@ class OutputPerturbation(_PerturbedRecourse):
     training: ClassVar[str] = "logistic regression by output perturbation"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class ObjectivePerturbation(_PerturbedRecourse):
     """Weights and intercept that minimise a noised objective, released once; any number of answers from them.
 

@@ -27,7 +27,7 @@ class NoisyScores:
     censored: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class LaplaceScore(StableScoreMechanism, DiverseAnswers):
     """Releases the logit of a query with Laplace noise, and nothing else of the model: each answer is epsilon-private.
 

@@ -7,11 +7,12 @@ answers tell: for ledgers, certificates and compliance officers.
 
 from __future__ import annotations
 
+import operator
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -143,7 +144,9 @@ def plain_classes(classes: Any) -> tuple[Any, ...]:
         raise ConfigurationError(
             f"classes: expected a list of at least two different labels of one kind, got {classes!r}"
         ) from None
-    return tuple(label.item() if hasattr(label, "item") else label for label in labels)
+    plain = tuple(label.item() if hasattr(label, "item") else label for label in labels)
+    kept = isinstance(classes, tuple) and all(map(operator.is_, plain, classes))  # scikit-learn looks for the same one
+    return classes if kept else plain
 
 
 def wanted_label(labels: list[Any], favourable: Any) -> Any:
@@ -161,7 +164,7 @@ def wanted_label(labels: list[Any], favourable: Any) -> Any:
     return favourable
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     """Parameters of a mechanism; all are public, and none may be chosen by looking at the training data.
 
@@ -226,6 +229,21 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             bound=bound if self.norm_bound is None else self.norm_bound,
         )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_made(name)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._check_made(name)
+        object.__delattr__(self, name)
+
+    def _check_made(self, name: str) -> None:
+        """Parameters stay as they were checked; scikit-learn's meta-estimators keep notes of their own beside them."""
+        if "_bound" in vars(self) and (name in self.__dataclass_fields__ or not name.startswith("_")):
+            raise FrozenInstanceError(
+                f"cannot assign to field {name!r}; make another one, or use set_params({name}=...)"
+            )
+
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
@@ -253,8 +271,8 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             )
         if params:
             made = type(self)(**{**known, **params})
-            vars(self).clear()
-            vars(self).update(vars(made))
+            self.__dict__.clear()
+            self.__dict__.update(made.__dict__)
         return self
 
     def __sklearn_clone__(self) -> Self:

@@ -23,7 +23,7 @@ ROUNDING = 4 * np.finfo(np.float64).eps
 """By what part of a feature besides."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class PublicDirection(StableScoreMechanism):
     """Releases how far to go along a public direction, with Laplace noise: each answer is epsilon-private.
 

@@ -92,7 +92,7 @@ class StableScore:
         return np.maximum(length, 1e-12) * self.stability
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class StableScoreMechanism(RecourseMechanism):
     """A mechanism that trains a regularised regression without noise, keeps it, and pays epsilon by answer.
 
@@ -243,5 +243,12 @@ def public_vector(name: str, given: ArrayLike) -> Floats:
     found = real_numbers(given, name, ConfigurationError)
     if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
         raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
+    if (
+        isinstance(given, np.ndarray)
+        and given.dtype == found.dtype
+        and given.base is None
+        and not given.flags.writeable
+    ):
+        return given  # made here before: scikit-learn looks for the same one
     found.flags.writeable = False
     return found

@@ -9,9 +9,11 @@ from itertools import cycle
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from recourse_privacy_oracle import two_gaussians
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from sklearn.svm import SVC
 from torch import nn
 
 from safexplain._digest import weights_digest
@@ -249,6 +251,27 @@ def test_a_copy_of_the_coefficients_in_another_estimator_is_the_same_model():
     turned.classes_ = private.classes_[::-1]
     with pytest.raises(RefusedError, match="other weights"):
         DPModelRecourse(turned, privacy=private.privacy_)
+
+
+def test_linear_models_of_other_shapes_are_read_as_they_predict():
+    private = linear()
+    twice = copied(private)
+    twice.coef_ = np.concatenate([private.coef_, 3 * private.coef_])
+    twice.intercept_ = np.array([1.0, 0.5])
+    found = DPModelRecourse(twice, privacy=replace(private.privacy_, weights="").bound_to(twice))
+    X = np.ones((1, 3))
+    assert found.explain(X).score == pytest.approx(X @ (2 * private.coef_[0]) - 0.5)
+    sparse = copied(private)
+    sparse.coef_ = scipy.sparse.csr_matrix(private.coef_)
+    same = DPModelRecourse(sparse, privacy=private.privacy_).explain(X).counterfactual
+    assert (same == DPModelRecourse(private).explain(X).counterfactual).all()
+
+
+def test_what_has_no_score_for_each_class_is_refused():
+    x, y = two_gaussians(60, 3)
+    for model in (Ridge().fit(x, y), SVC(kernel="linear").fit(x, y + (x[:, 0] > 1))):
+        with pytest.raises(ConfigurationError, match=r"one score for each class, got (Ridge|SVC) with"):
+            DPModelRecourse(model, privacy=statement().bound_to(model), favourable=1)
 
 
 @pytest.mark.parametrize("part", ["coef_", "intercept_"])
