@@ -74,11 +74,12 @@ def test_the_farthest_normal_number_lies_beyond_nine_standard_deviations():
     [
         (lambda g: g.random(N), "uniform", ()),
         (lambda g: g.standard_exponential(N), "expon", ()),
+        (lambda g: g.laplace(1.0, 2.0, N), "laplace", (1.0, 2.0)),
         (lambda g: g.gamma(3, 2.0, N), "gamma", (3, 0, 2.0)),
         (lambda g: g.gamma(1, 0.5, (N // 10, 10)).ravel(), "expon", (0, 0.5)),
         (lambda g: np.linalg.norm(radial_noise(0.5, (N // 10, 4), g), axis=1), "gamma", (4, 0, 2.0)),
     ],
-    ids=["uniform", "exponential", "gamma", "gamma of 1", "radial noise"],
+    ids=["uniform", "exponential", "two-sided exponential", "gamma", "gamma of 1", "radial noise"],
 )
 def test_other_real_numbers_follow_their_distribution_and_not_half_of_it(draw, distribution, parameters):
     drawn = draw(fixed())

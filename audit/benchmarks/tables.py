@@ -40,6 +40,15 @@ def ledger(found: dict[str, Any]) -> str:
     ))  # fmt: skip
 
 
+def noise(found: dict[str, Any]) -> str:
+    """Cryptographic noise beside other generators, alone and in whole calls."""
+    rows = [
+        (name.partition(": OpenDP")[0], f"{r['ms']:.3g}", r["beside"], f"{r['ms_beside']:.3g}", f"{r['ratio']:.2g}")
+        for name, r in found["results"].items()
+    ]
+    return markdown(("processor time of one core", "cryptographic, ms", "beside", "ms", "ratio"), rows)
+
+
 def hardening(found: dict[str, Any]) -> str:
     """Time and memory of hardening a map."""
     rows = []

@@ -176,6 +176,8 @@ PAGES = (
         _benchmark("dp_finetuning", "a DP-SGD step of a whole vision transformer in each mode, beside Opacus; peak"
                    " memory", "3 min"),
         _benchmark("dp_head", "heads on fixed features in closed form, beside Opacus' PrivacyEngine", "6 min"),
+        _benchmark("noise", "cryptographic noise, beside NumPy's and torch's generators and OpenDP's samplers; what it"
+                   " adds to trainings and answers", "2 min"),
         _benchmark("canary_training", "all runs of an audit by canaries side by side, beside a loop of Opacus"
                    " trainings", "5 min"),
         _benchmark("recourse_search", "recourse of 1,000 queries on an MLP, beside other searches and Alibi", "2 min"),

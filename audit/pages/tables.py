@@ -225,6 +225,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_head": ("dp_head", dp_head),
     "recourse_search": ("recourse_search", benchmark_tables.search),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
+    "noise": ("noise", benchmark_tables.noise),
     "serving": ("serving", benchmark_tables.serving),
     "attack_power": ("attack_power", benchmark_tables.power),
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),

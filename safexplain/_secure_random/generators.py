@@ -107,6 +107,10 @@ class SecureGenerator:
         """Minus the logarithms of uniform numbers of 63 bits."""
         return _in_pieces(size, lambda count: -np.log(open_unit(self.words(count))))
 
+    def laplace(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Any:
+        """Real numbers with two-sided exponential noise; for noise on a grid see `discrete_laplace`."""
+        return loc + scale * (self.standard_exponential(size) - self.standard_exponential(size))
+
     def gamma(self, shape: int, scale: float = 1.0, size: Size = None) -> Any:
         """Of a whole-number shape: sums of so many exponential numbers."""
         each = self.standard_exponential((*((size,) if isinstance(size, int) else size or ()), shape))

@@ -8,7 +8,7 @@ ours floating-point numbers from four each. Trainings and answers: the same call
 draws from the other generators. A round times each pair once, in an order that turns; figures are medians over rounds
 of the processor time and of the ratio within a round.
 
-    python -m audit.benchmarks.noise_speed [--rounds 9] [--out FILE]
+    python -m audit.benchmarks.noise [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.recourse import LaplaceScore
 
-from ..shared.run import RESULTS, provenance, table, write_json
+from ...shared.run import RESULTS, provenance, table, write_json
 
 Call = Callable[[], Any]
 Pair = tuple[str, Call, str, Call, int]
@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--rounds", type=int, default=9)
-    p.add_argument("--out", type=Path, default=RESULTS / "noise_speed.json")
+    p.add_argument("--out", type=Path, default=RESULTS / "noise.json")
     options = p.parse_args(argv)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     except PackageNotFoundError:
         opendp = None
     report = {
-        "benchmark": "noise_speed",
+        "benchmark": "noise",
         "rounds": options.rounds,
         "cryptography": version("cryptography"),
         "opendp": opendp,
@@ -225,7 +225,3 @@ def main(argv: list[str] | None = None) -> int:
     write_json(options.out, report)
     print(f"written to {options.out}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

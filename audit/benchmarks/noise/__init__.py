@@ -1,0 +1,1 @@
+"""What cryptographic noise costs."""
