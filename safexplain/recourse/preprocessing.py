@@ -458,6 +458,16 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._check_bounded()
         return self.scaled(self.table(X, clip=True))
 
+    @property
+    def n_features_in_(self) -> int:
+        """F."""
+        return len(self.parts)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """(F,) `features`, as scikit-learn has them."""
+        return np.array(self.features, dtype=object)
+
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """(D,) `columns`."""
         return np.array(self.columns, dtype=object)

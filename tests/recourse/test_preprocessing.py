@@ -248,6 +248,8 @@ def test_it_is_the_same_after_json_pickle_copy_and_clone() -> None:
 def test_it_is_a_step_of_a_pipeline_that_learns_nothing() -> None:
     pipeline = make_pipeline(PEOPLE, LogisticRegression()).fit(FRAME, [0, 1, 1])
     assert pipeline[:-1].get_feature_names_out().tolist() == list(PEOPLE.columns)
+    assert list(pipeline.feature_names_in_) == list(PEOPLE.features)
+    assert pipeline.n_features_in_ == 5
     assert np.abs(PEOPLE.fit(FRAME).transform(FRAME)).max() <= 1
     named = clone(PEOPLE).set_output(transform="pandas").transform(FRAME)
     assert list(named.columns) == list(PEOPLE.columns)

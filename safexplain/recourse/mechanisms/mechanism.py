@@ -420,6 +420,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """Training data as scikit-learn reads them; what can be wrong with their columns is found before training."""
         labels = readable(y, "y")
         if self.preprocessing is not None:
+            self._check_width(len(self.preprocessing.columns))
             return self.preprocessing.scaled(self.preprocessing.table(X, clip=True)), labels
         if self.constraints is not None:
             check_columns(self.constraints.features, X)

@@ -356,6 +356,12 @@ def test_public_vectors_are_given_by_feature_or_column(name):
             kind(preprocessing=PEOPLE, **{vector: given})
 
 
+def test_a_step_cannot_switch_a_category():
+    direction = PublicDirection({"income": 1.0, "job=clerk": 1.0}, preprocessing=PEOPLE, classes=CLASSES)
+    with pytest.raises(ConfigurationError, match="one-hot groups"):
+        direction.fit(*population(50))
+
+
 def test_a_model_of_other_columns_is_refused():
     model = DPLogisticRegression(1.0, norm_bound=1.0, classes=CLASSES, random_state=0)
     model.fit(np.random.default_rng(0).normal(size=(300, 4)), np.array(CLASSES)[np.arange(300) % 2])
