@@ -12,7 +12,7 @@ percentile costs, and L1 queries for which the search leaves doubt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
 from safexplain.recourse.cost import EUCLIDEAN, L1, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
-from safexplain.recourse.linear.knapsack import missing, solve
+from safexplain.recourse.linear.few_changes import Savings
+from safexplain.recourse.linear.knapsack import CLOSE, missing, solve
 from safexplain.recourse.linear.lagrangian import Items
 from safexplain.recourse.linear.water_filling import WaterFilling
 from safexplain.recourse.program.solve import Linear, solve_program
@@ -103,7 +104,7 @@ def linear_recourse(
     line, todo, hard = _Line(w, float(target), cost, rules), np.flatnonzero(~favourable), []
     for start in range(0, len(todo), ROWS if rules else max(len(todo), 1)):
         part = todo[start : start + ROWS] if rules else todo
-        answers, left = line.nearest(rows[part], shift[part], score[part], _part(held, part), _part(box, part))
+        answers, left = line.answers(rows[part], shift[part], score[part], _part(held, part), _part(box, part))
         found.put(part, answers)
         hard.append(part[left])
     part = np.concatenate([np.empty(0, dtype=np.intp), *hard])
@@ -155,10 +156,26 @@ class _Line:
     cost: Cost
     rules: Constraints | None
 
+    def answers(
+        self, x: Floats, b: Floats, score: Floats, frozen: Mask | None, within: tuple[Floats, Floats] | None
+    ) -> tuple[_Answers, Mask]:
+        """Answers to unfavourable queries (n, d) without an integer program, and (n,) which need one."""
+        answers, left = self.nearest(x, b, score, frozen, within)
+        if self.rules is None or self.rules.most_changes is None or self.rules.rules or not left.any():
+            return answers, left
+        lower, upper = self.rules.bounds(x, frozen, within)
+        many = np.flatnonzero(left & ~answers.valid & ((lower <= x) & (x <= upper)).all(axis=1))
+        if not len(many):
+            return answers, left
+        found, still = self.few(x[many], b[many], score[many], _part(frozen, many), _part(within, many))
+        answers.put(many, found)
+        left[many] = still
+        return answers, left
+
     def nearest(
         self, x: Floats, b: Floats, score: Floats, frozen: Mask | None, within: tuple[Floats, Floats] | None
     ) -> tuple[_Answers, Mask]:
-        """Answers to unfavourable queries (n, d) by geometry and the knapsack, and (n,) which need a program."""
+        """As `answers`, by geometry and the knapsack alone."""
         w, rules, power = self.w, self.rules, self.cost.power
         answers = _Answers(x.copy(), np.zeros(len(x), dtype=bool), np.zeros(len(x), dtype=bool))
         left = np.zeros(len(x), dtype=bool)
@@ -208,6 +225,53 @@ class _Line:
             kept &= self.rules.changes(x[at], row) <= self.rules.most_changes
         answers.put(at[kept], _Answers(row[kept], kept[kept], sure[kept]))
         left[at] = ~kept | (~sure & (self.cost.power == 1))
+
+    def few(
+        self, x: Floats, b: Floats, score: Floats, frozen: Mask | None, within: tuple[Floats, Floats] | None
+    ) -> tuple[_Answers, Mask]:
+        """As `nearest`, of queries whose nearest answers change too many features; without other rules."""
+        w, rules, cost = self.w, self.rules, self.cost
+        answers = _Answers(x.copy(), np.zeros(len(x), dtype=bool), np.zeros(len(x), dtype=bool))
+        left = np.ones(len(x), dtype=bool)
+        if rules is None or rules.most_changes is None or isinstance(cost, Percentile):
+            return answers, left
+        lower, upper = rules.bounds(x, frozen, within)
+        scale = float(2.0 ** (np.frexp(np.abs(w).max())[1] - 1))
+        if w[~_rates(w / scale, np.where(w > 0, *cost.units(len(w))), cost.power)[1]].any():
+            return answers, left
+        slack, gap = _rounding(x, w, b, self.target, rules) / scale, (self.target - score) / scale
+        items, stepped, free = _items(x, w / scale, gap + slack, cost, rules, (lower, upper))
+        columns = [*rules.groups, *np.flatnonzero(stepped)[:, None], *np.flatnonzero(free)[:, None]]
+        with np.errstate(all="ignore"):
+            savings = Savings.of(items, gap - slack, rules.most_changes)
+        best, sure = np.full(len(x), np.inf), np.ones(len(x), dtype=bool)
+        line = replace(self, rules=replace(rules, most_changes=None))
+
+        def tried(sets: list[list[tuple[int, ...]]]) -> None:
+            """Take the answers that change one of these sets of features, where they are better."""
+            query = np.repeat(np.arange(len(x)), [len(own) for own in sets])
+            held = np.ones((len(query), len(w)), dtype=bool)
+            for row, chosen in enumerate(one for own in sets for one in own):
+                for feature in chosen:
+                    held[row, columns[feature]] = False
+            held = held if frozen is None else held | frozen[query]
+            for start in range(0, len(query), ROWS):
+                part = query[start : start + ROWS]
+                found, _ = line.nearest(x[part], b[part], score[part], held[start : start + ROWS], _part(within, part))
+                np.logical_and.at(sure, part, found.proven)
+                paid = np.where(found.valid, cost.parts(found.row - x[part]).sum(axis=1), np.inf)
+                for row in np.flatnonzero(paid < best[part]).tolist():
+                    if paid[row] < best[part[row]]:
+                        best[part[row]] = paid[row]
+                        answers.put(part[[row]], found.take(np.array([row])))
+
+        tried([savings.first(at) if savings.possible[at] else [] for at in range(len(x))])
+        doubt = savings.possible & ~(best <= savings.bound * (1 + CLOSE))
+        more = [savings.better(at, best[at]) if doubt[at] else [] for at in range(len(x))]
+        tried([sets or [] for sets in more])
+        left = np.array([sets is None for sets in more], dtype=bool) | (np.isinf(best) & savings.possible)
+        answers.proven[:] = sure & ~left
+        return answers, left | (~sure & (cost.power == 1))
 
     def programmed(
         self,
@@ -306,43 +370,53 @@ def _reach(
         The rows, the greatest rise (n,) that the limits allow, and (n,) bool, whether it is proven that no other rows
         cost less.
     """
-    (rise, fall), power, sure = cost.units(len(w)), cost.power, np.ones(len(x), dtype=bool)
-    unit = np.where(w > 0, rise, fall)
-    rate, usable = _rates(w, unit, power)
+    sure = np.ones(len(x), dtype=bool)
+    if rules is None or bounds is None:
+        unit = np.where(w > 0, *cost.units(len(w)))
+        rate, usable = _rates(w, unit, cost.power)
+        with np.errstate(all="ignore"):
+            far = np.full(len(x), np.inf if usable.any() else 0.0)
+            return x + _unlimited(goal, w, rate, usable, cost.power), far, sure
+    (lower, upper), changed, size = bounds, x.copy(), np.abs(w)
     with np.errstate(all="ignore"):
-        size = np.abs(w)
-        if rules is None or bounds is None:
-            return x + _unlimited(goal, w, rate, usable, power), np.full(len(x), np.inf if usable.any() else 0.0), sure
-        lower, upper = bounds
-        changed = x.copy()
+        items, stepped, free = _items(x, w, goal, cost, rules, bounds)
         limit = np.where(w > 0, upper, lower)
-        distance = np.where(usable, np.abs(limit - x), 0.0)
-        stepped = rules.grid > 0
-        free, whole = usable & ~stepped, usable & stepped
-        for group in rules.groups:
-            free[group] = False
-        room = (size * distance)[:, free]
+        room = (size * np.abs(limit - x))[:, free]
         rest, most = goal, room.sum(axis=1)
-        if rules.groups or whole.any():
-            slack = WaterFilling.of(np.minimum(room, 2 * goal[:, None]), rate[free], power)
-            step = rules.grid[whole]
-            steps_left = np.rint(distance[:, whole] / step)
-            at_most = np.minimum(steps_left, np.ceil(goal[:, None] / (size[whole] * step)))
-            choices = [_categories(x, w, rise, fall, power, rules, group, lower, upper) for group in rules.groups]
-            gains, costs = tuple(gain for gain, _ in choices), tuple(price for _, price in choices)
-            items = Items(size[whole] * step, unit[whole] * step, at_most, gains, costs, slack)
+        if rules.groups or stepped.any():
             steps, picks, sure = solve(items, enough, goal)
-            moved = x[:, whole] + np.sign(w[whole]) * steps * step
-            changed[:, whole] = np.clip(moved, lower[:, whole], upper[:, whole])
+            moved = x[:, stepped] + np.sign(w[stepped]) * steps * rules.grid[stepped]
+            changed[:, stepped] = np.clip(moved, lower[:, stepped], upper[:, stepped])
             for group, pick in zip(rules.groups, picks, strict=True):
                 changed[:, group] = np.arange(len(group)) == pick[:, None]
             gained = items.gained(steps, picks)
-            rest, most = missing(gained, enough, goal, slack.total), items.total
-        gains_free = WaterFilling.of(room, rate[free], power).gains(rest)
+            rest, most = missing(gained, enough, goal, items.slack.total), items.total
+        gains_free = WaterFilling.of(room, items.slack.rate, cost.power).gains(rest)
         moved = x[:, free] + np.sign(w[free]) * gains_free / size[free]
         moved = np.where((gains_free >= room) & (room > 0), limit[:, free], moved)
         changed[:, free] = np.clip(moved, lower[:, free], upper[:, free])
         return changed, most, sure
+
+
+def _items(
+    x: Floats, w: Floats, goal: Floats, cost: L1 | L2, rules: Constraints, bounds: tuple[Floats, Floats]
+) -> tuple[Items, Mask, Mask]:
+    """What can be chosen so that w.x rises by the goal (n,), and (d,) which columns take steps and which are free."""
+    (rise, fall), power = cost.units(len(w)), cost.power
+    unit, (lower, upper) = np.where(w > 0, rise, fall), bounds
+    rate, usable = _rates(w, unit, power)
+    with np.errstate(all="ignore"):
+        size = np.abs(w)
+        distance = np.where(usable, np.abs(np.where(w > 0, upper, lower) - x), 0.0)
+        free, stepped = usable & (rules.grid == 0), usable & (rules.grid > 0)
+        for group in rules.groups:
+            free[group] = False
+        slack = WaterFilling.of(np.minimum(size * distance, 2 * goal[:, None])[:, free], rate[free], power)
+        step = rules.grid[stepped]
+        most = np.minimum(np.rint(distance[:, stepped] / step), np.ceil(goal[:, None] / (size[stepped] * step)))
+        choices = [_categories(x, w, rise, fall, power, rules, group, lower, upper) for group in rules.groups]
+        gains, costs = tuple(gain for gain, _ in choices), tuple(price for _, price in choices)
+        return Items(size[stepped] * step, unit[stepped] * step, most, gains, costs, slack), stepped, free
 
 
 def _unlimited(goal: Floats, w: Floats, rate: Floats, usable: NDArray[np.bool_], power: int) -> Floats:

@@ -110,6 +110,41 @@ def test_the_cheapest_answer_without_a_limit_would_often_break_it(limit):
     np.testing.assert_allclose(held.distance[same], bare.distance[same], rtol=1e-6)
 
 
+@pytest.mark.parametrize("cost", ["L1", "L2", "asymmetric L2"])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_best_few_features_are_those_of_the_integer_program(cost, most, whole, monkeypatch):
+    rng = np.random.default_rng(most)
+    d, n = 10, 4
+    w, x, scale = rng.normal(size=d), np.rint(2 * rng.normal(size=(n, d))).clip(-4, 4), rng.uniform(0.5, 2, d)
+    x[:, 7:] = np.eye(3)[rng.integers(0, 3, n)]
+    kind, sides = (
+        (L2, {"rise": 2.0, "fall": rng.uniform(0.3, 3, d)}) if "asym" in cost else (L1 if cost == "L1" else L2, {})
+    )
+    rules = Constraints(
+        d, lower=-5, upper=5, integer=(0, 1, 2, 3) if whole else (), one_hot=((7, 8, 9),), largest_change=3,
+        most_changes=most, increasing=(4,),
+    )  # fmt: skip
+    b = -(x @ w) - rng.uniform(0.5, 8, n)
+    found = linear_recourse(w, b, x, cost=kind(scale, **sides), constraints=rules)
+    assert rules.satisfied(x, found.counterfactual).all()
+    assert found.proven.all()
+    monkeypatch.setattr(
+        solve._Line, "few", lambda line, x, *_: (solve._Answers(x, *np.zeros((2, len(x)), bool)), x[:, 0] == x[:, 0])
+    )
+    slow = linear_recourse(w, b, x, cost=kind(scale, **sides), constraints=rules)
+    assert found.valid.tolist() == slow.valid.tolist()
+    np.testing.assert_allclose(found.distance, slow.distance, rtol=2e-6)
+
+
+def test_many_features_that_save_alike_are_left_to_the_integer_program():
+    w, x = np.ones(16) + 1e-4 * np.random.default_rng(0).random(16), np.zeros((1, 16))
+    rules = Constraints(16, lower=-1, upper=1, step=0.3, most_changes=8)
+    found = linear_recourse(w, -5.0, x, cost=L2(), constraints=rules, time_limit=2.0)
+    assert found.valid[0]
+    assert rules.satisfied(x, found.counterfactual).all()
+
+
 def test_years_of_education_take_years_of_age_and_income_comes_in_steps():
     rules = Constraints(
         ("age", "education", "income"),
