@@ -1,7 +1,7 @@
-"""A recourse service over HTTP; several processes may share the ledger and the model.
+"""A recourse service over HTTP; several processes may share the ledger and the model. What to change comes in words.
 
     python examples/recourse_service.py 8000
-    curl -X POST localhost:8000 -H "X-Customer: ann" -d '{"x": [0.1, -0.3, ...]}'    # 10 numbers
+    curl -X POST localhost:8000 -H "X-Customer: ann" -d '{"x": {"mean radius": 20.6, "mean texture": 25.7, ...}}'
 
 Replies 200, 429 (budget used up), 400 (unusable row) or 503 (no ledger). Authenticate customers before this.
 """
@@ -15,17 +15,17 @@ from pathlib import Path
 from sklearn.datasets import load_breast_cancer
 
 from safexplain.ledger import BudgetExhausted, Ledger, LedgerError
-from safexplain.recourse import Constraints, LaplaceScore, MeteredRecourse
+from safexplain.recourse import L1, LaplaceScore, MeteredRecourse, Preprocessing
 
-RELEASED = ("counterfactual", "valid", "favourable", "score")
-PUBLIC_TOP = [40, 50, 250, 3000, 0.2, 0.4, 0.6, 0.3, 0.4, 0.1]  # of what can be measured, not of these data
+PUBLIC_TOP = (40, 50, 250, 3000, 0.2, 0.4, 0.6, 0.3, 0.4, 0.1)  # of what can be measured, not of these data
+TOP = dict(zip(map(str, load_breast_cancer().feature_names), PUBLIC_TOP, strict=False))
 
 
 def train() -> LaplaceScore:
-    data = load_breast_cancer()
-    x = (2 * data.data[:, :10] / PUBLIC_TOP - 1).clip(-1, 1)
-    smaller, box = [-1.0] * 10, Constraints(10, lower=-1.0, upper=1.0)  # is better: textbook knowledge, not these data
-    return LaplaceScore(epsilon=0.1, public_weights=smaller, norm_bound=3.2, constraints=box).fit(x, data.target)
+    data, people = load_breast_cancer(), Preprocessing(numeric={name: (0, top) for name, top in TOP.items()})
+    smaller = {name: -0.6 / top for name, top in TOP.items()}  # is better: textbook knowledge, not these data
+    score = LaplaceScore(epsilon=0.5, target=0.5, cost=L1(), public_weights=smaller, preprocessing=people)
+    return score.fit(dict(zip(TOP, data.data.T, strict=False)), data.target)
 
 
 class Handler(BaseHTTPRequestHandler):  # noqa: D101
@@ -34,10 +34,11 @@ class Handler(BaseHTTPRequestHandler):  # noqa: D101
     def do_POST(self) -> None:  # noqa: D102
         try:
             body = json.loads(self.rfile.read(max(0, min(int(self.headers["Content-Length"] or 0), 1_000_000))))
-            if not isinstance(body, dict) or "x" not in body:
-                raise ValueError('expected {"x": [10 numbers]}')
-            answer = self.recourse.explain([body["x"]], principal=self.headers["X-Customer"], infeasible="mark")
-            self._reply(200, {name: getattr(answer, name)[0].tolist() for name in RELEASED})
+            if not isinstance(body, dict) or not isinstance(body.get("x"), dict):
+                raise ValueError('expected {"x": {name: number}} with the 10 features')
+            answers = self.recourse.explain_diverse([body["x"]], 2, principal=self.headers["X-Customer"])
+            ways = [answer.reasons()[0] for answer in answers if answer.valid[0]]
+            self._reply(200, {"favourable": bool(answers[0].favourable[0]), "ways": ways})
         except BudgetExhausted as error:
             self._reply(429, {"error": str(error), "renews": error.renews and error.renews.isoformat()})
         except (LedgerError, ValueError, TypeError, RecursionError, TimeoutError) as error:
@@ -50,10 +51,9 @@ class Handler(BaseHTTPRequestHandler):  # noqa: D101
 
 
 if __name__ == "__main__":
-    kept = Path("model.pickle")  # trained once: another fit is another model, whose answers are charged anew
-    if not kept.exists():
+    if not (kept := Path("model.pickle")).exists():  # trained once: another fit is another model, charged anew
         kept.write_bytes(pickle.dumps(train()))
-    budget = Ledger("sqlite:///budget.db", epsilon=1.0, period="month", total_epsilon=50.0)
+    budget = Ledger("sqlite:///budget.db", epsilon=5.0, period="month", total_epsilon=50.0)
     Handler.recourse = MeteredRecourse(pickle.loads(kept.read_bytes()), budget)
     with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
         print(f"listening on port {server.server_port}", flush=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 
 from safexplain.audit import Recipe, Signals
 from safexplain.cli import _run
@@ -212,8 +213,8 @@ def test_recourse_is_answered_from_a_private_model_and_the_ledger_stops_who_asks
         (b'{"x": [1]}', 9_999, "timed out"),
         (b'{"x": [1]}', -1, "Expecting value"),
         (b'{"x": ' + b" " * 1_000_000 + b"[1]}", None, "Expecting value"),
-        (b'{"y": [1]}', None, 'expected {"x": [10 numbers]}'),
-        (b"[1]", None, 'expected {"x": [10 numbers]}'),
+        (b'{"y": [1]}', None, 'expected {"x": {name: number}} with the 10 features'),
+        (b"[1]", None, 'expected {"x": {name: number}} with the 10 features'),
         (b"", None, "Expecting value"),
     ],
     ids=["nested", "short", "negative", "long", "no x", "a list", "empty"],
@@ -250,13 +251,16 @@ def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().split()[-1])
-            x = [0.2, 0.1, -0.2, 0.1, -0.3, 0.2, -0.1, 0.3, 0.0, 0.1]
+            data = load_breast_cancer()
+            x = dict(zip(map(str, data.feature_names[:10]), data.data[0, :10], strict=True))
             first = ask(port, x)
             assert first[0] == 200
-            assert first[1].keys() == {"counterfactual", "valid", "favourable", "score"}
+            assert first[1].keys() == {"favourable", "ways"}
+            assert first[1]["favourable"] or "Lower mean " in first[1]["ways"][0][0]
             assert ask(port, x) == first
-            assert ask(port, [1, 2])[0] == ask(port, [9.0] * 10)[0] == ask(port, "x")[0] == 400
-            codes = [ask(port, [v + i / 100 for v in x])[0] for i in range(1, 12)]
+            assert "public range 0 to 40" in ask(port, {**x, "mean radius": 99})[1]["error"]
+            assert ask(port, {"mean radius": 9})[0] == ask(port, [9.0] * 10)[0] == ask(port, "x")[0] == 400
+            codes = [ask(port, {**x, "mean radius": 10 + i})[0] for i in range(1, 12)]
             assert codes == [200] * 9 + [429] * 2
             assert ask(port, x) == first
             assert ask(port, x, customer="bob") == first
