@@ -93,6 +93,8 @@ class Feature:
     def regular(self) -> tuple[float, float]:
         """Ends of its regular values: next to an end of the range that is a special value, so that no answer is one."""
         low, high = self.low, self.high
+        if self.kind != "numeric":
+            return low, high
         while low in self.states:
             low = math.nextafter(low, math.inf)
         while high in self.states:
@@ -163,8 +165,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: _mapping(name, getattr(self, name)) for name in _MAPPINGS}
-        alone = isinstance(self.missing, str) or not hasattr(self.missing, "__iter__")
-        given["missing"] = (self.missing,) if alone else tuple(self.missing)
+        lost = () if self.missing is None else self.missing
+        given["missing"] = tuple(lost) if hasattr(lost, "__iter__") and not isinstance(lost, str) else (lost,)
         names = [name for kind in ("numeric", "categories", "ordinal") for name in given[kind]]
         if not names:
             raise ConfigurationError("Preprocessing: no features; declare them under numeric, categories or ordinal")
@@ -187,10 +189,10 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             for value in states.get(name, ()):
                 if isinstance(value, str | bool):
                     raise ConfigurationError(f"special: {name} is numeric, and {value!r} is no number")
-        lost = [n for n in names if n in given["missing"] or None in states.get(n, ())]
+        either = tuple(n for n in names if n in given["missing"] or None in states.get(n, ()))
         given["special"] = {n: tuple(v for v in values if v is not None) for n, values in states.items()}
         given["special"] = {n: values for n, values in given["special"].items() if values}
-        given["missing"] = tuple(lost)
+        given["missing"] = either
         for name, unit in given["units"].items():
             if not isinstance(unit, str) or name not in given["numeric"]:
                 raise ConfigurationError(f"units: expected the unit of a numeric feature as text, got {name}: {unit!r}")
@@ -247,7 +249,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @cached_property
     def feature_of(self) -> NDArray[np.intp]:
         """(D,) index in `features` of each column's feature."""
-        return np.repeat(np.arange(len(self.parts)), [p.columns.stop - p.columns.start for p in self.parts])
+        return _kept(np.repeat(np.arange(len(self.parts)), [p.columns.stop - p.columns.start for p in self.parts]))
 
     @cached_property
     def offset(self) -> Floats:
@@ -256,7 +258,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for part in self.parts:
             if part.kind != "category" and math.isfinite(part.low) and math.isfinite(part.high):
                 found[part.first] = part.low + (part.high - part.low) / 2
-        return found
+        return _kept(found)
 
     @cached_property
     def scale(self) -> Floats:
@@ -265,7 +267,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for part in self.parts:
             if part.kind != "category" and math.isfinite(part.low) and math.isfinite(part.high):
                 found[part.first] = (part.high - part.low) / 2 or 1.0
-        return found
+        return _kept(found)
 
     @property
     def norm_bound(self) -> float:
@@ -280,8 +282,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what is declared, and of the scaling; another preprocessing has another one."""
-        scaling = [self.offset.tolist(), self.scale.tolist()]
-        return sha256(json.dumps(["safexplain preprocessing 1", self.to_dict(), scaling], separators=(",", ":")))
+        told = ["safexplain preprocessing 1", self.to_dict(), self.offset.tolist(), self.scale.tolist()]
+        return sha256(json.dumps(told, separators=(",", ":"), sort_keys=True))
 
     def table(self, frame: Any, *, clip: bool = False) -> Floats:
         """The rows of a frame in the columns of the table.
@@ -429,8 +431,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     found[_columns_for(self, part.name, what) if number else []] = number
         if not np.isfinite(found).all() or not found.any():
             raise ConfigurationError(f"{what}: expected finite numbers that are not all 0")
-        found.flags.writeable = False
-        return found
+        return _kept(found)
 
     def misread(self, table: Floats) -> NDArray[np.bool_]:
         """(n,) bool, rows with a regular value that a frame would tell as a special one, as their range has it too."""
@@ -485,8 +486,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # as JSON
 
     def to_dict(self) -> dict[str, Any]:
-        """What was declared, in plain JSON types; see `from_dict`."""
+        """What was declared, in plain JSON types, whose keys may be stored in any order; see `from_dict`."""
         return {
+            "features": list(self.features),
             "numeric": {name: list(ends) for name, ends in self.numeric.items()},
             "categories": {name: list(labels) for name, labels in self.categories.items()},
             "ordinal": {name: list(labels) for name, labels in self.ordinal.items()},
@@ -503,10 +505,15 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ConfigurationError: other names, or as the constructor.
         """
-        unknown = sorted(set(plain) - {*_MAPPINGS, "missing"})
+        given = dict(plain)
+        order = given.pop("features", [])
+        unknown = sorted(set(given) - {*_MAPPINGS, "missing"})
         if unknown:
             raise ConfigurationError(f"Preprocessing: unknown {', '.join(unknown)}")
-        return cls(**plain)
+        for kind in ("numeric", "categories", "ordinal") if order else ():
+            declared = given.get(kind, {})
+            given[kind] = {name: declared[name] for name in order if name in declared} | dict(declared)
+        return cls(**given)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in {*_MAPPINGS, "missing"} and "parts" in self.__dict__:  # scikit-learn keeps notes of its own here
@@ -514,7 +521,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        declared = {name: value for name, value in self.to_dict().items() if value}
+        declared = {name: value for name, value in self.to_dict().items() if value and name != "features"}
         return f"Preprocessing({', '.join(f'{name}={value!r}' for name, value in declared.items())})"
 
     def __eq__(self, other: object) -> bool:
@@ -674,11 +681,18 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 _MAPPINGS = ("numeric", "categories", "ordinal", "special", "units", "labels")
 
 
+def _kept(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that nobody can write to."""
+    array.flags.writeable = False
+    return array
+
+
 def _restored(plain: dict[str, Any]) -> Preprocessing:
     return Preprocessing.from_dict(plain)
 
 
 def _mapping(what: str, given: Any) -> dict[str, Any]:
+    given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise ConfigurationTypeError(f"{what}: expected a mapping from names of features, got {given!r:.80}")
     for name in given:

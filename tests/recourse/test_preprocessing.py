@@ -245,6 +245,17 @@ def test_it_is_the_same_after_json_pickle_copy_and_clone() -> None:
         assert other.digest == PEOPLE.digest
 
 
+def test_json_may_lose_the_order_of_its_keys() -> None:
+    stored = json.dumps(PEOPLE.to_dict(), sort_keys=True)
+    again = Preprocessing.from_dict(json.loads(stored))
+    assert again.columns == PEOPLE.columns
+    assert again == PEOPLE
+    mixed = {name: value for name, value in PEOPLE.to_dict().items() if name != "features"}
+    assert Preprocessing.from_dict(mixed) == PEOPLE
+    with pytest.raises(ConfigurationError, match="unknown ranges"):
+        Preprocessing.from_dict({**mixed, "ranges": {}})
+
+
 def test_it_is_a_step_of_a_pipeline_that_learns_nothing() -> None:
     pipeline = make_pipeline(PEOPLE, LogisticRegression()).fit(FRAME, [0, 1, 1])
     assert pipeline[:-1].get_feature_names_out().tolist() == list(PEOPLE.columns)
@@ -264,6 +275,9 @@ def test_it_cannot_be_changed() -> None:
         PEOPLE.numeric = {}
     with pytest.raises(TypeError):
         PEOPLE.numeric["age"] = (0, 1)  # type: ignore[index]
+    for array in (PEOPLE.scale, PEOPLE.offset, PEOPLE.feature_of):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
 
 
 def test_another_declaration_has_another_digest() -> None:
@@ -275,8 +289,9 @@ def test_another_declaration_has_another_digest() -> None:
         {**plain, "special": {"income": [-9]}},
         {**plain, "missing": ["age"]},
         {**plain, "units": {"income": "EUR"}},
+        {**plain, "features": [], "numeric": dict(reversed(plain["numeric"].items()))},
     ]
-    assert len({PEOPLE.digest, *(Preprocessing.from_dict(other).digest for other in others)}) == 7
+    assert len({PEOPLE.digest, *(Preprocessing.from_dict(other).digest for other in others)}) == 8
 
 
 # Training data
