@@ -54,6 +54,9 @@ _MARGINS = (0.2, 0.1, 0.0)
 _ROWS = 8
 """Public rows that each query is led towards."""
 
+_NEARLY = 1.02
+"""Times the cheapest answer's cost that is good enough."""
+
 _HALVINGS = 4
 _CHUNK = 2**22
 
@@ -414,10 +417,12 @@ class _Search:
     def towards(self, accepted: Floats, cost: Cost, frozen: Mask | None) -> None:
         """Boxes that a query spans with a public row that the model accepts, wider and narrower."""
         spread = np.where(np.isfinite(self.spread), self.spread, 0.0)
-        for others in self._nearest(self.todo, accepted, cost, frozen).transpose(1, 0, 2):
-            left = np.arange(len(self.todo))
+        settled = self.score[self.todo] <= self.aim[self.todo]
+        dear = self.todo[~settled | (self.distance[self.todo] > _NEARLY * self.first.distance[self.todo])]
+        for others in self._nearest(dear, accepted, cost, frozen).transpose(1, 0, 2):
+            left = np.arange(len(dear))
             for margin in _MARGINS:
-                at, other = self.todo[left], others[left]
+                at, other = dear[left], others[left]
                 x = self.first.x[at]
                 low, high = np.minimum(x, other) - margin * spread, np.maximum(x, other) + margin * spread
                 left = left[~self.consider(at, low, high)]
@@ -436,8 +441,8 @@ class _Search:
         return np.concatenate(found)
 
     def instead(self, accepted: Floats, cost: Cost, frozen: Mask | None) -> None:
-        """For queries without a plausible answer so far: boxes that hold a public row, and the query no more."""
-        lost = self.todo[self.score[self.todo] > self.plausible.limit]
+        """For queries whose answers are not far enough inside: boxes that hold a public row, and not the query."""
+        lost = self.todo[self.score[self.todo] > self.aim[self.todo]]
         reach = _STEPS[-1] * np.where(np.isfinite(self.spread), self.spread, 0.0)
         x = self.first.x[lost]
         for other in self._nearest(lost, accepted, cost, frozen).transpose(1, 0, 2):
@@ -447,7 +452,8 @@ class _Search:
 
     def back(self) -> None:
         """Boxes between that of the best candidate so far and that of the cheapest answer, which was an outlier."""
-        at = self.todo[self.score[self.todo] <= self.plausible.limit]
+        dear = self.distance[self.todo] > _NEARLY * self.first.distance[self.todo]
+        at = self.todo[dear & (self.score[self.todo] <= self.plausible.limit)]
         x, best, cheapest = self.first.x[at], self.counterfactual[at].copy(), self.first.counterfactual[at]
         near, far = np.zeros(len(at)), np.ones(len(at))
         for _ in range(_HALVINGS):

@@ -26,12 +26,14 @@ from torch import nn
 from safexplain._validate import check_number, readable
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import wanted_label
+from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
+from safexplain.recourse.plausibility import Plausibility, Solve, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.program.solve import solve_program
 from safexplain.recourse.reasons import advise
@@ -61,6 +63,7 @@ def search_recourse(
     frozen: Any = None,
     options: SearchOptions = DEFAULT,
     preprocessing: Preprocessing | None = None,
+    plausibility: Plausibility | None = None,
     time_limit: float = 10.0,
 ) -> Recourse:
     """Nearest rows that a model decides favourably, in the person's own units and categories.
@@ -83,6 +86,8 @@ def search_recourse(
         preprocessing: public ranges, units, special values and categories of some or all features. An estimator that
             was trained on an array and is no Pipeline is taken to read `preprocessing.transform(frame)`, as the
             mechanisms do; one that was trained on a frame reads the frame.
+        plausibility: answers are no outliers among its public rows, frames as x is, or `valid` is False; see
+            `Plausibility`. It asks the solver some fifty times for each query whose cheapest answer is an outlier.
         time_limit: seconds for each query, where an integer program is solved.
 
     Returns:
@@ -98,15 +103,15 @@ def search_recourse(
     check_number("time_limit", time_limit, above=0)
     check_cost(cost)
     check_constraints(constraints)
+    check_plausibility(plausibility)
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {preprocessing!r:.80}")
     if isinstance(model, nn.Module) or (callable(model) and not hasattr(model, "predict")):
-        return _network(model, x, constraints, cost, target, favourable, frozen, options, preprocessing)
+        return _network(model, x, constraints, cost, target, favourable, frozen, options, preprocessing, plausibility)
     queries = _Queries.of(model, x, preprocessing)
     wanted = _Wanted(queries.rules(constraints), queries.price(cost), queries.held(frozen), options, time_limit)
     labels, column = classes_of(queries.reading.estimator, favourable)
     solver = _solver(queries, wanted, len(labels), column)
-    answer = _verified(queries, solver, target, labels[column])
 
     def accepts(rows: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
         reached = np.full(len(rows), target == 0)
@@ -114,13 +119,39 @@ def search_recourse(
             reached = rows @ solver.weights + solver.bias >= target
         return reached & queries.decided(rows, index, labels[column]) if target >= 0 else reached
 
+    def verified(index: NDArray[np.intp], within: Within) -> Recourse:
+        return _verified(queries, solver, target, labels[column], index, within)
+
     return advised(
-        answer,
+        _plausible(plausibility, queries.table, queries.rows, verified, accepts, wanted),
         cost=wanted.cost,
         constraints=wanted.constraints,
         frozen=wanted.frozen,
         accepts=accepts,
         weights=solver.weights,
+    )
+
+
+def _plausible(
+    plausibility: Plausibility | None,
+    table: Preprocessing | None,
+    rows: Floats,
+    solve: Solve,
+    accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
+    wanted: _Wanted,
+) -> Recourse:
+    """The solver's answers, or those that are no outliers among public rows."""
+    if plausibility is None or not len(rows):
+        return solve(np.arange(len(rows)), None)
+    return plausibility.of(table, rows.shape[1]).answers(
+        rows,
+        solve,
+        lambda public: accepts(public, np.zeros(len(public), dtype=np.intp)),
+        cost=for_columns(
+            wanted.cost, None if wanted.constraints is None else wanted.constraints.features, rows.shape[1]
+        ),
+        constraints=wanted.constraints,
+        frozen=wanted.frozen,
     )
 
 
@@ -134,38 +165,52 @@ def _network(
     frozen: Any,
     options: SearchOptions,
     preprocessing: Preprocessing | None,
+    plausibility: Plausibility | None,
 ) -> Recourse:
     """A network of the columns themselves, or of the scaled table of a preprocessing."""
     wanted = 1 if favourable is None else favourable
-    if preprocessing is None:
-        answer = network_recourse(
-            model,
-            x,
+    score, table, rules, price, held = model, x, constraints, cost, frozen
+    if preprocessing is not None:
+        table = preprocessing.table(x)
+        held = (
+            preprocessing.held(table) if frozen is None else preprocessing.held(table) | np.asarray(frozen, dtype=bool)
+        )
+        rules, price = preprocessing.constraints(constraints), preprocessing.cost(cost)
+        scaled = _Scaled(preprocessing.scale, preprocessing.offset)
+        score = nn.Sequential(scaled, model) if isinstance(model, nn.Module) else _composed(scaled, model)
+
+    def answers(rows: Any, held: Any, within: Within) -> Recourse:
+        return network_recourse(
+            score,
+            rows,
             target=target,
             favourable=wanted,
-            cost=cost,
-            constraints=constraints,
-            frozen=frozen,
+            cost=price,
+            constraints=rules,
+            frozen=held,
+            within=within,
             options=options,
         )
-        return replace(answer, like=x) if kind_of(x) in ("pandas", "polars") else answer
-    table = preprocessing.table(x)
-    held = preprocessing.held(table)
-    if frozen is not None:
-        held = held | np.asarray(frozen, dtype=bool)
-    scaled = _Scaled(preprocessing.scale, preprocessing.offset)
-    score = nn.Sequential(scaled, model) if isinstance(model, nn.Module) else _composed(scaled, model)
-    answer = network_recourse(
-        score,
-        table,
-        target=target,
-        favourable=wanted,
-        cost=preprocessing.cost(cost),
-        constraints=preprocessing.constraints(constraints),
-        frozen=held,
-        options=options,
-    )
-    return replace(answer, table=preprocessing, like=x)
+
+    answer = answers(table, held, None)
+    if plausibility is not None:
+        mask = np.broadcast_to(False if held is None else np.asarray(held, dtype=bool), answer.x.shape)
+
+        def solve(index: NDArray[np.intp], within: Within) -> Recourse:
+            whole = within is None and len(index) == len(answer)
+            return answer if whole else answers(answer.x[index], mask[index], within)
+
+        def accepts(rows: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
+            values = NetworkScore(score, favourable=wanted, batch_size=options.batch_size)
+            with evaluation_mode(score):
+                reached = values.values(torch.from_numpy(rows).to(values.home)) >= target
+            return np.asarray(reached.cpu().numpy())
+
+        asked = _Wanted(rules, price, mask, options, 1.0)
+        answer = _plausible(plausibility, preprocessing, answer.x, solve, accepts, asked)
+    if preprocessing is not None:
+        return replace(answer, table=preprocessing, like=x)
+    return replace(answer, like=x) if kind_of(x) in ("pandas", "polars") else answer
 
 
 class _Scaled(nn.Module):
@@ -332,18 +377,18 @@ class _Solver:
     """What answers queries.
 
     Args:
-        solve: the numbers of some queries (k,) and a target -> their answers.
+        solve: the numbers of some queries (k,), a target and a box of each query's own -> their answers.
         size: (n,) how large the numbers are that make up a score.
         weights: (D,) and
         bias: of a score that is linear in the rows; None: it is not.
         careful: answers for the same target of those that the model disagreed with; None: `solve`, a little further.
     """
 
-    solve: Callable[[NDArray[np.intp], float], Recourse]
+    solve: Callable[[NDArray[np.intp], float, Within], Recourse]
     size: Floats
     weights: Floats | None = None
     bias: float = 0.0
-    careful: Callable[[NDArray[np.intp], float], Recourse] | None = None
+    careful: Callable[[NDArray[np.intp], float, Within], Recourse] | None = None
 
 
 def rows_of(model: Any, x: Any, preprocessing: Preprocessing | None = None) -> Floats:
@@ -565,7 +610,7 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
     sign = 1.0 if column == 1 else -1.0
     w, b = sign * weights[0], float(sign * bias[0])
 
-    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+    def solve(index: NDArray[np.intp], target: float, within: Within) -> Recourse:
         return linear_recourse(
             w,
             b,
@@ -574,6 +619,7 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
             cost=wanted.cost,
             constraints=wanted.constraints,
             frozen=wanted.frozen[index],
+            within=within,
             time_limit=wanted.time_limit,
         )
 
@@ -599,7 +645,7 @@ def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
             given = queries.given(queries.rows, np.arange(len(queries.rows)))
             queries.reading.check(given, queries.reading.input_of(queries.rows, base))
 
-    def solve(forest: Forest, index: NDArray[np.intp], target: float) -> Recourse:
+    def solve(forest: Forest, index: NDArray[np.intp], target: float, within: Within) -> Recourse:
         return solve_program(
             forest,
             queries.rows[index],
@@ -607,6 +653,7 @@ def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
             cost=wanted.cost,
             constraints=wanted.constraints,
             frozen=wanted.frozen[index],
+            within=within,
             time_limit=wanted.time_limit,
         )
 
@@ -614,7 +661,7 @@ def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
 
 
 def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: int) -> _Solver:
-    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+    def solve(index: NDArray[np.intp], target: float, within: Within) -> Recourse:
         return network_recourse(
             network,
             queries.rows[index],
@@ -623,6 +670,7 @@ def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: 
             cost=wanted.cost,
             constraints=wanted.constraints,
             frozen=wanted.frozen[index],
+            within=within,
             options=wanted.options,
         )
 
@@ -666,18 +714,20 @@ def _dense(coefficients: Any) -> Any:
     return coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
 
 
-def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> Recourse:
-    """Answers that the model's own `predict` agrees with, row by row as they are returned.
+def _verified(
+    queries: _Queries, solver: _Solver, target: float, label: Any, index: NDArray[np.intp], within: Within
+) -> Recourse:
+    """Answers to the queries at `index` that the model's own `predict` agrees with, row by row as they are returned.
 
     Where rounding, or a tie, makes it disagree, the answer is looked for a little further away (`FURTHER`). What is
     still not confirmed then is not valid.
     """
-    every = np.arange(len(queries.rows))
-    found = solver.solve(every, target)
+    rows, every = queries.rows[index], np.arange(len(index))
+    found = solver.solve(index, target, within)
     arrays: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*_PER_ANSWER, "favourable")}
     if target >= 0:
-        nothing = {"counterfactual": queries.rows, "distance": np.zeros(len(every))}
-        said = queries.decided(queries.rows, every, label)
+        nothing = {"counterfactual": rows, "distance": np.zeros(len(every))}
+        said = queries.decided(rows, index, label)
         favourable = said if target == 0 else said & found.favourable
         left = np.flatnonzero(arrays["valid"] & ~favourable)
         arrays["favourable"] = favourable
@@ -687,12 +737,13 @@ def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> 
             if not len(left):
                 break
             if further:
+                at, box = index[left], None if within is None else (within[0][left], within[1][left])
                 if solver.careful is not None:
-                    again = solver.careful(left, target)
+                    again = solver.careful(at, target, box)
                 else:
-                    again = solver.solve(left, target + further * float(solver.size[left].max()))
+                    again = solver.solve(at, target + further * float(solver.size[at].max()), box)
                 _put(arrays, left, {name: getattr(again, name) for name in _PER_ANSWER}, own=True)
-            agrees = arrays["valid"][left] & queries.decided(arrays["counterfactual"][left], left, label)
+            agrees = arrays["valid"][left] & queries.decided(arrays["counterfactual"][left], index[left], label)
             left = left[~agrees]
             if further and solver.careful is not None:
                 break
