@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from recourse_linear_oracle import every_row, least_cost
@@ -70,6 +72,13 @@ def people(count, seed=0):
     return w, x, -(x @ w) - rng.uniform(0.1, 4, count)
 
 
+@cache
+def small(limit):
+    """Four people, and every row that each may become."""
+    w, x, b = people(4, seed=sorted(LIMITS).index(limit))
+    return w, x, b, [every_row(row, lending(**LIMITS[limit]), *near(row)) for row in x]
+
+
 def near(x):
     """A box around a query in which all rows can be tried."""
     reach = np.array([5, 25, 3, 5, 1, 1, 1])
@@ -80,14 +89,14 @@ def near(x):
 @pytest.mark.parametrize("cost", COSTS)
 def test_answers_are_the_cheapest_of_all_rows_that_the_constraints_allow(limit, cost):
     rules, count = lending(**LIMITS[limit]), 2 if cost == "percentile" else 4
-    w, x, b = people(count, seed=sorted(LIMITS).index(limit))
-    priced = COSTS[cost].named(NAMES)
+    w, x, b, every = small(limit)
+    x, b = x[:count], b[:count]
     found = linear_recourse(w, b, x, cost=COSTS[cost], constraints=rules, within=near(x))
     assert rules.satisfied(x, found.counterfactual, within=near(x))[found.valid].all()
     assert (found.counterfactual @ w + b >= 0)[found.valid].all()
     assert found.proven.all()
     for at in range(count):
-        best = least_cost(x[at], every_row(x[at], rules, *near(x[at])), w, b[at], 0.0, priced)
+        best = least_cost(x[at], every[at], w, b[at], 0.0, COSTS[cost].named(NAMES))
         assert found.valid[at] == np.isfinite(best)
         assert found.distance[at] == pytest.approx(best if np.isfinite(best) else 0.0, rel=1e-6)
 
@@ -111,11 +120,11 @@ def test_the_cheapest_answer_without_a_limit_would_often_break_it(limit):
 
 
 @pytest.mark.parametrize("cost", ["L1", "L2", "asymmetric L2"])
-@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_best_few_features_are_those_of_the_integer_program(cost, most, whole, monkeypatch):
     rng = np.random.default_rng(most)
-    d, n = 10, 4
+    d, n = 10, 3
     w, x, scale = rng.normal(size=d), np.rint(2 * rng.normal(size=(n, d))).clip(-4, 4), rng.uniform(0.5, 2, d)
     x[:, 7:] = np.eye(3)[rng.integers(0, 3, n)]
     kind, sides = (
