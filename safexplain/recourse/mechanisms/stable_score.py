@@ -250,5 +250,6 @@ def public_vector(name: str, given: ArrayLike) -> Floats:
         and not given.flags.writeable
     ):
         return given  # made here before: scikit-learn looks for the same one
+    found = np.array(found)
     found.flags.writeable = False
     return found

@@ -1,0 +1,199 @@
+"""Every estimator keeps scikit-learn's contracts, but for stated exceptions, each with its reason."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from recourse_privacy_oracle import two_gaussians
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import check_is_fitted
+
+from safexplain.dp import DPLogisticRegression
+from safexplain.errors import ConfigurationError
+from safexplain.recourse import (
+    L1,
+    Constraints,
+    DPModelRecourse,
+    LaplaceScore,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    PublicDirection,
+)
+from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.testing.scikit_learn import EXPECTED, LABELS, WIDTH, expected_failed_checks
+
+COMMON = {"epsilon": 1000.0, "norm_bound": 10.0, "random_state": 0}
+FIVE = {**COMMON, "classes": (0, 1, 2, 3, 4), "favourable": 1}
+GIVEN = {
+    "objective": ObjectivePerturbation(**FIVE),
+    "score": LaplaceScore(**COMMON),
+    "direction": PublicDirection(direction=[1.0, 1.0], **COMMON),
+    "preprocessing": Preprocessing(numeric={"income": (0, 1)}),
+}
+SLOW = {
+    "model": DPModelRecourse(**FIVE),
+    "output": OutputPerturbation(**FIVE),
+    "regression": DPLogisticRegression(1000.0, norm_bound=10.0, classes=[0, 1, 2], random_state=0),
+}
+MECHANISMS = [LaplaceScore, DPModelRecourse, OutputPerturbation, ObjectivePerturbation]
+each_mechanism = pytest.mark.parametrize("kind", MECHANISMS)
+
+
+def failed(estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of check_set_params, that parameters are checked early
+        results = check_estimator(estimator, on_skip=None, on_fail=None)
+    return {r["check_name"] for r in results if r["status"] == "failed"}
+
+
+@pytest.mark.parametrize(
+    "name", [*GIVEN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)], ids=[*GIVEN, *SLOW]
+)
+def test_what_fails_is_what_is_stated(name):
+    estimator = (GIVEN | SLOW)[name]
+    assert failed(estimator) == set(expected_failed_checks(estimator))
+
+
+class AnyLabels(LaplaceScore):
+    """Takes its labels from y, which a private model must not: for checks that do not tell theirs."""
+
+    def fit(self, X, y):
+        return super().fit(X, (np.asarray(y) != np.ravel(y)[:1]).astype(int))
+
+
+class AnyLabelsAndWidths(PublicDirection):
+    """Takes its direction's length from X besides."""
+
+    def fit(self, X, y):
+        if np.ndim(X) == 2 and np.shape(X)[1]:
+            self.set_params(direction=np.ones(np.shape(X)[1]))
+        return super().fit(X, (np.asarray(y) != np.ravel(y)[:1]).astype(int))
+
+
+@pytest.mark.parametrize(
+    ("shim", "reasons"),
+    [(AnyLabels(**COMMON), {LABELS}), (AnyLabelsAndWidths(direction=[1.0, 1.0], **COMMON), {LABELS, WIDTH})],
+    ids=["labels", "labels and widths"],
+)
+def test_checks_fail_for_the_stated_reason_and_no_other(shim, reasons):
+    """With what the check brings they pass; that a shim changes its parameters in `fit` is its own doing."""
+    stated = expected_failed_checks(shim)
+    own = {"check_dont_overwrite_parameters", "check_estimators_empty_data_messages", "check_pipeline_consistency"}
+    assert failed(shim) - (own if WIDTH in reasons else set()) <= {
+        check for check, reason in stated.items() if reason not in reasons
+    }
+
+
+def test_the_documentation_states_every_reason():
+    text = (Path(__file__).parents[3] / "docs" / "differential-privacy.md").read_text()
+    flat = re.sub(r"\s+", " ", text)
+    for reason in {reason for found in EXPECTED.values() for reason in found.values()}:
+        assert reason in flat
+
+
+# What users do with them
+
+
+def made(kind, **options):
+    return kind(norm_bound=5.0, random_state=0, **options)
+
+
+@each_mechanism
+def test_a_clone_has_the_parameters_and_not_the_training(kind):
+    X, y = two_gaussians(100, 3)
+    given = made(kind, epsilon=2.0, cost=L1(), constraints=Constraints(3, immutable=[1]))
+    fitted = given.fit(X, y)
+    other = clone(fitted)
+    assert type(other) is kind
+    assert other.get_params(deep=False) == fitted.get_params(deep=False)
+    check_is_fitted(fitted)
+    assert fitted.n_features_in_ == 3
+    with pytest.raises(NotFittedError):
+        check_is_fitted(other)
+    assert not hasattr(other, "n_features_in_")
+    with pytest.raises(ConfigurationError, match="has not been trained"):
+        other.explain(X)
+    assert other.fit(X, y).identity != fitted.identity
+
+
+def test_a_clone_keeps_a_model_that_was_given():
+    model = DPLogisticRegression(norm_bound=5.0, classes=[0, 1], random_state=0).fit(*two_gaussians(100, 3))
+    given = DPModelRecourse(model)
+    other = clone(given)
+    assert other.model is model
+    assert (other.explain(np.ones((1, 3))).counterfactual == given.explain(np.ones((1, 3))).counterfactual).all()
+
+
+def test_a_clone_of_a_seeded_generator_draws_what_the_first_draws():
+    X, y = two_gaussians(100, 3)
+    given = LaplaceScore(norm_bound=5.0, random_state=np.random.default_rng(0))
+    other = clone(given)
+    assert other.fit(X, y).score(X).score.tolist() == given.fit(X, y).score(X).score.tolist()
+
+
+@each_mechanism
+def test_parameters_change_all_together_or_not_at_all_and_the_training_is_dropped(kind):
+    fitted = made(kind).fit(*two_gaussians(100, 3))
+    with pytest.raises(ConfigurationError, match="epsilon"):
+        fitted.set_params(target=0.5, epsilon=-1.0)
+    with pytest.raises(ConfigurationError, match=r"no parameter gamma; expected some of .*epsilon"):
+        fitted.set_params(gamma=1.0)
+    assert fitted.target == 0.0
+    check_is_fitted(fitted)
+    assert fitted.set_params() is fitted
+    check_is_fitted(fitted)
+    assert fitted.set_params(target=0.5, epsilon=3.0) is fitted
+    assert (fitted.target, fitted.epsilon, fitted.guarantee.epsilon) == (0.5, 3.0, 3.0)
+    with pytest.raises(NotFittedError):
+        check_is_fitted(fitted)
+
+
+@each_mechanism
+def test_nothing_else_changes_a_parameter(kind):
+    mechanism = made(kind)
+    for change in (lambda: setattr(mechanism, "epsilon", 9.0), lambda: setattr(mechanism, "other", 1)):
+        with pytest.raises(FrozenInstanceError, match="set_params"):
+            change()
+    with pytest.raises(FrozenInstanceError):
+        del mechanism.epsilon
+    again = pickle.loads(pickle.dumps(mechanism))
+    with pytest.raises(FrozenInstanceError):
+        again.epsilon = 9.0
+
+
+@each_mechanism
+def test_it_can_end_a_pipeline(kind):
+    X, y = two_gaussians(100, 3)
+    pipeline = clone(make_pipeline(FunctionTransformer(lambda x: x / 2), made(kind))).fit(X, y)
+    assert pipeline[-1].guarantee.epsilon == pytest.approx(1.0, rel=1e-5)
+    assert (pipeline[-1].identity == made(kind).fit(X / 2, y).identity) is False
+
+
+def test_a_grid_of_private_regressions_is_searched_at_the_cost_of_one_budget_each():
+    X, y = two_gaussians(200, 3)
+    given = DPLogisticRegression(epsilon=5.0, norm_bound=5.0, classes=[0, 1], random_state=0)
+    search = GridSearchCV(given, {"logit_noise": [0.5, 1.0], "mechanism": ["objective"]}, cv=2).fit(X, y)
+    assert search.best_score_ > 0.8
+    assert search.best_estimator_.privacy_.weights
+
+
+def test_a_preprocessing_goes_through_clone_pipelines_and_files():
+    people = Preprocessing(numeric={"income": (0, 100)}, categories={"job": ["clerk", "cook"]})
+    frame = pd.DataFrame({"income": [10.0, 90.0] * 20, "job": ["cook", "clerk"] * 20})
+    assert clone(people) == people == pickle.loads(pickle.dumps(people))
+    pipeline = make_pipeline(people, DPLogisticRegression(norm_bound=people.norm_bound, classes=[0, 1]))
+    predicted = clone(pipeline).set_params(dplogisticregression__epsilon=100.0).fit(frame, [0, 1] * 20).predict(frame)
+    assert set(predicted.tolist()) <= {0, 1}
+    assert people.get_feature_names_out().tolist() == list(people.columns)
