@@ -212,15 +212,15 @@ def _translated(tree: Tree, readings: Sequence[Reading]) -> Tree:
             goes = tree.missing_left[node] if np.isnan(value) else value <= tree.threshold[node]
             return left if goes else right
 
-        states = list(reading.states)
         if reading.column >= 0:
             missing = bool(tree.missing_left[node])
-            last = growing.split(reading.column, threshold[node], left, right, missing)
-        else:
-            last = side(states.pop()[1])
-        for state, value in states:
+            usual = growing.split(reading.column, threshold[node], left, right, missing)
+        else:  # the side of most states is told by the others not holding: as few splits as there can be
+            usual = max((left, right), key=[side(value) for _, value in reading.states].count)
+        last = usual
+        for state, value in reading.states:
             target = side(value)
-            last = last if target == last else growing.split(state, 0.5, last, target, False)
+            last = last if target == usual else growing.split(state, 0.5, last, target, False)
         growing.replace(node, last)
     return growing.tree(0, tree.value.dtype)
 
