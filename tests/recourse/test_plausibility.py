@@ -271,6 +271,9 @@ def test_a_mechanism_refuses_what_it_cannot_use():
         DPModelRecourse(plausibility=frame(50))
     with pytest.raises(ConfigurationError, match="3 columns, but the model 2"):
         DPModelRecourse(plausibility=Plausibility(ridge(50)), norm_bound=9.0).fit(np.ones((9, 2)), [0, 1, 1] * 3)
+    labels = Plausibility(pd.DataFrame({"job": ["clerk", "manager"] * 30}))
+    with pytest.raises(InputError, match="needs preprocessing="):
+        DPModelRecourse(plausibility=labels, norm_bound=9.0).fit(np.ones((9, 1)), [0, 1, 1] * 3)
 
 
 @needs("heloc.npz")

@@ -321,7 +321,8 @@ class PrivateModelRecourse(DiverseAnswers):
         super().__post_init__()
         check_plausibility(self.plausibility)
         if self.plausibility is not None:
-            self._set(plausible=self.plausibility.of(self.preprocessing))
+            own = self.preprocessing
+            self._set(plausible=self.plausibility if own is None else self.plausibility.of(own))
         check_number("shift", self.shift, minimum=0)
         if check_number("delta", self.delta) != 0:
             check_delta(self.delta)
@@ -339,7 +340,9 @@ class PrivateModelRecourse(DiverseAnswers):
             WeakDeltaWarning: delta is at least one over the number of records.
         """
         wanted = wanted_label(list(self.classes), self.favourable)
-        trained = self._trainer().fit(*self._training(X, y))
+        rows, labels = self._training(X, y)
+        self._check_plausible(np.shape(rows)[1] if np.ndim(rows) == 2 else None)  # before the budget is spent
+        trained = self._trainer().fit(rows, labels)
         model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
         self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
         return self
@@ -454,9 +457,14 @@ class PrivateModelRecourse(DiverseAnswers):
                 "shift: answers withstand a shift of the weights of a linear model with two classes; for a network, or"
                 " more classes, ask for a margin on the score: target="
             )
-        if self.plausibility is not None:
-            self._get("plausible").of(self.preprocessing, model.width)
+        if model.asked is None:
+            self._check_plausible(model.width)
         return model
+
+    def _check_plausible(self, width: int | None) -> None:
+        """Whether the public rows can be compared with rows of this many columns."""
+        if self.plausibility is not None:
+            self._get("plausible").of(self.preprocessing, width)
 
     def _linear_model(self, method: str) -> PrivateModel:
         _ = self.features
@@ -664,6 +672,7 @@ class DPModelRecourse(PrivateModelRecourse):
             frozen=frozen,
             options=self.search,
             preprocessing=self.preprocessing,
+            plausibility=self.plausibility,
         )
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
