@@ -570,9 +570,9 @@ def people() -> tuple[np.ndarray, np.ndarray]:
 
 
 def answered(answer: recourse.Recourse) -> dict[str, Any]:
-    """What was released of an answer, without its queries, what was proven and the kind of frame that came."""
-    others = ("x", "proven", "table", "like")
-    return {name: value for name, value in vars(answer).items() if name not in others}
+    """What was released of an answer."""
+    names = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
+    return {name: getattr(answer, name) for name in names}
 
 
 def mechanisms() -> dict[str, Any]:
