@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,24 +141,27 @@ class PublicDirection(StableScoreMechanism):
         favourable = step <= 0
         change = np.where(favourable, 0.0, step)[:, None] * direction
         allowed = self.column_constraints
-        if allowed is not None and allowed.whole.any():
-            whole = allowed.whole  # whole numbers at least as far as the step asks for
-            change[:, whole] = np.copysign(np.ceil(np.abs(change[:, whole])), change[:, whole])
+        if allowed is not None and allowed.grid.any():
+            stepped = allowed.grid > 0  # whole steps at least as far as the step along u asks for
+            size, asked = allowed.grid[stepped], change[:, stepped]
+            change[:, stepped] = np.copysign(np.ceil(np.abs(asked) / size) * size, asked)
 
         def solve(frozen: Frozen) -> Recourse:
             reached = rows + change
             if allowed is not None:
-                reached = allowed.project(rows, reached, frozen)
+                reached = replace(allowed, rules=()).project(rows, reached, frozen)
             reached[favourable] = rows[favourable]
             short = np.abs(change) - (reached - rows) * np.sign(direction)
             whole = (short <= ENDS * np.abs(change) + ROUNDING * np.abs(rows)).all(axis=1)
+            if allowed is not None:  # what rules ask for besides would not be along u
+                whole &= allowed.satisfied(rows, reached, frozen)
             valid = favourable | whole
             reached[~valid] = rows[~valid]
             return Recourse(
                 x=rows,
                 counterfactual=reached,
                 valid=valid,
-                distance=self.column_cost.distance(reached - rows),
+                distance=self.column_cost.distance(reached - rows, rows),
                 score=self.target - step * (self.slope_floor or 1.0),
                 favourable=favourable,
                 censored=censored,

@@ -8,7 +8,7 @@ from recourse_privacy_oracle import SIDES, largest_loss, leaning, log_probabilit
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
-from safexplain.recourse import L1, Constraints, PublicDirection
+from safexplain.recourse import L1, L2, Constraints, Percentile, PublicDirection, Rule
 from safexplain.recourse.mechanisms import public_direction
 from safexplain.recourse.mechanisms.stable_score import StableScore
 
@@ -273,3 +273,31 @@ def test_what_does_not_fit_the_data_is_refused():
     with pytest.raises(InputError):
         trained(*two_gaussians(50, 2)).explain([1e300, -1e300])
     assert public_direction.ENDS < 1e-6
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"most_changes": 1},
+        {"step": {0: 0.3}, "most_changes": 2},
+        {"rules": (Rule(0, 2),)},
+        {"rules": (Rule(0, 1, per_unit=3),)},
+        {"largest_change": {1: 0.2}},
+    ],
+)
+@pytest.mark.parametrize("cost", [L2(), Percentile(np.random.default_rng(0).normal(size=(50, 3)))])
+def test_answers_that_break_a_limit_of_changes_are_not_valid(limit, cost):
+    x, y = two_gaussians(400, 3)
+    rules = Constraints(3, **limit)
+    fitted = trained(x, y, (1.0, 1.0, 0.0), epsilon=50.0, slope_floor=0.1, constraints=rules, cost=cost)
+    found = fitted.explain(x[:60], infeasible="mark")
+    assert rules.satisfied(x[:60], found.counterfactual).all()
+    asked = ~found.favourable
+    assert asked.sum() > 10
+    moved = found.change[asked & found.valid]
+    assert (moved[:, 2] == 0).all()
+    if "step" in limit:
+        assert found.valid.all()
+        np.testing.assert_allclose(moved[:, 0] / 0.3, np.rint(moved[:, 0] / 0.3), atol=1e-9)
+    else:
+        assert not found.valid[asked].all()
