@@ -197,10 +197,13 @@ def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
     The two numbers that a radius and an angle give go into different sums: every sum is of `of` radii and angles.
 
     Args:
-        radii: (of, half) int64, of which 63 bits count.
+        radii: (of, half) int64, of which 63 bits count; overwritten.
         angles: (of, half) int64 for sums in float64, int32 for sums in float32.
     """
     dtype, bits = (torch.float64, 63) if angles.dtype == torch.int64 else (torch.float32, 31)
-    radius = (radii & (2**63 - 1)).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+    radius = radii.bitwise_and_(2**63 - 1).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
     angle = angles.to(dtype).mul_(math.pi * 2.0**-bits)
-    return torch.stack([angle.cos().mul_(radius).sum(0), angle.sin_().mul_(radius).sum(0)])
+    out = radius.new_empty(2, radius.shape[1])
+    for into, part in zip(out, (angle.cos(), angle.sin_()), strict=True):
+        torch.sum(part.mul_(radius), 0, out=into)
+    return out

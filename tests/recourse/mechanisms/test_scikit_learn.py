@@ -45,7 +45,6 @@ GIVEN = {
 SLOW = {
     "model": DPModelRecourse(**FIVE),
     "output": OutputPerturbation(**FIVE),
-    "regression": DPLogisticRegression(1000.0, norm_bound=10.0, classes=[0, 1, 2], random_state=0),
 }
 MECHANISMS = [LaplaceScore, DPModelRecourse, OutputPerturbation, ObjectivePerturbation]
 each_mechanism = pytest.mark.parametrize("kind", MECHANISMS)
