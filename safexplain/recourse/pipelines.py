@@ -38,7 +38,7 @@ from sklearn.preprocessing import (
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.frames import kind_of, numbers_of
+from safexplain.recourse.frames import columns_of, kind_of, numbers_of, values_of
 from safexplain.recourse.preprocessing import Feature, Preprocessing
 from safexplain.recourse.result import Floats, first_of
 from safexplain.recourse.trees.forest import Reading
@@ -873,10 +873,11 @@ def table_of(
     used = set(reading.used)
     others = [name for name in names if name not in used and name not in own and is_numeric(frame, name)]
     plain = [name for name in names if name not in own and (name in used or name in others)]
-    free = {n: None for n in plain if n not in reading.labels}
+    yes_no = {n: [False, True] for n in plain if n not in reading.labels and is_boolean(frame, n)}
+    free = {n: None for n in plain if n not in reading.labels and n not in yes_no}
     declared: dict[str, dict[str, Any]] = {
         "numeric": free,
-        "categories": {n: reading.labels[n] for n in plain if n in reading.labels and not reading.on_line(n)},
+        "categories": {n: reading.labels[n] for n in plain if n in reading.labels and not reading.on_line(n)} | yes_no,
         "ordinal": {n: reading.labels[n] for n in plain if n in reading.labels and reading.on_line(n)},
         "special": {n: reading.special[n] for n in plain if n in reading.special},
     }
@@ -900,6 +901,14 @@ def names_of(frame: Any) -> tuple[str, ...] | None:
     if kind in ("pandas", "polars"):
         return tuple(map(str, frame.columns))
     return tuple(map(str, frame.index if kind == "series" else frame))
+
+
+def is_boolean(frame: Any, name: str) -> bool:
+    """Whether a column of a frame holds nothing but True and False."""
+    if name not in (names_of(frame) or ()):
+        return False
+    values = values_of(columns_of(frame, names_of(frame) or ())[0][name])
+    return len(values) > 0 and all(isinstance(value, bool) for value in values)
 
 
 def _value(frame: Any, name: str, row: int) -> Any:

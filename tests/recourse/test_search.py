@@ -1,6 +1,7 @@
 """One call for every model: answers are what the model's own `predict` says, and what cannot be asked is told."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from sklearn.ensemble import (
     RandomForestRegressor,
     VotingClassifier,
 )
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import (
     LinearRegression,
     LogisticRegression,
@@ -38,6 +40,7 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing, linear_recourse, search_recourse
+from tests.helpers.evidence import DATA, needs
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 4))
@@ -116,7 +119,7 @@ def test_of_several_classes_the_wanted_one_is_reached(model):
 def test_a_perceptron_is_searched_as_the_network_that_it_is(activation):
     model = MLPClassifier((6, 5), activation, solver="lbfgs", max_iter=2000, random_state=0, alpha=0.1).fit(X, Y)
     for wanted in (0, 1):
-        asked = X[model.predict(X) != wanted][:40]
+        asked = X[model.predict(X) != wanted][:10]
         answer = search_recourse(model, asked, favourable=wanted)
         assert answer.valid.all()
         assert (model.predict(answer.counterfactual) == wanted).all()
@@ -325,6 +328,56 @@ def test_boosters_of_other_libraries_in_pipelines_and_alone(library):
     assert (alone.predict(answer.frame) == 1).all()
     booster = alone.get_booster() if library == "xgboost" else alone.booster_
     np.testing.assert_allclose(search_recourse(booster, asked, cost=L1()).distance, answer.distance)
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(max_iter=1000), DecisionTreeClassifier(max_depth=3)])
+def test_true_and_false_stay_true_and_false(model):
+    frame = FRAME.assign(owner=X[:, 1] > 0)
+    model.fit(frame, Y)
+    asked = frame[model.predict(frame) == 0].head(10)
+    answer = search_recourse(model, asked, cost=L1())
+    assert answer.frame.owner.dtype == bool
+    assert (model.predict(answer.frame) == 1).all()
+
+
+def adult(rows):
+    """The first rows of the Adult data as a frame in its own units, and who earns more."""
+    data = np.load(DATA / "adult.npz")
+    text = {key: bytes(data[f"{key}__txt"]).decode().splitlines() for key in ("num_names", "cat_names", "cat_values")}
+    frame = pd.DataFrame(data["x_num"][:rows].astype(float), columns=text["num_names"])
+    for name, codes, values in zip(text["cat_names"], data["x_cat"][:rows].T, text["cat_values"], strict=True):
+        known = json.loads(values)
+        frame[name] = [known[code] if code >= 0 else np.nan for code in codes]
+    return frame, data["y"][:rows].astype(int)
+
+
+@needs("adult.npz")
+@pytest.mark.parametrize(
+    "estimator",
+    [LogisticRegression(max_iter=2000), HistGradientBoostingClassifier(max_iter=5)],
+    ids=["linear", "trees"],
+)
+def test_adult_in_its_own_units_by_a_pipeline(estimator):
+    frame, y = adult(2000)
+    numbers = frame.select_dtypes("number").columns.tolist()
+    others = [name for name in frame.columns if name not in numbers]
+    encoder = make_pipeline(
+        SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    )
+    model = make_pipeline(ColumnTransformer([("n", StandardScaler(), numbers), ("c", encoder, others)]), estimator)
+    model.fit(frame, y)
+    asked = frame[model.predict(frame) == 0].head(3)
+    rules = Constraints(
+        tuple(frame.columns), immutable=("sex", "race", "native-country"), increasing=("age",), integer=tuple(numbers),
+        lower=dict.fromkeys(numbers, 0), upper={"age": 120},
+    )  # fmt: skip
+    cost = L1(scale={name: float(frame[name].std()) for name in numbers})
+    answer = search_recourse(model, asked, constraints=rules, cost=cost)
+    assert answer.valid.all()
+    assert answer.proven.all()
+    assert (model.predict(answer.frame) == 1).all()
+    assert (answer.frame[["sex", "race", "native-country"]] == asked[["sex", "race", "native-country"]]).all().all()
+    assert (answer.frame[numbers] % 1 == 0).all().all()
 
 
 def test_trees_behind_a_projection_are_refused():
