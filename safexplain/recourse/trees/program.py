@@ -26,6 +26,20 @@ from safexplain.recourse.trees.tree import Ints
 
 ROUNDS = 500
 """Programs solved for one query at most; each forbids what the last one took for an answer and was none."""
+NEARLY = 1.1
+"""Share of the widest radius from which on that is taken at once."""
+GROWTH = 1.35
+"""By how much the radius grows, to the power of the cost."""
+BISECTIONS = 8
+"""Of the cost below which no answer can be, before any program is solved."""
+LOWEST = 1e-4
+"""Share of the widest radius where the bisection begins."""
+SEARCHED = 0.1
+"""Share of the time for the quick search, and for the bisection."""
+IMPROVED = 2
+"""Rounds of improvements of what it found."""
+LEAVES_A_SECOND = 3000
+"""Leaves for which a program is still put together, for each second that is left."""
 SCORE = 1e2
 """Size of the largest value of a leaf in the program."""
 
@@ -66,24 +80,82 @@ class _ForestSearch:
         self.paid = np.inf
 
     def run(self) -> Answer:
-        """The answer."""
-        cells = Cells.of(Leaves.of(self.forest), self.query)
-        if cells.empty:
-            return Answer(None, np.inf, np.inf)
-        self._search(cells)
-        if self.best is not None:
-            cells = cells.within(self.paid * (1 + CLOSE))
-        return self._solve(cells)
+        """The answer.
 
-    def _search(self, cells: Cells) -> None:
-        """Look for a good answer quickly."""
-        search = Search(cells, self.needed, self.query.rules.most_changes)
-        for exponent in EXPONENTS:
+        Programs look within a radius of costs that grows until there is an answer: small ones are solved in no time,
+        and one without a solution proves that no answer is as cheap.
+        """
+        everything = Cells.of(Leaves.of(self.forest), self.query)
+        if everything.empty or not self._possible(everything):
+            return Answer(None, np.inf, np.inf)
+        cells = self._search(everything)
+        top = self._radius(cells)
+        bound = self._least(cells, top)
+        radius, growth = bound, GROWTH**self.query.cost.power
+        while True:
+            radius = max(radius * growth, top * LOWEST)
+            top = self._radius(cells)
+            if radius * NEARLY > top:
+                radius = top
+            near = cells.within(radius * (1 + CLOSE))
+            solved = None if near.empty else self._solve(near, radius, radius == top)
+            bound = max(bound, radius if solved is None else solved)
+            if self.paid <= bound * (1 + CLOSE):
+                return Answer(self.best, self.paid, self.paid)
+            if radius == top:
+                return Answer(self.best, self.paid, bound)
             if time.monotonic() > self.deadline:
+                return Answer(self.best, self.paid, bound)
+
+    def _possible(self, cells: Cells) -> bool:
+        """Whether each class might be beaten if each tree's best leaf among the cells could be had."""
+        leaves = cells.leaves
+        best = np.full((leaves.trees, leaves.value.shape[1]), -np.inf)
+        np.maximum.at(best, leaves.tree, leaves.value)
+        slack = 1e-9 * float(np.abs(best).sum()) if np.isfinite(best).all() else 0.0
+        return bool((best.sum(axis=0) + leaves.base + slack >= self.needed).all())
+
+    def _least(self, cells: Cells, top: float) -> float:
+        """A cost below which no answer lies, by bisection with `_possible`."""
+        low, high, until = top * LOWEST, top, time.monotonic() + SEARCHED * (self.deadline - time.monotonic())
+        near = cells.within(low)
+        if not near.empty and self._possible(near):
+            return 0.0
+        for _ in range(BISECTIONS):
+            middle = np.sqrt(low * high)
+            near = cells.within(middle)
+            if near.empty or not self._possible(near):
+                low = float(middle)
+            else:
+                high = float(middle)
+            if time.monotonic() > until:
                 break
+        return float(low)
+
+    def _search(self, cells: Cells) -> Cells:
+        """Look for a good answer quickly; the cells that cheaper ones may lie in."""
+        most = self.query.rules.most_changes
+        until = time.monotonic() + SEARCHED * (self.deadline - time.monotonic())
+        search = Search(cells, self.needed, most)
+        for exponent in EXPONENTS:
+            if time.monotonic() > until:
+                return cells if self.best is None else cells.within(self.paid * (1 + CLOSE))
             found = search.found(exponent)
             if found is not None:
                 self._offer(search.row(*found))
+        if self.best is None:
+            return cells
+        for _ in range(IMPROVED):
+            cells, paid = cells.within(self.paid * (1 + CLOSE)), self.paid
+            search = Search(cells, self.needed, most)
+            state = search.state(self.best)
+            for found in search.better(state):
+                self._offer(search.row(*found))
+                if time.monotonic() > until:
+                    break
+            if self.paid >= paid or time.monotonic() > until:
+                break
+        return cells.within(self.paid * (1 + CLOSE))
 
     def _offer(self, row: Floats) -> bool:
         """Keep a row (d,) if it is an answer and the best so far; whether it is an answer."""
@@ -107,10 +179,18 @@ class _ForestSearch:
         total += sum(float(self.query.prices(group)[admissible].max()) for group, admissible in self.query.groups)
         return max(total * (16.0 if self.linked.any() else 1.0), float(np.finfo(np.float64).tiny) * 1e50)
 
-    def _solve(self, cells: Cells) -> Answer:
-        """Programs, until one proves the best answer or time is up."""
-        radius = self._radius(cells)
+    def _solve(self, cells: Cells, radius: float, widest: bool) -> float:
+        """Programs, until one proves the best answer within a radius or time is up; no answer costs less than this.
+
+        Args:
+            cells: where answers of the radius may lie.
+            radius: what no answer that is looked for costs more than.
+            widest: whether that is true of all answers; then infinity is possible.
+        """
+        none = np.inf if widest and not self.linked.any() else radius
         inner = self.query.narrowed(radius)
+        if (inner.low > inner.high)[self.linked].any():
+            return radius
         x = self.query.x
         inner = replace(
             inner,
@@ -118,23 +198,23 @@ class _ForestSearch:
             high=np.where(self.linked | inner.grouped, inner.high, x),
             step=np.where(self.linked, inner.step, 0.0),
         )
-        curves = [
-            inner.curve(at) if self.linked[at] and inner.low[at] < inner.high[at] else None for at in range(len(x))
-        ]
+        moving = self.linked & (inner.low < inner.high)
+        curves = [inner.curve(at) if moves else None for at, moves in enumerate(moving.tolist())]
         bound, forbidden = 0.0, list[NDArray[np.bool_]]()
         for _ in range(ROUNDS):
-            if cells.empty:
-                return Answer(self.best, self.paid, self.paid)
+            left = self.deadline - time.monotonic()
+            if left <= 0 or len(cells.leaves.tree) > LEAVES_A_SECOND * left:
+                break
             program = _ForestProgram(cells, Moves(inner, curves, radius), self.linked, self.needed, radius)
             for together in forbidden:
                 program.forbid(together)
-            if self.best is not None:
-                program.limit(self.paid * (1 - CLOSE / 2))
+            most = min(self.paid * (1 - CLOSE / 2), radius)
+            if most < np.inf and not (widest and self.best is None):
+                program.limit(most)
             solved = program.moves.program.solve(self.deadline - time.monotonic())
             if solved.infeasible:
-                bound = self.paid if self.best is not None or not self.linked.any() else radius
-                break
-            bound = max(bound, min(solved.bound * radius / COST + program.paid, self.paid))
+                return self.paid if self.paid <= radius else none
+            bound = max(bound, min(solved.bound * radius / COST + program.paid, radius))
             if solved.values is None:
                 break
             row, cell, moved = program.read(solved.values)
@@ -150,7 +230,7 @@ class _ForestSearch:
                 forbidden.append(inside)
             elif not new:
                 break
-        return Answer(self.best, self.paid, min(bound, self.paid))
+        return bound
 
 
 class _ForestProgram:

@@ -6,10 +6,10 @@ is known at once: a leaf counts for it if the row lies in all of the leaf's rang
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safexplain.recourse.result import Floats
 from safexplain.recourse.trees.cells import Cells
@@ -17,7 +17,13 @@ from safexplain.recourse.trees.tree import Ints
 
 EXPONENTS = (1.0, 0.5, 2.0, 0.25)
 """How much a step's cost counts against its gain, start by start."""
-_STEPS = 200
+_STEPS = 60
+_STUCK = 3
+"""Times that pairs of steps are tried on the way, where no single step helps."""
+_PAIRS = 20
+"""First steps that are looked beyond where no single step helps."""
+State = tuple[Ints, list[int]]
+"""Cells (d,), and the category of each one-hot group."""
 _ROUNDING = 1e-9
 """Share of the values' size by which a sum may miss the target and count, before it is looked at exactly."""
 
@@ -89,29 +95,66 @@ class Search:
         lead: Floats = (total[keep] + leaves.base).min(axis=1) - self.target
         return lead
 
-    def found(self, exponent: float) -> tuple[Ints, list[int]] | None:
-        """Cells (d,) and categories of a row that reaches the target; None: the greedy steps did not get there."""
-        cell, chosen = self.start.copy(), list(self.own)
+    def found(self, exponent: float, state: State | None = None, banned: int = -1, pairs: int = _STUCK) -> State | None:
+        """A state that reaches the target, by greedy steps and then savings; None: the steps did not get there.
+
+        Args:
+            exponent: how much a step's cost counts.
+            state: where to start; None: at the query, as far as its limits allow.
+            banned: column that no step changes; -1: none.
+            pairs: how often two steps are looked ahead where no single one helps.
+        """
+        cell, chosen = (self.start.copy(), list(self.own)) if state is None else (state[0].copy(), list(state[1]))
         lead = self.lead(cell)
         for _ in range(_STEPS):
             if lead >= -self.slack:
                 return self._saved(cell, chosen)
-            moves = self._moves(cell, chosen)
-            leads, prices = moves
+            leads, prices = self._moves(cell, chosen, banned)
             gain = np.minimum(leads, 0.0) - lead
-            useful = gain > 0
-            if not useful.any():
-                return None
+            if not (gain > self.slack).any():
+                pair = self._pair(cell, chosen, leads, lead) if pairs else None
+                if pair is None:
+                    return None
+                pairs -= 1
+                lead = leads[pair]
+                self._do(pair, cell, chosen)
+                continue
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                rate = np.where(useful, gain / np.maximum(prices, 1e-300) ** exponent, -np.inf)
+                rate = np.where(gain > self.slack, gain / np.maximum(prices, 1e-300) ** exponent, -np.inf)
             best = int(rate.argmax())
             lead = leads[best]
             self._do(best, cell, chosen)
         return None
 
-    def _moves(self, cell: Ints, chosen: list[int]) -> tuple[Floats, Floats]:
+    def _pair(self, cell: Ints, chosen: list[int], leads: Floats, lead: float) -> int | None:
+        """The first of two steps that together raise the lead, where no single one does."""
+        best, most = None, lead + self.slack
+        for move in np.argsort(-leads, kind="stable")[:_PAIRS].tolist():
+            if leads[move] == -np.inf:
+                break
+            tried, categories = cell.copy(), list(chosen)
+            self._do(move, tried, categories)
+            reached = float(self._moves(tried, categories)[0].max(initial=-np.inf))
+            if reached > most:
+                best, most = move, reached
+        return best
+
+    def better(self, state: State) -> Iterator[State]:
+        """Other states that reach the target: one change is taken back, in part or whole, and made up for."""
+        cell, _ = state
+        for column in np.flatnonzero((cell != self.start) & ~self.member).tolist():
+            for back in (self.start[column], (self.start[column] + cell[column]) // 2):
+                if back == cell[column]:
+                    continue
+                tried = cell.copy()
+                tried[column] = back
+                found = self.found(1.0, (tried, state[1]), column, 0)
+                if found is not None:
+                    yield found
+
+    def _moves(self, cell: Ints, chosen: list[int], banned: int = -1) -> tuple[Floats, Floats]:
         """Leads after every step and what they cost besides, columns' steps first, then categories."""
-        leads = np.where(self.member[self.column], -np.inf, self.steps(cell))
+        leads = np.where(self.member[self.column] | (self.column == banned), -np.inf, self.steps(cell))
         now = np.where(self.member, 0.0, self.price[self.first[:-1] + cell])
         prices = self.price - now[self.column]
         if self.most is not None:
@@ -142,7 +185,7 @@ class Search:
         number = next(n for n, (own, _) in enumerate(self.cells.query.groups) if own is group)
         cell[group], chosen[number] = cells, at
 
-    def _saved(self, cell: Ints, chosen: list[int]) -> tuple[Ints, list[int]]:
+    def _saved(self, cell: Ints, chosen: list[int]) -> State:
         """Cheaper cells that still reach the target, one step after the other, as long as one saves."""
         for _ in range(_STEPS):
             leads, prices = self._moves(cell, chosen)
@@ -160,7 +203,9 @@ class Search:
             row[group] = np.arange(len(group)) == at
         return row
 
-    def spread(self, cell: Ints, chosen: list[int]) -> NDArray[np.bool_]:
-        """(d,) bool, columns whose cells differ from the start."""
-        moved: NDArray[np.bool_] = cell != self.start
-        return moved
+    def state(self, row: Floats) -> State:
+        """Of a row (d,) among the cells."""
+        high = self.cells.high
+        cell = np.array([int(np.searchsorted(ends, value)) for ends, value in zip(high, row, strict=True)])
+        cell = np.minimum(cell, self.sizes - 1)
+        return cell, [int(row[group].argmax()) for group, _ in self.cells.query.groups]
