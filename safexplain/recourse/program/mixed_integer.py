@@ -175,8 +175,12 @@ class Program:
         """Let a variable cost more."""
         self._cost[variable] += cost
 
-    def solve(self, time_limit: float) -> Solved:
+    def solve(self, time_limit: float, presolve: bool = True) -> Solved:
         """The best that HiGHS finds in so many seconds, and its bound.
+
+        Args:
+            time_limit: seconds.
+            presolve: whether HiGHS simplifies the program first.
 
         Nothing is printed; an interrupt of the keyboard is raised once HiGHS has returned.
         """
@@ -199,7 +203,12 @@ class Program:
                 integrality=whole,
                 bounds=Bounds(np.array(self._low), np.array(self._high)),
                 constraints=None if empty else LinearConstraint(matrix, np.array(self._lower), np.array(self._upper)),
-                options={"disp": False, "time_limit": max(time_limit, SHORTEST), "mip_rel_gap": GAP},
+                options={
+                    "disp": False,
+                    "time_limit": max(time_limit, SHORTEST),
+                    "mip_rel_gap": GAP,
+                    "presolve": presolve,
+                },
             )
         if found.status == 2:
             return Solved(None, np.inf)

@@ -187,8 +187,9 @@ class _ForestSearch:
             radius: what no answer that is looked for costs more than.
             widest: whether that is true of all answers; then infinity is possible.
         """
-        none = np.inf if widest and not self.linked.any() else radius
         inner = self.query.narrowed(radius)
+        same = (inner.low == self.query.low) & (inner.high == self.query.high)
+        none = np.inf if widest and same[self.linked].all() else radius
         if (inner.low > inner.high)[self.linked].any():
             return radius
         x = self.query.x
@@ -211,7 +212,8 @@ class _ForestSearch:
             most = min(self.paid * (1 - CLOSE / 2), radius)
             if most < np.inf and not (widest and self.best is None):
                 program.limit(most)
-            solved = program.moves.program.solve(self.deadline - time.monotonic())
+            # with its presolve, HiGHS has called programs with linked columns infeasible that were not
+            solved = program.moves.program.solve(self.deadline - time.monotonic(), presolve=not self.linked.any())
             if solved.infeasible:
                 return self.paid if self.paid <= radius else none
             bound = max(bound, min(solved.bound * radius / COST + program.paid, radius))
@@ -279,11 +281,15 @@ class _ForestProgram:
         if linked and len(beyond):
             change, fixed = self.moves.change[column], self.moves.fixed[column] + query.x[column]
             inner = self.moves.query
-            size = max(self.moves.size(column), float(np.finfo(np.float64).tiny))
+            step = float(query.step[column])
+            size = step or max(self.moves.size(column), float(np.finfo(np.float64).tiny))
             for side, ends in ((1.0, cells.low[column]), (-1.0, cells.high[column])):
-                ends = np.clip(ends, inner.low[column], inner.high[column])
-                factors = [*change.scaled(side / size), *(-side * np.diff(ends) / size)]
-                program.row([*change.variables, *beyond], factors, side * (float(ends[0]) - fixed) / size)
+                ends = np.clip(ends, inner.low[column], inner.high[column]) - fixed
+                ends = side * ends / size
+                if step:  # whole numbers of steps
+                    ends = np.ceil(ends - 1e-9)
+                factors = [*change.scaled(side / size), *-np.diff(ends)]
+                program.row([*change.variables, *beyond], factors, float(ends[0]))
         return beyond
 
     def _trees(self) -> None:
