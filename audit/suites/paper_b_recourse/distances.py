@@ -2,8 +2,8 @@
 
 Synthetic rows of 100 to 7,000 columns, one target and five reference models on rows that are scored for nobody. The
 distance is that from the released score to the boundary, |f| / |w|, favourable rows included, as in the released code
-that the paper builds on, which also keeps logits within 11.5 (1e-5 is added to probabilities). It is shown in units of the
-median distance of non-members without privacy, so that 1 is right. "At the clamp" is the share whose noised
+that the paper builds on, which also keeps logits within 11.5 (1e-5 is added to probabilities). It is shown in units of
+the median distance of non-members without privacy, so that 1 is right. "At the clamp" is the share whose noised
 probability left [0, 1]. How far two distributions are apart is the largest difference of their distribution functions
 (Kolmogorov and Smirnov): 0 the same, 1 disjoint.
 
@@ -194,7 +194,8 @@ def target(setting: Setting, task: Task, trial: int) -> list[dict[str, Any]]:
 
 def histogram(values: Floats, edges: Floats) -> list[float]:
     """Share of the values in each bin; those outside count at the ends."""
-    return (np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)).tolist()
+    share: list[float] = (np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)).tolist()
+    return share
 
 
 def summary(

@@ -3,8 +3,8 @@
 DPM is `diffprivlib.models.LogisticRegression` (Holohan et al. 2019, arXiv 1907.02444): objective perturbation,
 Algorithm 2 of Chaudhuri, Monteleoni and Sarwate 2011 (JMLR 12). It does not import beside current scikit-learn, so what
 its releases compute is written here anew, from the formula and from what its documentation says of norm, intercept and
-penalty (`RELEASES`): as in 2023, when the paper appeared; as in 0.6.5 beside scikit-learn 1.4 or newer, where losses are
-averaged and the noise is not, n times too much of it; and as in 0.6.6, which divides it.
+penalty (`RELEASES`): as in 2023, when the paper appeared; as in 0.6.5 beside scikit-learn 1.4 or newer, where losses
+are averaged and the noise is not, n times too much of it; and as in 0.6.6, which divides it.
 
 The paper reports the training accuracy of one model (the last of 20) and the mean test accuracy of all 20. So each is
 compared with what one model, and the mean of 20, may be: the middle 95 % over models trained on rows drawn anew, for
