@@ -1,7 +1,8 @@
 """One side of a race in a process of its own: makes a call ready once, then runs and times it whenever it is asked.
 
-Runs in a peer's environment, so that it and the modules of `work` need nothing but NumPy when they are imported. Reads
-a line of JSON a request and writes one a reply; whatever libraries print goes to standard error.
+Runs in a peer's environment, so that it and the modules of `work` need nothing but NumPy when they are imported, and
+nothing newer than Python 3.7, which CARLA needs. Reads a line of JSON a request and writes one a reply; whatever
+libraries print goes to standard error.
 
     {"call": "RMIA", "run": false}  ->  {"set_up_seconds": 3.1}
     {"call": "RMIA", "run": true}   ->  {"seconds": .02, "processor": .02, "units": 1, "values": {}, "arrays": FILE}
@@ -20,13 +21,15 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-Call = Callable[[], dict[str, Any]]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Call = Callable[[], dict[str, Any]]
 """Does the work once and returns plain values and arrays; "units" among them: how many things were done (1)."""
 
 

@@ -247,10 +247,14 @@ class Task:
         return distance
 
     def outliers(self) -> Any:
-        """table -> (m,) bool, whether rows are outliers by LOF (20 neighbours) among public rows, each counted once."""
+        """table -> (m,) bool, whether rows are outliers by LOF (20 neighbours) among public rows, each counted once.
+
+        Numbers are divided by their public standard deviations.
+        """
         from sklearn.neighbors import LocalOutlierFactor
 
         unit = self.units()
+        unit[: self.plain] = np.maximum(self.numbers[self.public].std(0), 1e-3 * self.range)
         known = np.unique(self.table[self.public] / unit, axis=0)
         model = LocalOutlierFactor(n_neighbors=20, novelty=True).fit(known)
         return lambda table: model.predict(table / unit) == -1
