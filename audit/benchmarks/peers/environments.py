@@ -45,11 +45,13 @@ class Environment:
         name: of the folder.
         requirements: as pip takes them; none: the environment that runs the benchmark is enough.
         imports: a statement that has to run before the peer counts as installed.
+        interpreter: another Python on the PATH, such as "python3.7"; its environment sees none of our packages.
     """
 
     name: str
     requirements: tuple[str, ...] = ()
     imports: str = "pass"
+    interpreter: str = ""
 
     def python(self, folder: Path, run: Runs = subprocess.run) -> Path:
         """The interpreter, after what is missing has been installed.
@@ -63,14 +65,17 @@ class Environment:
         """
         if not self.requirements:
             return Path(sys.executable)
+        if self.interpreter and not shutil.which(self.interpreter):
+            raise Skipped(f"needs {self.interpreter}, which is not on the PATH")
         here = folder / self.name
         python, stamp = here / "bin" / "python", here / ".installed"
         wanted = json.dumps([list(self.requirements), self.imports, sys.version])
         if not stamp.is_file() or stamp.read_text() != wanted:
             shutil.rmtree(here, ignore_errors=True)
             here.parent.mkdir(parents=True, exist_ok=True)
-            _checked(run, [sys.executable, "-m", "venv", str(here)], "venv")
-            _behind(here, Path(sysconfig.get_path("purelib")))
+            _checked(run, [self.interpreter or sys.executable, "-m", "venv", str(here)], "venv")
+            if not self.interpreter:
+                _behind(here, Path(sysconfig.get_path("purelib")))
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _checked(run, [*pip, *self.requirements], "pip install")
             _checked(run, [str(python), "-W", "ignore", "-c", self.imports], f"`{self.imports}`")

@@ -20,7 +20,7 @@ from .tasks import MODELS, NAMES, Task, Work, layers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-A_RUN = 2.0
+A_RUN = 1.0
 METHODS = ("GrowingSpheres", "ActionableRecourse", "Wachter", "FACE")
 OPTIONS = {
     "GrowingSpheres": None,

@@ -1,7 +1,7 @@
 """safexplain's answers: one way for a plain answer of each model, and ways that ask for more.
 
-To add a way, add a row to `WAYS`: its title, the models it reads, and what makes it ready. It gets the task, the rows that
-are asked about, and the constraints and the cost that all tools are given, and returns what answers rows.
+To add a way, add a row to `WAYS`: its title, the models it reads, and what makes it ready: a function of the task that
+returns what answers rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .tasks import Task, Work
+from .tasks import PRIVATE, Task, Work
 
 Answers = Callable[[np.ndarray], np.ndarray]
 """(m, width) rows of the table -> (m, width) answers; a row without one is NaN."""
@@ -69,7 +69,7 @@ def found(answer: Any) -> np.ndarray:
 def plain(task: Task, mad: bool = False) -> Answers:
     """`linear_recourse`, or `network_recourse`."""
     rules, price = constraints(task), cost(task, mad)
-    if task.model == "logistic":
+    if task.model != "network":
         from safexplain.recourse import linear_recourse
 
         weights, bias = task.linear()
@@ -99,11 +99,28 @@ class Way:
     note: str = ""
 
 
+def plausible(task: Task) -> Answers:
+    """`Plausibility` as a limit: no outlier among the public rows."""
+    from safexplain.recourse import linear_recourse
+    from safexplain.recourse.networks.search import network_recourse
+    from safexplain.recourse.plausibility import Plausibility
+
+    rules, price, near = constraints(task), cost(task), Plausibility(task.table[task.public])
+    if task.model != "network":
+        weights, bias = task.linear()
+        return lambda rows: found(
+            linear_recourse(weights, bias, rows, cost=price, constraints=rules, plausibility=near)
+        )
+    net = network(task)
+    return lambda rows: found(network_recourse(net, rows, cost=price, constraints=rules, plausibility=near))
+
+
 BOTH = ("logistic", "network")
 WAYS: tuple[Way, ...] = (
-    Way("safexplain", BOTH, plain),
+    Way("safexplain", (*BOTH, PRIVATE), plain),
     Way("safexplain, one at a time", BOTH, plain, at_once=1),
     Way("safexplain, cost in MAD", BOTH, lambda task: plain(task, mad=True)),
+    Way("safexplain, plausible", (*BOTH, PRIVATE), plausible),
 )
 """In the order of the tables; the first is what the others are compared with."""
 

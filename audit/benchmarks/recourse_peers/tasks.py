@@ -4,8 +4,8 @@ Runs in every peer's environment, one of which has Python 3.7 and NumPy 1.19: no
 
 A row is a list of numbers in the units of the file and a list of codes of categories. The table that models and solvers
 read has one column a number and one 0/1 column a category. Least and greatest values of the file count as public.
-Changing a number costs the change over its range, another category 1; "MAD" has median absolute deviations of the public
-rows in place of ranges (the range where that is 0).
+Changing a number costs the change over its range, another category 1; "MAD" has median absolute deviations of the
+public rows in place of ranges (the range where that is 0).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Work = dict
 
 NAMES = ("HELOC", "Adult", "German", "COMPAS")
 MODELS = ("logistic", "network")
+PRIVATE = "private"
+"""A logistic regression trained with differential privacy on the same rows: what `DPModelRecourse` answers from."""
+EPSILON = 1.0
 HIDDEN = (16, 8)
 PERSONS, PUBLIC = 200, 2000
 SLACK = 1e-3
@@ -77,9 +80,10 @@ def prepare(data: Path, quick: bool) -> Work:
         out[f"{name} logistic 0"], out[f"{name} logistic 1"] = _logistic(scaled[:half], y[:half])
         for i, w in enumerate(_network(scaled[:half], y[:half], epochs=3 if quick else 30)):
             out[f"{name} network {i}"] = w
+        out[f"{name} {PRIVATE} 0"], out[f"{name} {PRIVATE} 1"] = _private(task, half)
         public = min(PUBLIC, half // 2)
         out[f"{name} public"] = np.arange(half, half + public)
-        for model in MODELS:
+        for model in (*MODELS, PRIVATE):
             score = Task(out, name, model).score(task.table)
             refused = np.flatnonzero(score < -0.05)
             rest = refused[refused >= (half + public if len(y) > 3000 else half)]
@@ -92,6 +96,26 @@ def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     model = LogisticRegression(max_iter=5000).fit(x, y)
     return model.coef_[0], model.intercept_
+
+
+def _private(task: Task, half: int) -> tuple[np.ndarray, np.ndarray]:
+    """On the table's first half, scaled by public ranges to rows of bounded norm."""
+    from safexplain.dp import DPLogisticRegression
+    from safexplain.recourse import Preprocessing
+
+    people = Preprocessing(
+        numeric={f"n{i}": (float(task.low[i]), float(task.high[i])) for i in range(task.plain)},
+        categories={f"c{i}": list(range(count)) for i, count in enumerate(task.counts)},
+    )
+    rows = people.scaled(task.table[:half])
+    model = DPLogisticRegression(
+        epsilon=EPSILON, delta=1e-5, norm_bound=people.norm_bound, classes=(0, 1), random_state=0
+    ).fit(rows, task.y[:half])
+    weights = model.coef_[0] / people.scale
+    bias = float(model.intercept_[0] - people.offset @ weights)
+    scaled = weights.copy()
+    scaled[: task.plain] *= task.range
+    return scaled, np.array([bias + task.low @ weights[: task.plain]])
 
 
 def _network(x: np.ndarray, y: np.ndarray, epochs: int) -> list[np.ndarray]:
@@ -178,15 +202,13 @@ class Task:
 
     def logits(self, scaled: np.ndarray) -> np.ndarray:
         """(n,) logit of the favourable class, of scaled rows."""
-        if self.model == "logistic":
-            found: np.ndarray = scaled @ self.parts[0] + self.parts[1][0]
-            return found
+        if self.model != "network":
+            return np.asarray(scaled @ self.parts[0] + self.parts[1][0])
         hidden = scaled
         for i in range(0, len(self.parts), 2):
             hidden = hidden @ self.parts[i].T + self.parts[i + 1]
             hidden = np.maximum(hidden, 0) if i + 2 < len(self.parts) else hidden
-        found = hidden[:, 1] - hidden[:, 0]
-        return found
+        return np.asarray(hidden[:, 1] - hidden[:, 0])
 
     def score(self, table: np.ndarray) -> np.ndarray:
         """(n,) logit of the favourable class."""
@@ -260,8 +282,19 @@ class Task:
         return lambda table: model.predict(table / unit) == -1
 
 
+def usable_costs(task: Task, rows: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """(rows of the table,) cost of usable answers about `rows`, NaN elsewhere."""
+    costs, origin = np.full(len(task.table), np.nan), task.table[rows]
+    good = np.isfinite(found).all(1)
+    good[good] &= task.score(found[good]) >= REACHED
+    for each in task.kept(origin[good], found[good]).values():
+        good[good] &= each
+    costs[rows[good]] = task.cost(origin[good], found[good])
+    return costs
+
+
 def judged(
-    task: Task, origin: np.ndarray, found: np.ndarray, outlier: Any, best: np.ndarray | None = None
+    task: Task, origin: np.ndarray, found: np.ndarray, outlier: Any, others: dict[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
     """What is told of the answers of one tool.
 
@@ -270,11 +303,11 @@ def judged(
         origin: (m, width) rows that were asked about.
         found: (m, width) answers, NaN where there is none.
         outlier: of `Task.outliers`.
-        best: (m,) least cost of each, where it is known; NaN where it is not.
+        others: name -> (m,) cost of somebody else's usable answers, NaN where there is none.
 
     Returns:
         Shares of the persons: answered; granted; each constraint kept; usable, granted with all constraints kept. Means
-        over usable answers: cost, cost in MAD, changed features, outliers, and cost over the least one.
+        over usable answers: cost, cost in MAD, changed features, outliers, and cost over that of others.
     """
     there = np.isfinite(found).all(1) & (np.abs(found - origin).max(1) > 0)
     rows, answers = origin[there], found[there]
@@ -297,13 +330,13 @@ def judged(
             "changed": float(task.changed(rows, answers).mean()),
             "usable_outliers": float(outlier(answers).mean()),
         }
-        least = None if best is None else best[there][usable]
-        if least is not None and np.isfinite(least).any():
-            known = np.isfinite(least)
-            ratio = cost[known] / least[known]
-            about |= {
-                "over_least": float(ratio.mean()),
-                "over_least_largest": float(ratio.max()),
-                "below_least": float(ratio.min()),
-            }
+        about["over"] = {}
+        for name, theirs in (others or {}).items():
+            known = np.isfinite(theirs[there][usable])
+            ratio = cost[known] / theirs[there][usable][known]
+            if known.any():
+                about["over"][name] = {
+                    "persons": int(known.sum()), "mean": float(ratio.mean()), "least": float(ratio.min()),
+                    "most": float(ratio.max()),
+                }  # fmt: skip
     return about

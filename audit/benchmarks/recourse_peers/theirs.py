@@ -17,7 +17,7 @@ One = Callable[[int], "np.ndarray | None"]
 """Number of a row -> its answer in the table; None: there is none."""
 Call = Callable[[], dict[str, Any]]
 
-A_RUN = 2.0
+A_RUN = 1.0
 """Seconds after which a run of a tool is over, once it has answered somebody."""
 
 
@@ -118,7 +118,7 @@ def program(task: Task, seconds: float = 10.0) -> One:
     for weight, part in zip(difference, before, strict=True):
         for k, value in part.items():
             terms[k] = terms.get(k, 0.0) + weight * value
-    add(terms, 1e-6 - offset, np.inf)  # a little above what counts as granted: the solver's own tolerance
+    add(terms, -offset, np.inf)
     shared, low_shared, high_shared = np.array(rows), np.array(lower), np.array(upper)
     price = np.zeros(total)
     price[width : 3 * width] = np.tile(wide / task.units(), 2)
@@ -153,7 +153,7 @@ def program(task: Task, seconds: float = 10.0) -> One:
 
 
 def dice(name: str, model: str, method: str) -> Callable[[Work], Call]:
-    """DiCE with one counterfactual a person; it is told ranges, what is fixed, and by a person's own range what rises."""
+    """DiCE, one counterfactual a person; told ranges, what is fixed, and by a person's own range what rises."""
 
     def ready(work: Work) -> Call:
         import dice_ml
