@@ -106,13 +106,18 @@ def plausible(task: Task) -> Answers:
     from safexplain.recourse.plausibility import Plausibility
 
     rules, price, near = constraints(task), cost(task), Plausibility(task.table[task.public])
-    if task.model != "network":
-        weights, bias = task.linear()
-        return lambda rows: found(
-            linear_recourse(weights, bias, rows, cost=price, constraints=rules, plausibility=near)
-        )
+    weights, bias = task.linear() if task.model != "network" else (None, 0.0)
     net = network(task)
-    return lambda rows: found(network_recourse(net, rows, cost=price, constraints=rules, plausibility=near))
+
+    def answers(rows: np.ndarray) -> np.ndarray:
+        def solve(at: Any, within: Any) -> Any:
+            if weights is None:
+                return network_recourse(net, rows[at], cost=price, constraints=rules, within=within)
+            return linear_recourse(weights, bias, rows[at], cost=price, constraints=rules, within=within)
+
+        return found(near.answers(rows, solve, lambda x: task.score(x) >= 0, cost=price, constraints=rules))
+
+    return answers
 
 
 BOTH = ("logistic", "network")
