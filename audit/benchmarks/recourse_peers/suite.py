@@ -98,53 +98,62 @@ def contests(data: str, model: str, peer: Peer) -> Iterator[str]:
             yield tool
 
 
-def asked(
-    work: Path, kept: Path, data: str, model: str, peer: Peer, options: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """Times and answers of every tool of a peer, those that are finished from the folder of an earlier run."""
-    found: dict[str, dict[str, Any]] = {}
-    waiting = []
-    for tool in contests(data, model, peer):
-        path = kept / f"{tool}, {data}, {model}.json"
-        if path.is_file() and not any(tool.startswith(name) for name in options.only):
-            found[tool] = json.loads(path.read_text())
-        else:
-            waiting.append(tool)
-    if not waiting:
-        return found
-    package = __package__
+Answers = dict[str, Any]
+"""What is kept of a contest: rows and answers, times and their ratios; or why it was skipped."""
+
+
+def asked(work: Path, kept: Path, peer: Peer, options: argparse.Namespace) -> dict[tuple[str, str], dict[str, Answers]]:
+    """(data set, model) -> tool -> times and answers, those that are finished from the folder of an earlier run."""
+    found: dict[tuple[str, str], dict[str, Answers]] = {}
+    waiting: list[tuple[str, str, str]] = []
+    for data in options.data_sets:
+        for model in (*MODELS, PRIVATE):
+            found[data, model] = {}
+            for tool in contests(data, model, peer):
+                path = kept / f"{tool}, {data}, {model}.json"
+                if path.is_file() and not any(tool.startswith(name) for name in options.only):
+                    found[data, model][tool] = json.loads(path.read_text())
+                else:
+                    waiting.append((tool, data, model))
+    while waiting:
+        try:
+            python = peer.environment.python(options.environments)
+            with (
+                Worker(Path(sys.executable), f"{__package__}.theirs", work, None, options.longest) as us,
+                Worker(python, f"{__package__}.{peer.module}", work, None, options.longest) as them,
+            ):
+                while waiting:
+                    tool, data, model = waiting.pop(0)
+                    print(f"{tool}, {data}, {model}", flush=True)
+                    about = found[data, model][tool] = contest(us, them, tool, f"{data}, {model}", options)
+                    if "skipped" not in about:
+                        write_json(kept / f"{tool}, {data}, {model}.json", about)
+                    elif "process ended" in about["skipped"] or "no answer within" in about["skipped"]:
+                        break  # and on with new processes
+        except Skipped as reason:
+            for tool, data, model in waiting:
+                found[data, model][tool] = {"skipped": str(reason)}
+            break
+    return found
+
+
+def contest(us: Worker, them: Worker, tool: str, on: str, options: argparse.Namespace) -> Answers:
+    """One tool in turns with our plain answers."""
     try:
-        python = peer.environment.python(options.environments)
-        with (
-            Worker(Path(sys.executable), f"{package}.theirs", work, None, options.longest) as us,
-            Worker(python, f"{package}.{peer.module}", work, None, options.longest) as them,
-        ):
-            for tool in waiting:
-                print(f"{tool}, {data}, {model}", flush=True)
-                try:
-                    run = race(
-                        (us, f"{PLAIN}, {data}, {model}"), (them, f"{tool}, {data}, {model}"), options.rounds,
-                        options.limit,
-                    )  # fmt: skip
-                except Skipped as reason:
-                    found[tool] = {"skipped": str(reason)}
-                    print(f"  skipped: {reason}", flush=True)
-                    if "process ended" in str(reason) or "no answer within" in str(reason):
-                        break
-                    continue
-                last = run.theirs[-1].arrays
-                found[tool] = {
-                    "rows": last["rows"].tolist(),
-                    "found": last["found"].tolist(),
-                    "ms": 1e3 * float(np.median([r.processor for r in run.theirs])),
-                    "ours_ms": 1e3 * float(np.median([r.processor for r in run.ours])),
-                    "ratio": quartiles(run.ratios()),
-                    "rounds": len(run.ours),
-                }
-                write_json(kept / f"{tool}, {data}, {model}.json", found[tool])
-                print(f"  {found[tool]['ms']:.2f} ms, ratio {found[tool]['ratio']['median']:.3g}", flush=True)
+        run = race((us, f"{PLAIN}, {on}"), (them, f"{tool}, {on}"), options.rounds, options.limit)
     except Skipped as reason:
-        found |= {tool: {"skipped": str(reason)} for tool in waiting if tool not in found}
+        print(f"  skipped: {reason}", flush=True)
+        return {"skipped": str(reason)}
+    last = run.theirs[-1].arrays
+    found = {
+        "rows": last["rows"].tolist(),
+        "found": last["found"].tolist(),
+        "ms": 1e3 * float(np.median([r.processor for r in run.theirs])),
+        "ours_ms": 1e3 * float(np.median([r.processor for r in run.ours])),
+        "ratio": quartiles(run.ratios()),
+        "rounds": len(run.ours),
+    }
+    print(f"  {found['ms']:.2f} ms, ratio {found['ratio']['median']:.3g}", flush=True)
     return found
 
 
@@ -213,29 +222,32 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--limit", type=float, default=6.0, help="seconds after which a race has no further rounds")
     p.add_argument("--longest", type=float, default=60.0, help="seconds after which a single call is given up")
     p.add_argument("--skip", action="append", default=[], help="peers that are not asked")
+    p.add_argument("--on", dest="data_sets", action="append", choices=NAMES, help="only these data sets (repeat)")
     options = p.parse_args(argv)
+    options.data_sets = options.data_sets or list(NAMES)
     options.environments = (options.environments or options.cache / "peers").absolute()
     options.rounds = options.rounds or (1 if options.quick else 9)
     start, out = time.perf_counter(), destination(options)
     folder = options.cache / ("recourse_peers.quick" if options.quick else "recourse_peers")
     work, arrays = prepared(folder, options)
+    answers: dict[tuple[str, str], dict[str, Answers]] = {}
     results: dict[str, Any] = {}
-    for data in NAMES:
-        for model in (*MODELS, PRIVATE):
-            answers: dict[str, dict[str, Any]] = {}
-            for peer in PEERS:
-                if peer.title not in options.skip:
-                    answers |= asked(work, folder, data, model, peer, options)
-            title = f"{data}, {model}"
-            results[title] = rounded(judgement(arrays, data, model, answers))
-            print(f"\n{title}\n{show(results[title])}\n", flush=True)
-            write_json(out, {
-                "benchmark": "recourse_peers",
-                "quick": options.quick,
-                "peers": {peer.title: about(peer, options) for peer in PEERS},
-                "results": results,
-                "run": provenance(time.perf_counter() - start),
-            })  # fmt: skip
+    for peer in PEERS:
+        if peer.title in options.skip:
+            continue
+        for on, found in asked(work, folder, peer, options).items():
+            answers[on] = answers.get(on, {}) | found
+    for (data, model), found in answers.items():
+        title = f"{data}, {model}"
+        results[title] = rounded(judgement(arrays, data, model, found))
+        print(f"\n{title}\n{show(results[title])}\n", flush=True)
+    write_json(out, {
+        "benchmark": "recourse_peers",
+        "quick": options.quick,
+        "peers": {peer.title: about(peer, options) for peer in PEERS if peer.title not in options.skip},
+        "results": results,
+        "run": provenance(time.perf_counter() - start),
+    })  # fmt: skip
     return concluded(dearer(results), out)
 
 
