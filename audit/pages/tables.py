@@ -10,6 +10,7 @@ from safexplain.audit.attacks.suite import SUMMARY
 from ..benchmarks import tables as benchmark_tables
 from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
+from ..benchmarks.recourse_peers import tables as recourse_peer_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
@@ -243,5 +244,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
+    **{name: ("recourse_distances", make) for name, make in recourse_tables.OF_FIGURES.items()},
+    **{name: ("recourse_dpm", make) for name, make in recourse_tables.OF_DPM.items()},
+    **{name: ("recourse_peers", make) for name, make in recourse_peer_tables.TABLES.items()},
 }
 """Name in a page's prose -> (result, what makes the table from it)."""

@@ -131,7 +131,7 @@ WAYS: tuple[Way, ...] = (
 
 
 def call(way: Way, name: str, model: str) -> Callable[[Work], Callable[[], dict[str, Any]]]:
-    """All persons, as a `Worker` calls it; one at a time: the next twenty in each run."""
+    """All persons, as a `Worker` calls it; one at a time: the next few in each run."""
 
     def ready(work: Work) -> Callable[[], dict[str, Any]]:
         task = Task(work, name, model)
@@ -139,7 +139,7 @@ def call(way: Way, name: str, model: str) -> Callable[[Work], Callable[[], dict[
         origin = task.table[persons]
         if way.at_once is None:
             return lambda: {"rows": persons, "found": answers(origin), "units": len(persons)}
-        size = max(1, 20 // way.at_once) * way.at_once
+        size = (5 if model == "network" else 20) * way.at_once
         done: dict[int, np.ndarray] = {}
         turns = [0]
 
