@@ -20,7 +20,7 @@ from .tasks import MODELS, NAMES, Task, Work, layers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-A_RUN = 1.0
+A_RUN = 0.5
 METHODS = ("GrowingSpheres", "ActionableRecourse", "Wachter", "FACE")
 OPTIONS = {
     "GrowingSpheres": None,

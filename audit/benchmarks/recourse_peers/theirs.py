@@ -17,7 +17,7 @@ One = Callable[[int], "np.ndarray | None"]
 """Number of a row -> its answer in the table; None: there is none."""
 Call = Callable[[], dict[str, Any]]
 
-A_RUN = 1.0
+A_RUN = 0.5
 """Seconds after which a run of a tool is over, once it has answered somebody."""
 
 

@@ -25,7 +25,18 @@ from scipy.optimize import fmin_l_bfgs_b
 from scipy.special import expit
 from scipy.stats import t as student
 
-from ...shared.run import Parts, Progress, concluded, destination, finish, provenance, rounded, table, write_json
+from ...shared.run import (
+    Parts,
+    Progress,
+    concluded,
+    destination,
+    earlier,
+    finish,
+    provenance,
+    rounded,
+    table,
+    write_json,
+)
 from .conditions import EPSILONS
 from .options import asked
 from .published import PUBLISHED
@@ -213,7 +224,8 @@ def show(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 unless nothing is learned without noise."""
     options, plans, parts = asked("recourse_dpm", __doc__, TASKS, QUICK, "8 to 200", argv)
-    start, results, out = time.perf_counter(), {}, destination(options)
+    start, out = time.perf_counter(), destination(options)
+    results = earlier(out, options.quick) if options.task else {}
     for name, plan in plans.items():
         if name not in PUBLISHED["accuracy"] and not options.quick:
             continue
