@@ -106,13 +106,15 @@ def asked(work: Path, kept: Path, peer: Peer, options: argparse.Namespace) -> di
     """(data set, model) -> tool -> times and answers, those that are finished from the folder of an earlier run."""
     found: dict[tuple[str, str], dict[str, Answers]] = {}
     waiting: list[tuple[str, str, str]] = []
-    for data in options.data_sets:
-        for model in (*MODELS, PRIVATE):
+    for model in (MODELS[0], PRIVATE, *MODELS[1:]):
+        for data in options.data_sets:
             found[data, model] = {}
             for tool in contests(data, model, peer):
                 path = kept / f"{tool}, {data}, {model}.json"
                 if path.is_file() and not any(tool.startswith(name) for name in options.only):
                     found[data, model][tool] = json.loads(path.read_text())
+                elif options.kept:
+                    found[data, model][tool] = {"skipped": "not asked"}
                 else:
                     waiting.append((tool, data, model))
     while waiting:
@@ -222,6 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--limit", type=float, default=6.0, help="seconds after which a race has no further rounds")
     p.add_argument("--longest", type=float, default=60.0, help="seconds after which a single call is given up")
     p.add_argument("--skip", action="append", default=[], help="peers that are not asked")
+    p.add_argument("--kept", action="store_true", help="ask nobody: judge what is kept")
     p.add_argument("--on", dest="data_sets", action="append", choices=NAMES, help="only these data sets (repeat)")
     options = p.parse_args(argv)
     options.data_sets = options.data_sets or list(NAMES)
@@ -237,7 +240,8 @@ def main(argv: list[str] | None = None) -> int:
             continue
         for on, found in asked(work, folder, peer, options).items():
             answers[on] = answers.get(on, {}) | found
-    for (data, model), found in answers.items():
+    for data, model in sorted(answers, key=lambda on: (NAMES.index(on[0]), on[1])):
+        found = answers[data, model]
         title = f"{data}, {model}"
         results[title] = rounded(judgement(arrays, data, model, found))
         print(f"\n{title}\n{show(results[title])}\n", flush=True)
