@@ -40,7 +40,7 @@ from ..peers.race import Worker, quartiles, race
 from ..peers.suite import versions
 from .ours import WAYS
 from .tasks import MODELS, NAMES, PRIVATE, Task, Work, judged, prepare, usable_costs
-from .theirs import ALIBI, DICE
+from .theirs import ALIBI, DICE, program
 
 CARLA = ("GrowingSpheres", "ActionableRecourse", "Wachter", "FACE")
 PLAIN, EXACT = "safexplain", "HiGHS"
@@ -176,7 +176,14 @@ def judgement(work: Work, data: str, model: str, answers: dict[str, dict[str, An
         tool: (np.array(a["rows"]), np.array(a["found"], dtype=np.float64))
         for tool, a in answers.items() if "rows" in a
     }  # fmt: skip
-    costs = {tool: usable_costs(task, *arrays[tool]) for tool in (PLAIN, EXACT) if tool in arrays}
+    exact = arrays.get(EXACT)
+    if model != "network":  # quick enough to be asked about everybody
+        one = program(task)
+        solved = [(row, one(row)) for row in task.persons.tolist()]
+        known = [(row, answer) for row, answer in solved if answer is not None]
+        exact = (np.array([row for row, _ in known]), np.stack([answer for _, answer in known])) if known else exact
+    compared = {PLAIN: arrays.get(PLAIN), EXACT: exact}
+    costs = {tool: usable_costs(task, *which) for tool, which in compared.items() if which is not None}
     for tool, a in answers.items():
         if "rows" not in a:
             about["tools"][tool] = a

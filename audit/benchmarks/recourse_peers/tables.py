@@ -15,17 +15,17 @@ def answers(found: dict[str, Any]) -> str:
     for title, result in found["results"].items():
         for tool, t in result["tools"].items():
             if "skipped" in t:
-                rows.append((title, tool, "", f"skipped: {t['skipped']}", "", "", "", "", "", ""))
+                rows.append((title, tool, "", f"skipped: {t['skipped']}", *[""] * 7))
                 continue
             over = t.get("over", {})
             rows.append((
                 title, tool, f"{t['persons']}", f"{t['granted']:.0%}", f"{t['usable']:.0%}", _number(t, "cost"),
-                _ratio(over.get(EXACT)), _number(t, "changed", 1),
+                _ratio(over.get(EXACT)), _least(t), _number(t, "changed", 1),
                 "" if t["outliers"] is None else f"{t['outliers']:.0%}", _times(t),
             ))  # fmt: skip
     header = (
-        "data, model", "tool", "persons", "granted", "usable", "cost", "over the least (most)", "features changed",
-        "outliers", "ms a person (times ours)",
+        "data, model", "tool", "persons", "granted", "usable", "cost of usable", "over the least (most)",
+        "granted, usable or not: over the least", "features changed", "outliers", "ms a person (times ours)",
     )  # fmt: skip
     return markdown(header, rows, left=2)
 
@@ -88,6 +88,11 @@ def _number(t: dict[str, Any], key: str, digits: int = 3) -> str:
 
 def _ratio(over: dict[str, float] | None) -> str:
     return "" if over is None else f"{over['mean']:.3f} ({over['most']:.3f})"
+
+
+def _least(t: dict[str, Any]) -> str:
+    over = t.get("over_granted", {}).get(EXACT)
+    return "" if over is None else f"{over:.2f}"
 
 
 def _times(t: dict[str, Any]) -> str:

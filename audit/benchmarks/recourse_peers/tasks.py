@@ -323,6 +323,13 @@ def judged(
     about["kept"] = {name: float(each.mean()) if len(each) else None for name, each in kept.items()}
     about["usable"] = float(usable.sum() / len(origin))
     about["outliers"] = float(outlier(answers[granted]).mean()) if granted.any() else None
+    if granted.any():
+        paid = task.cost(rows[granted], answers[granted])
+        about["cost_granted"], about["over_granted"] = float(paid.mean()), {}
+        for name, theirs in (others or {}).items():
+            ratio = paid / theirs[there][granted]
+            if np.isfinite(ratio).any():
+                about["over_granted"][name] = float(np.nanmean(ratio))
     if usable.any():
         rows, answers = rows[usable], answers[usable]
         cost = task.cost(rows, answers)
