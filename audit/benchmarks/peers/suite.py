@@ -145,7 +145,11 @@ def made(module: str, works: Path, options: argparse.Namespace) -> Path:
 
 def versions(python: Path, packages: Sequence[str]) -> dict[str, str]:
     """Of packages in an environment."""
-    code = "import importlib.metadata as m, sys; print(*(m.version(p) for p in sys.argv[1:]), sep='\\n')"
+    code = (
+        "import sys\ntry: from importlib.metadata import version\n"
+        "except ImportError: from importlib_metadata import version  # before Python 3.8\n"
+        "print(*(version(p) for p in sys.argv[1:]), sep='\\n')"
+    )
     done = subprocess.run([str(python), "-c", code, *packages], capture_output=True, text=True, check=True)
     return dict(zip(packages, done.stdout.split(), strict=True))
 

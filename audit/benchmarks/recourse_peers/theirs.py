@@ -241,6 +241,8 @@ def alibi(name: str, model: str, prototypes: bool) -> Callable[[Work], Call]:
         from alibi.explainers import Counterfactual, CounterfactualProto
 
         tf.compat.v1.disable_v2_behavior()
+        tf.keras.backend.clear_session()  # its variables of the contest before have the same names
+        tf.compat.v1.reset_default_graph()
         logging.disable(logging.ERROR)
         task = Task(work, name, model)
         d, weights = task.width, task.as_layers()
