@@ -7,6 +7,7 @@ from typing import Any
 from ...shared.run import markdown
 
 PLAIN, EXACT = "safexplain", "HiGHS"
+NOT_ASKED = "not asked"
 
 
 def answers(found: dict[str, Any]) -> str:
@@ -14,6 +15,8 @@ def answers(found: dict[str, Any]) -> str:
     rows = []
     for title, result in found["results"].items():
         for tool, t in result["tools"].items():
+            if t.get("skipped") == NOT_ASKED:
+                continue
             if "skipped" in t:
                 rows.append((title, tool, "", f"skipped: {t['skipped']}", *[""] * 7))
                 continue
@@ -82,6 +85,16 @@ def exact(found: dict[str, Any]) -> str:
     return markdown(("data, model", "persons", "mean", "least", "most"), rows)
 
 
+def missing(found: dict[str, Any]) -> str:
+    """Who was not asked about what, for want of time."""
+    left: dict[str, list[str]] = {}
+    for title, result in found["results"].items():
+        for tool, t in result["tools"].items():
+            if t.get("skipped") == NOT_ASKED:
+                left.setdefault(tool, []).append(title)
+    return "\n".join(f"* {tool}: {'; '.join(titles)}" for tool, titles in left.items()) or "Nobody."
+
+
 def _number(t: dict[str, Any], key: str, digits: int = 3) -> str:
     return f"{t[key]:.{digits}f}" if t.get(key) is not None else ""
 
@@ -105,5 +118,6 @@ TABLES = {
     "recourse peers: tasks": tasks,
     "recourse peers: who": who,
     "recourse peers: exact": exact,
+    "recourse peers: missing": missing,
 }
 """Name of a table -> what makes it from recourse_peers.json."""
