@@ -298,7 +298,7 @@ def make_private(
     if steps_taken is not None:
         whole_number("steps_taken", steps_taken, 0)
     size = _batch_size(loader)
-    model = _without_hooks(model)
+    model = without_hooks(model)
     _check_model(model, loader)
     budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
     records = len(cast(Sized, loader.dataset))
@@ -371,7 +371,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, PrivacyWarning, stacklevel=3)
 
 
-def _without_hooks(model: nn.Module) -> nn.Module:
+def without_hooks(model: nn.Module) -> nn.Module:
     """The model without what Opacus left on it when it was made private before; that loop ends."""
     if isinstance(model, GradSampleModule):
         model = model._module

@@ -26,6 +26,7 @@ from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.sgd.make_private import without_hooks
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost, for_columns
@@ -247,7 +248,9 @@ def _network(
     network: nn.Module, given: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions
 ) -> PrivateModel:
     column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
-    return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)
+    return PrivateModel(
+        given, statement, None, network=without_hooks(deepcopy(network)).eval(), column=column, search=search
+    )
 
 
 class _FromTable(nn.Module):

@@ -15,9 +15,10 @@ from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.svm import SVC
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain._digest import weights_digest
-from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps
+from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps, make_private
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import (
     L1,
@@ -272,6 +273,19 @@ def test_what_has_no_score_for_each_class_is_refused():
     for model in (Ridge().fit(x, y), SVC(kernel="linear").fit(x, y + (x[:, 0] > 1))):
         with pytest.raises(ConfigurationError, match=r"one score for each class, got (Ridge|SVC) with"):
             DPModelRecourse(model, privacy=statement().bound_to(model), favourable=1)
+
+
+def test_a_network_of_a_loop_of_ones_own_answers_while_the_loop_still_holds_it():
+    X, y = two_gaussians(100, 3)
+    network, data = nn.Linear(3, 2), TensorDataset(torch.tensor(X, dtype=torch.float32), torch.tensor(y))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    private = make_private(network, optimizer, DataLoader(data, batch_size=50), epsilon=8.0, delta=1e-5, epochs=1)
+    for inputs, labels in private.loader:
+        private.optimizer.zero_grad()
+        nn.functional.cross_entropy(private.model(inputs), labels).backward()
+        private.optimizer.step()
+    answer = DPModelRecourse(network, privacy=private.privacy.statement).explain(X[:5])
+    assert answer.valid.all()
 
 
 @pytest.mark.parametrize("part", ["coef_", "intercept_"])
