@@ -215,7 +215,7 @@ class Ledger:
         A model is told to everybody, so that its training counts in the total and in every account of this period, of
         those who first ask later too; it must fit into all of them (`safexplain.ledger.trainings`). Charge it before
         anything of the model leaves. `MeteredRecourse` does it by itself. Others wait while it goes through the
-        accounts, some 5 seconds for 100,000.
+        accounts, some 8 seconds for 100,000.
 
         Args:
             statement: of the training, with the digest of its weights: `model.privacy_`.
