@@ -2,8 +2,8 @@
 
     python examples/credit_recourse.py [heloc.npz or heloc.csv]
 
-With FICO's HELOC data (the .csv as it is published; or an .npz with x, columns in the order of the data dictionary, and y,
-1 = repaid) in their own units. Without a file, simulated applicants stand in. Writes letters.txt, answers.csv and budget.db.
+With FICO's HELOC data in their own units: the .csv as it is published, or an .npz with x (columns as in the data
+dictionary) and y (1 = repaid). Without a file, simulated applicants stand in. Writes letters.txt, answers.csv, budget.db.
 """
 
 import sys
@@ -86,7 +86,8 @@ if len(sys.argv) > 1:
         numeric={name: (0, most) for name, (most, _, _) in HELOC.items()},
         special={name: [-7, -8, -9] for name in HELOC},  # no such account, none that counts, no record
         labels={name: called for name, (_, _, called) in HELOC.items()},
-        units={name: "months" for name in HELOC if name.startswith("MSince")},
+        units={name: "months" for name in HELOC if "MSince" in name}
+        | {n: "%" for n in HELOC if "cent" in n or "Frac" in n},
     )
     rules = Constraints(
         public.features,

@@ -57,8 +57,8 @@ def test_there_is_a_test_for_every_example() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_has_at_most_60_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 60
+def test_an_example_has_at_most_60_lines_unless_it_declares_a_whole_application_form(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= (150 if path.stem == "credit_recourse" else 60)
 
 
 def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
@@ -194,16 +194,22 @@ def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     assert wrong.endswith("its noise, clipping, sampling or accounting is wrong.")
 
 
-def test_recourse_is_answered_from_a_private_model_and_the_ledger_stops_who_asks_too_often(tmp_path: Path) -> None:
+def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path: Path) -> None:
     printed = run("credit_recourse", tmp_path)
-    private, native = (float(v) for v in re.findall(r"([0-9.]+)% (?:private|without)", printed))
-    assert 70 <= private <= native
-    rejected, with_recourse = (int(v) for v in re.findall(r"(\d+) rejected, (\d+) with recourse", printed)[0])
-    assert 0 < with_recourse <= rejected
-    assert "(substitute) once, for any number of answers" in printed
-    assert "asked twice: 0.25 spent, same answer: True" in printed
-    assert "refused after 4 answers; renews: True" in printed
-    assert "mean symmetry:" not in printed
+    right, majority = (float(v) for v in re.findall(r"([0-9.]+)%[;\n]", printed)[:2])
+    assert right > majority + 10
+    assert "spent: 1.00 of 2 (1.00 in total)" in printed
+    letters = (tmp_path / "letters.txt").read_text().split("\n\n---\n\n")
+    assert f"{len(letters)} letters." in printed
+    assert letters[0] in printed
+    told = [letter for letter in letters if "would have been approved" in letter]
+    assert len(told) > 0.95 * len(letters)
+    assert all("Lower your revolving balance" in x or "Raise" in x or "Change" in x for x in told)
+    assert not any("home" in letter for letter in letters)  # immutable
+    assert not any(re.search(r"\d\.\d{3}", letter) for letter in letters)  # numbers that a person would write
+    answers = (tmp_path / "answers.csv").read_text().splitlines()
+    assert len(answers) == 1 + 4000
+    assert answers[0].endswith("approved,has_recourse,proven")
 
 
 @pytest.mark.parametrize(
