@@ -3,7 +3,8 @@
     python examples/credit_recourse.py [heloc.npz or heloc.csv]
 
 With FICO's HELOC data in their own units: the .csv as it is published, or an .npz with x (columns as in the data
-dictionary) and y (1 = repaid). Without a file, simulated applicants stand in. Writes letters.txt, answers.csv, budget.db.
+dictionary) and y (1 = repaid). Without a file, simulated applicants stand in. Writes letters.txt, answers.csv and
+budget.db.
 """
 
 import sys
