@@ -39,11 +39,14 @@ class Advice:
         rounded: (n, d) the counterfactual in numbers of few digits, never nearer to x, as valid as it.
         further: (n, d) bool, where going further in the direction of the change keeps the decision.
         share: (n, d) what each column adds to the cost.
+        unlimited: (n, d) for queries without recourse the cheapest row that would be accepted if only ranges held: what
+            turned them down; x for all others. None: not known.
     """
 
     rounded: Floats
     further: Mask
     share: Floats
+    unlimited: Floats | None = None
 
 
 def advise(
@@ -249,6 +252,16 @@ def changes_of(answer: Any) -> list[tuple[Change, ...]]:
     return found
 
 
+def _turned_down_by(answer: Any, row: int) -> list[Change]:
+    """What turned down a person without recourse, the largest share first; none where that is not known."""
+    advice = answer.advice
+    if advice is None or advice.unlimited is None:
+        return []
+    instead = replace(answer, counterfactual=advice.unlimited)
+    changes = _of_row(instead, replace(advice, rounded=advice.unlimited), row)
+    return sorted(changes, key=lambda change: -change.share)
+
+
 def _parts(answer: Any) -> Sequence[Any] | None:
     return None if answer.table is None else getattr(answer.table, "parts", None)
 
@@ -406,9 +419,11 @@ def letters_of(answer: Any, code: Any, names: Sequence[str] | None, guarantee: A
             continue
         blocks = [] if names is None else [language.dear.format(name=names[row])]
         blocks.append(language.refused)
-        if changes:
-            listed = [f"{k}. {_reason(c, language)}" for k, c in enumerate(changes[:most_reasons], 1)]
+        principal = changes or _turned_down_by(answer, row)
+        if principal:
+            listed = [f"{k}. {_reason(c, language)}" for k, c in enumerate(principal[:most_reasons], 1)]
             blocks.append("\n".join([language.reasons, *listed]))
+        if changes:
             heading = language.instead if len(changes) == 1 else language.together
             blocks.append("\n".join([heading, *(f"- {text}" for text in told[row])]))
         else:

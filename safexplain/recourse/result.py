@@ -111,7 +111,8 @@ class Recourse:
         """Letters to the persons who were turned down, in the order of the queries: the principal reasons, and what
         would have led to approval.
 
-        A person without recourse gets a letter that says so and states no reasons: they are not in an answer.
+        For a person without recourse the reasons are what would have to change if only the public ranges limited it,
+        where the model is linear; the letter then says that no change within the constraints would do.
 
         Args:
             language: "en" or "de".

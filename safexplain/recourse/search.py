@@ -129,6 +129,9 @@ def search_recourse(
         frozen=wanted.frozen,
         accepts=accepts,
         weights=solver.weights,
+        bias=solver.bias,
+        target=target,
+        ranges=None if preprocessing is None else queries.rules(None),
     )
 
 
@@ -768,6 +771,9 @@ def advised(
     frozen: NDArray[np.bool_] | None,
     accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
     weights: Floats | None = None,
+    bias: float = 0.0,
+    target: float = 0.0,
+    ranges: Constraints | None = None,
 ) -> Recourse:
     """The answer with how it may be put in words: rounded as far as the model still decides alike.
 
@@ -778,6 +784,10 @@ def advised(
         frozen: (n, D) bool, what was not to change.
         accepts: rows (k, D) and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
         weights: (D,) of a score that is linear in the rows; None: it is not.
+        bias: of that score.
+        target: that it has to reach.
+        ranges: limits of the columns alone, for the reasons of those who have no recourse; None: those of the
+            constraints.
     """
     rows, change = answer.x, answer.change
     free = np.ones(rows.shape[1], dtype=bool)
@@ -800,4 +810,19 @@ def advised(
     further = np.zeros(rows.shape, dtype=bool) if weights is None else change * weights > 0
     share = cost.parts(change, rows)
     advice = advise(rows, answer.counterfactual, share, free=free, limits=limits, valid=valid, further=further)
+    lost = np.flatnonzero(~answer.valid)
+    if weights is not None and constraints is not None and len(lost):
+        if ranges is None:
+            ranges = Constraints(
+                constraints.features, lower=constraints.low, upper=constraints.high, one_hot=constraints.one_hot
+            )
+        held = None if not isinstance(answer.table, Preprocessing) else answer.table.held(rows[lost])
+        free_to_move = linear_recourse(
+            weights, bias, rows[lost], target=target, cost=cost, constraints=ranges, frozen=held
+        )
+        unlimited = rows.copy()
+        unlimited[lost] = free_to_move.counterfactual
+        share = share.copy()
+        share[lost] = cost.parts(free_to_move.change, rows[lost])
+        advice = replace(advice, unlimited=unlimited, share=share)
     return replace(answer, advice=advice)

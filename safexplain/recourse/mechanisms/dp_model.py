@@ -538,6 +538,9 @@ class PrivateModelRecourse(DiverseAnswers):
             frozen=self._held(answer.x),
             accepts=lambda rows, _: model.scores(rows) >= self.target + self.shift * self._lengths(rows),
             weights=model.weights,
+            bias=model.bias,
+            target=self.target,
+            ranges=None if self.preprocessing is None else self.preprocessing.constraints(),
         )
 
     def _trainer(self, **options: Any) -> DPLogisticRegression:
