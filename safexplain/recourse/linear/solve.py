@@ -187,6 +187,7 @@ class _Line:
             bounds = rules.bounds(x, frozen, within)
         if rules is not None and bounds is not None and within is not None:
             start, outside, possible = _starts(rules, x, *bounds)
+            start = np.where(possible[:, None], start, x)  # an empty box has no start
             reached = possible & ~outside & _reaches(start, w, b, self.target)
             self._keep(answers, left, np.flatnonzero(reached), x, start[reached], reached[reached])
             answers.proven[~possible] = True
