@@ -1,11 +1,13 @@
 """Recourse whose privacy promise holds: what would have to change for a decision to turn out well.
 
-A person's frame becomes columns by a public `preprocessing`; rows of numbers are read as they are (`result`), their
-columns are matched by name (`feature_names`) and held to `constraints`; a `cost` says what a change costs. The nearest
-change that reaches the target is found by geometry where the score is `linear`, by search for `networks`, and is kept
-among public rows by `plausibility`. The
-`mechanisms` say which score may be used so that answers are differentially private, and `counterfactual` offers them
-under the call of Alibi's explainer.
+A person's frame (`frames`) becomes columns of numbers by a public `preprocessing`. Queries are held to `constraints`,
+and a `cost` says what a change costs. The nearest change that reaches the target is found by geometry where the score
+is `linear`, by a `program` of whole numbers where that leaves something open and for `trees`, by gradients for
+`networks`; `search` chooses among them for any model and takes `pipelines` apart. `plausibility` keeps answers among
+public rows, `robustness` keeps them valid after a retraining. The `mechanisms` say which score may be used so that
+answers are differentially private. A `result` tells its answers as a frame and in words (`reasons`); `feasibility`
+counts who has recourse, and at which cost, by group; `counterfactual` offers mechanisms under the call of Alibi's
+explainer.
 """
 
 from safexplain.recourse.constraints import Constraints, Rule
