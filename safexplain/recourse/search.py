@@ -108,7 +108,7 @@ def search_recourse(
         raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {preprocessing!r:.80}")
     if isinstance(model, nn.Module) or (callable(model) and not hasattr(model, "predict")):
         return _network(model, x, constraints, cost, target, favourable, frozen, options, preprocessing, plausibility)
-    queries = _Queries.of(model, x, preprocessing)
+    queries = _Queries.of(model, x, preprocessing, favourable)
     wanted = _Wanted(queries.rules(constraints), queries.price(cost), queries.held(frozen), options, time_limit)
     labels, column = classes_of(queries.reading.estimator, favourable)
     solver = _solver(queries, wanted, len(labels), column)
@@ -257,10 +257,10 @@ class _Queries:
     forest: Forest | None
 
     @classmethod
-    def of(cls, model: Any, x: Any, given: Preprocessing | None) -> _Queries:
+    def of(cls, model: Any, x: Any, given: Preprocessing | None, favourable: Any) -> _Queries:
         steps, estimator = steps_of(model)
         check_readable(estimator)
-        forest = Forest.of(estimator) if Forest.reads(estimator) else None
+        forest = Forest.of(estimator, favourable=favourable) if Forest.reads(estimator) else None
         first = steps[0][1] if steps else None
         if isinstance(first, Preprocessing):
             if given is not None and given != first:
@@ -394,9 +394,9 @@ class _Solver:
     careful: Callable[[NDArray[np.intp], float, Within], Recourse] | None = None
 
 
-def rows_of(model: Any, x: Any, preprocessing: Preprocessing | None = None) -> Floats:
+def rows_of(model: Any, x: Any, preprocessing: Preprocessing | None = None, favourable: Any = None) -> Floats:
     """(n, D) queries as rows of the table that a model is read as; arguments and errors as `search_recourse`."""
-    return _Queries.of(model, x, preprocessing).rows
+    return _Queries.of(model, x, preprocessing, favourable).rows
 
 
 def check_readable(estimator: Any) -> None:
@@ -566,8 +566,8 @@ def without(constraints: Constraints, names: list[str]) -> Constraints:
 def classes_of(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
     """The labels of a model, and the place of the wanted one."""
     if Forest.reads(estimator):
-        labels = list(Forest.of(estimator).ensemble.classes)
-        return labels, labels.index(wanted_label(labels, favourable))
+        forest = Forest.of(estimator, favourable=favourable)
+        return list(forest.ensemble.classes), forest.wanted
     if not hasattr(estimator, "classes_"):
         raise ConfigurationError(
             f"model: {type(estimator).__name__} has no classes; it predicts numbers, and recourse needs a decision"

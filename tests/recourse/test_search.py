@@ -115,6 +115,28 @@ def test_of_several_classes_the_wanted_one_is_reached(model):
         search_recourse(model, asked, favourable="medium")
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        DecisionTreeClassifier(max_depth=4),
+        RandomForestClassifier(6, max_depth=3, random_state=0),
+        GradientBoostingClassifier(n_estimators=4, max_depth=2),
+        HistGradientBoostingClassifier(max_iter=4, max_depth=3),
+        make_pipeline(StandardScaler(), RandomForestClassifier(6, max_depth=3, random_state=0)),
+    ],
+)
+def test_of_several_classes_of_trees_the_wanted_one_is_reached(model):
+    model.fit(FRAME, THREE)
+    asked = FRAME[model.predict(FRAME) != "mid"].head(20)
+    answer = search_recourse(model, asked, favourable="mid")
+    assert answer.valid.all() and answer.proven.all()
+    assert (model.predict(answer.frame) == "mid").all()
+    with pytest.raises(ConfigurationError, match="favourable: the model knows 3 classes; pass the wanted one"):
+        search_recourse(model, asked)
+    with pytest.raises(ConfigurationError, match=r"favourable: .*no class 'medium'; expected one of 'high', 'low'"):
+        search_recourse(model, asked, favourable="medium")
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
 def test_a_perceptron_is_searched_as_the_network_that_it_is(activation):
     model = MLPClassifier((6, 5), activation, solver="lbfgs", max_iter=2000, random_state=0, alpha=0.1).fit(X, Y)

@@ -640,7 +640,9 @@ class DPModelRecourse(PrivateModelRecourse):
     def rows(self, x: ArrayLike) -> Floats:
         """See `RecourseMechanism.rows`; of a Pipeline or a tree ensemble, rows of the table that it is read as."""
         found = self._get("model")
-        return super().rows(x) if found is None or found.asked is None else rows_of(self.model, x, self.preprocessing)
+        if found is None or found.asked is None:
+            return super().rows(x)
+        return rows_of(self.model, x, self.preprocessing, found.asked)
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
         """See `RecourseMechanism.explain`; a Pipeline or a tree ensemble is asked as by `search_recourse`."""
