@@ -129,7 +129,8 @@ def test_of_several_classes_of_trees_the_wanted_one_is_reached(model):
     model.fit(FRAME, THREE)
     asked = FRAME[model.predict(FRAME) != "mid"].head(20)
     answer = search_recourse(model, asked, favourable="mid")
-    assert answer.valid.all() and answer.proven.all()
+    assert answer.valid.all()
+    assert answer.proven.all()
     assert (model.predict(answer.frame) == "mid").all()
     with pytest.raises(ConfigurationError, match="favourable: the model knows 3 classes; pass the wanted one"):
         search_recourse(model, asked)

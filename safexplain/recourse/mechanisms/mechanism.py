@@ -27,9 +27,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
-from safexplain.recourse.frames import kind_of, numbers_of
+from safexplain.recourse.frames import is_missing, kind_of, numbers_of
 from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING, Preprocessing
-from safexplain.recourse.result import Floats, Recourse, as_rows
+from safexplain.recourse.result import Floats, Recourse, as_rows, first_of
 from safexplain.verdict.privacy_statement import PUBLIC, PrivacyStatement, randomness
 
 Per = Literal["model", "answer"]
@@ -147,6 +147,34 @@ def plain_classes(classes: Any) -> tuple[Any, ...]:
     plain = tuple(label.item() if hasattr(label, "item") else label for label in labels)
     kept = isinstance(classes, tuple) and all(map(operator.is_, plain, classes))  # scikit-learn looks for the same one
     return classes if kept else plain
+
+
+def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
+    """(n,) labels of people's frames, each out of `classes`.
+
+    Raises:
+        InputError: no rows, another number of labels, missing ones, or some that `classes` does not list.
+    """
+    if not n:
+        raise InputError("X: no rows; give the people to train on")
+    labels = np.asarray(y)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != (n,):
+        got = "None" if y is None else f"shape {labels.shape}"
+        raise InputError(f"y: expected {n} labels, one for each row of X, got {got}")
+    found = labels.tolist()
+    missing = np.array([is_missing(label) for label in found])
+    if missing.any():
+        raise InputError(f"y: missing in rows {first_of(np.flatnonzero(missing))}; leave these rows out of X and y")
+    known = set(np.asarray(classes).tolist())
+    bad = np.array([label not in known for label in found])
+    if bad.any():
+        raise InputError(
+            f"y: expected labels out of classes={list(classes)}, got {found[int(bad.argmax())]!r}, and such labels in"
+            f" {bad.sum()} of {n} rows; pass the public pair classes=(unfavourable, favourable) of labels to the"
+            " mechanism, or leave these rows out"
+        )
+    return labels
 
 
 def wanted_label(labels: list[Any], favourable: Any) -> Any:
@@ -421,7 +449,8 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         labels = readable(y, "y")
         if self.preprocessing is not None:
             self._check_width(len(self.preprocessing.columns))
-            return self.preprocessing.scaled(self.preprocessing.table(X, clip=True)), labels
+            table = self.preprocessing.table(X, clip=True)
+            return self.preprocessing.scaled(table), _labels_of(labels, len(table), self.classes)
         if self.constraints is not None:
             check_columns(self.constraints.features, X)
         if kind_of(X) in ("pandas", "polars"):

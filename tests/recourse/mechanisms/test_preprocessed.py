@@ -343,6 +343,34 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_trained(options, mes
         made(**options)
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda y: y[:10], r"y: expected 200 labels, one for each row of X, got shape \(10,\)"),
+        (lambda y: None, "y: expected 200 labels, one for each row of X, got None"),
+        (lambda y: np.c_[y, y], r"y: expected 200 labels, .* got shape \(200, 2\)"),
+        (lambda y: np.where(np.arange(200) == 3, None, y), "y: missing in rows 3; leave these rows out"),
+        (lambda y: np.where(np.arange(200) == 3, np.nan, np.arange(200.0)), "y: missing in rows 3"),
+        (lambda y: np.where(y == "good", 1, 0), r"got [01], .* 200 of 200 rows; pass the public pair classes="),
+        (lambda y: np.arange(200) + 0.5, "got 0.5, and such labels in 200 of 200 rows"),
+    ],
+)
+@pytest.mark.parametrize("mechanism", [DPModelRecourse, ObjectivePerturbation])
+def test_labels_that_cannot_be_trained_on_are_refused_by_name(mechanism, labels, message):
+    frame, y = population(200)
+    with pytest.raises(InputError, match=message):
+        mechanism(epsilon=1.0, classes=CLASSES, preprocessing=PEOPLE, random_state=0).fit(frame, labels(y))
+
+
+def test_a_column_of_labels_is_read_and_no_rows_are_refused():
+    frame, y = population(200)
+    mechanism = DPModelRecourse(epsilon=1.0, classes=CLASSES, preprocessing=PEOPLE, random_state=0)
+    column = np.array(mechanism.fit(frame, pd.DataFrame({"repaid": y})).private.coef_)
+    np.testing.assert_array_equal(column, mechanism.fit(frame, y).private.coef_)
+    with pytest.raises(InputError, match="X: no rows; give the people to train on"):
+        mechanism.fit(frame[:0], y[:0])
+
+
 @pytest.mark.parametrize("name", ["score", "direction"])
 def test_public_vectors_are_given_by_feature_or_column(name):
     kind, vector = {"score": (LaplaceScore, "public_weights"), "direction": (PublicDirection, "direction")}[name]
