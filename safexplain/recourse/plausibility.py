@@ -65,16 +65,15 @@ _CHUNK = 2**22
 class Plausibility:
     """What public rows say about whether a row is plausible; a report by itself, a constraint as `plausibility=`.
 
-    How far out a row is depends on the units of its columns, so that it is judged in two, and the worse one counts: in
-    public ranges (without a preprocessing in ranges of the public rows), in which features with long tails weigh
-    little, and in standard deviations of the public rows, in which they weigh much. Columns of 0 and 1 stay as they are
-    in the second.
+    How far out a row is depends on the units of its columns, so that it is judged in four, and the worst one counts: in
+    public ranges (of a preprocessing), in standard deviations and in ranges of the public rows, and in columns as they
+    are. Columns of 0 and 1 stay as they are in the second and third. In each the score counts by its own distribution:
+    1.5 is that of 2 % of the public rows there, and for "lof" at least scikit-learn's 1.5.
 
-    As a constraint: an answer is no outlier, and further inside than that (`strictness`) wherever such an answer is
-    found, because the cheapest answers lie at the limit and other public rows would draw it elsewhere. For people who
-    are further out than that themselves, answers need not come further in, up to half of the way to the limit. Queries
-    for which no plausible answer is found are answered `valid` False; those that are favourable already stay as they
-    are.
+    As a constraint: an answer is further inside than the limit (`strictness`) wherever such an answer is found, because
+    the cheapest answers lie at the edge, and other public rows, or more of them, draw the limit elsewhere. Otherwise,
+    and for people who are further out themselves, it may be up to half of the way to the limit. Queries for which no
+    such answer is found are answered `valid` False; those that are favourable already stay as they are.
 
     Args:
         public: (m, d) PUBLIC rows, never training rows: a table, or a frame as people see it, with a `preprocessing`.
@@ -90,8 +89,8 @@ class Plausibility:
         strictness: share of public rows that lie further out than answers should.
 
     Attributes:
-        limit: score above which a row is an outlier: that of 2 % of the public rows, and for "lof" at least 1.5, which
-            is scikit-learn's limit.
+        limit: score above which a row is an outlier: that of 2 % of the public rows, by their worst units, and for
+            "lof" at least 1.5, which is scikit-learn's limit.
         aim: score that answers are sought below.
 
     Raises:
@@ -110,7 +109,7 @@ class Plausibility:
     neighbours: int = 20
     preprocessing: Preprocessing | None = field(default=None, kw_only=True, repr=False)
     quantiles: tuple[float, float] | None = field(default=None, kw_only=True)
-    strictness: float = field(default=0.1, kw_only=True)
+    strictness: float = field(default=0.25, kw_only=True)
     limit: float = field(init=False)
     aim: float = field(init=False)
     _rows: Floats = field(init=False, repr=False)
@@ -149,7 +148,9 @@ class Plausibility:
         public_unit = ranges if self.preprocessing is None else _public_units(self.preprocessing, ranges)
         yes_or_no = ((rows == 0) | (rows == 1)).all(axis=0)
         deviation = np.where(yes_or_no | (rows.std(axis=0) == 0), public_unit, rows.std(axis=0))
-        densities = tuple(_Density(rows[first], unit, self.method, neighbours) for unit in (public_unit, deviation))
+        choices = (public_unit, deviation, np.where(yes_or_no, public_unit, ranges), np.ones_like(ranges))
+        units = {unit.tobytes(): unit for unit in choices}.values()
+        densities = tuple(_Density(rows[first], unit, self.method, neighbours) for unit in units)
         of_public = np.max([one.of_public for one in densities], axis=0)
         aim, limit = np.quantile(of_public, [1 - self.strictness, 1 - SHARE]).tolist()
         limit = max(limit, LOF_LIMIT) if self.method == "lof" else limit
@@ -310,24 +311,33 @@ class Plausibility:
 
 
 class _Density:
-    """How dense public rows lie around a row, in one choice of units."""
+    """How dense public rows lie around a row, in one choice of units.
+
+    Most public rows have a local outlier factor of about 1 in any units, but how far the others reach differs: where
+    many share a category or a 0, to hundreds. So that no units drown the others, scores are stretched: 1 stays 1, and
+    `SHARE` of the public rows, or those beyond scikit-learn's limit if that is fewer, are beyond `LOF_LIMIT`.
+    """
 
     def __init__(self, rows: Floats, unit: Floats, method: Method, neighbours: int) -> None:
         self.unit, self.typical = unit, 1.0
         if method == "lof":
             self.found: Any = LocalOutlierFactor(n_neighbors=neighbours, novelty=True).fit(rows / unit)
-            self.of_public: Floats = -self.found.negative_outlier_factor_
-            return
-        self.found = NearestNeighbors(n_neighbors=neighbours).fit(rows / unit)
-        distance = self.found.kneighbors(None)[0].mean(axis=1)  # to others than the row itself
-        self.typical = float(np.median(distance)) or 1.0
-        self.of_public = distance / self.typical
+            score, least = -self.found.negative_outlier_factor_, LOF_LIMIT
+        else:
+            self.found = NearestNeighbors(n_neighbors=neighbours).fit(rows / unit)
+            distance = self.found.kneighbors(None)[0].mean(axis=1)  # to others than the row itself
+            self.typical = float(np.median(distance)) or 1.0
+            score, least = distance / self.typical, 1 + 1e-6
+        self.slope = (LOF_LIMIT - 1) / (max(float(np.quantile(score, 1 - SHARE)), least) - 1)
+        self.of_public: Floats = 1 + self.slope * (score - 1)
 
     def scores(self, table: Floats) -> Floats:
         """(n,) how far out rows (n, d) are."""
         if isinstance(self.found, LocalOutlierFactor):
-            return np.asarray(-self.found.score_samples(table / self.unit))
-        return np.asarray(self.found.kneighbors(table / self.unit)[0].mean(axis=1) / self.typical)
+            score = -self.found.score_samples(table / self.unit)
+        else:
+            score = self.found.kneighbors(table / self.unit)[0].mean(axis=1) / self.typical
+        return np.asarray(1 + self.slope * (score - 1))
 
     def nearest(self, table: Floats) -> NDArray[np.intp]:
         """(n,) positions of the nearest public rows."""
@@ -366,10 +376,11 @@ class _Search:
         score[asked] = plausible._scores(found.counterfactual[asked])
         own, self.aim = np.zeros(len(found)), np.full(len(found), plausible.aim)
         own[asked] = plausible._scores(found.x[asked])
-        self.aim = np.clip(own, plausible.aim, (plausible.aim + plausible.limit) / 2)
+        self.limit = (plausible.aim + plausible.limit) / 2
+        self.aim = np.clip(own, plausible.aim, self.limit)
         self.todo = asked[score[asked] > self.aim[asked]]
         self.score = np.where(np.isin(np.arange(len(found)), self.todo), score, 0.0)
-        self.distance = np.where(self.score > plausible.limit, np.inf, found.distance)
+        self.distance = np.where(self.score > self.limit, np.inf, found.distance)
         self.counterfactual = found.counterfactual.copy()
         self.proven = found.proven.copy()
         self.spread = plausible._spread.copy()
@@ -386,10 +397,9 @@ class _Search:
         usable = np.flatnonzero(found.valid)
         score = np.full(len(at), np.inf)
         score[usable] = self.plausible._scores(found.counterfactual[usable])
-        limit = self.plausible.limit
         inside, settled = score <= self.aim[at], self.score[at] <= self.aim[at]
         nearer = found.distance < self.distance[at]
-        better = np.where(inside, ~settled | nearer, ~settled & (score <= limit) & (score < self.score[at]))
+        better = np.where(inside, ~settled | nearer, ~settled & (score <= self.limit) & (score < self.score[at]))
         kept = at[better]
         self.counterfactual[kept], self.distance[kept] = found.counterfactual[better], found.distance[better]
         self.score[kept] = score[better]
@@ -453,7 +463,7 @@ class _Search:
     def back(self) -> None:
         """Boxes between that of the best candidate so far and that of the cheapest answer, which was an outlier."""
         dear = self.distance[self.todo] > _NEARLY * self.first.distance[self.todo]
-        at = self.todo[dear & (self.score[self.todo] <= self.plausible.limit)]
+        at = self.todo[dear & (self.score[self.todo] <= self.limit)]
         x, best, cheapest = self.first.x[at], self.counterfactual[at].copy(), self.first.counterfactual[at]
         near, far = np.zeros(len(at)), np.ones(len(at))
         for _ in range(_HALVINGS):
@@ -464,7 +474,7 @@ class _Search:
 
     def result(self) -> Recourse:
         first, valid = self.first, self.first.valid.copy()
-        lost = self.todo[self.score[self.todo] > self.plausible.limit]
+        lost = self.todo[self.score[self.todo] > self.limit]
         changed = self.todo[(self.counterfactual[self.todo] != first.counterfactual[self.todo]).any(axis=1)]
         self.counterfactual[lost], self.distance[lost], valid[lost] = first.x[lost], 0.0, False
         self.proven[lost], self.proven[changed] = False, False

@@ -7,6 +7,7 @@ import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import LocalOutlierFactor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import nn
@@ -56,7 +57,11 @@ def plain_lof(public, rows, k):
 def test_scores_are_the_local_outlier_factor():
     public, rows = ridge(120), ridge(15, seed=1) + np.random.default_rng(2).normal(0, 8, (15, 3))
     found = Plausibility(public, neighbours=7).scores(rows)
-    slow = [plain_lof(public / unit, rows / unit, 7) for unit in (np.ptp(public, axis=0), public.std(axis=0))]
+    slow = []
+    for unit in (np.ptp(public, axis=0), public.std(axis=0), 1.0):
+        known = LocalOutlierFactor(n_neighbors=7).fit(public / unit).negative_outlier_factor_
+        beyond = max(1.5, np.quantile(-known, 0.98))
+        slow.append(1 + (plain_lof(public / unit, rows / unit, 7) - 1) * 0.5 / (beyond - 1))
     np.testing.assert_allclose(found, np.max(slow, axis=0), rtol=1e-9)
 
 
@@ -274,6 +279,55 @@ def test_a_mechanism_refuses_what_it_cannot_use():
     labels = Plausibility(pd.DataFrame({"job": ["clerk", "manager"] * 30}))
     with pytest.raises(InputError, match="needs preprocessing="):
         DPModelRecourse(plausibility=labels, norm_bound=9.0).fit(np.ones((9, 1)), [0, 1, 1] * 3)
+
+
+def test_a_number_that_nobody_has_is_an_outlier_where_most_have_none_and_categories_tell_people_apart():
+    """As capital gains in Adult: 0 for nine in ten, so that gains have no middle spread, and some people are alone."""
+    rng = np.random.default_rng(0)
+
+    def people(n):
+        gain = np.where(rng.random(n) < 0.92, 0.0, rng.choice([2000.0, 3000, 5000, 7500, 15_000], n))
+        gain[:2] = 99_999.0
+        jobs = np.eye(12)[np.minimum(rng.geometric(0.25, n) - 1, 11)]
+        return np.column_stack([rng.integers(20, 65, n), gain, jobs])
+
+    public, others = people(1500), people(400)
+    asked = others[others[:, 1] == 0]
+    asked[:, 1] = 27_000.0
+    plausible = Plausibility(public)
+    assert plausible.outliers(asked).mean() > 0.9
+    assert plausible.outliers(others).mean() < 0.1
+
+
+def judges(table, rows):
+    """Local outlier factors of scikit-learn as somebody else would ask them: of rows, standardised, or as they are."""
+    deviation, ranges = table.std(axis=0), np.ptp(table, axis=0)
+    for unit in (np.where(deviation > 0, deviation, 1.0), np.where(ranges > 0, ranges, 1.0), np.ones(table.shape[1])):
+        judge = LocalOutlierFactor(n_neighbors=20, novelty=True).fit(rows / unit)
+        yield lambda found, judge=judge, unit=unit: float((judge.predict(found / unit) == -1).mean())
+
+
+@needs("heloc.npz")
+def test_on_heloc_at_most_two_percent_are_outliers_whoever_judges():
+    file = np.load(DATA / "heloc.npz")
+    x, y = file["x"].astype(float), file["y"]
+    names = file["names__txt"].tobytes().decode().split("\n")
+    ranges = Preprocessing(numeric={n: (0, end) for n, end in zip(names, x.max(axis=0).tolist(), strict=True)})
+    people = pd.DataFrame(x, columns=names)
+    train, asked, public = np.split(np.random.default_rng(1).permutation(len(x)), [5000, 5600])
+    fixed = Constraints(tuple(names), immutable=("ExternalRiskEstimate", "AverageMInFile"))
+    cost = L1(scale=np.maximum(x[public].std(axis=0), 0.1))
+    options = {"epsilon": 1.0, "preprocessing": ranges, "cost": cost, "constraints": fixed, "random_state": 0}
+    plain = DPModelRecourse(**options).fit(people.iloc[train], y[train])
+    near = Plausibility(people.iloc[public[:2000]])
+    kept = DPModelRecourse(plain.private, plausibility=near, **options).explain(people.iloc[asked], infeasible="mark")
+    cheapest = plain.explain(people.iloc[asked], infeasible="mark")
+    down = ~kept.favourable
+    for rows in (x[public[:2000]], x[train]):
+        for judge in judges(x, rows):
+            assert judge(kept.counterfactual[down & kept.valid]) <= 0.02
+    assert max(judge(cheapest.counterfactual[down]) for judge in judges(x, x[train])) > 0.1
+    assert kept.valid[down].mean() > 0.97
 
 
 @needs("heloc.npz")

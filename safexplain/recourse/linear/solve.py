@@ -209,6 +209,8 @@ class _Line:
             enough, goal = gap[pending] + sign * slack[pending], gap[pending] + slack[pending]
             sides = None if bounds is None else (bounds[0][pending], bounds[1][pending])
             changed, most, sure = _reach(start[pending], w / scale, enough, goal, self.cost, rules, sides)
+            if rules is not None and within is not None:
+                changed = _in_steps(rules, x[pending], changed)
             done = _reaches(changed, w, b[pending], self.target)
             self._keep(answers, left, pending[done], x, changed[done], sure[done])
             answers.proven[pending] |= ~done & (most < (enough if several else goal)) & every
@@ -323,6 +325,14 @@ def _starts(rules: Constraints, x: Floats, lower: Floats, upper: Floats) -> tupl
         possible &= rules.admissible(group, lower, upper).any(axis=1)
         outside |= ((x[:, group] < lower[:, group]) | (x[:, group] > upper[:, group])).any(axis=1)
     return np.clip(x, lower, np.maximum(lower, upper)), outside, possible
+
+
+def _in_steps(rules: Constraints, x: Floats, changed: Floats) -> Floats:
+    """The rows (n, d), each step counted from the query and not from the edge of its box, which rounds otherwise."""
+    stepped = (rules.grid > 0) & ~rules.whole
+    size = np.where(stepped, rules.grid, 1.0)
+    moved = x + np.rint((changed - x) / size) * size
+    return np.where(stepped & (np.abs(moved - changed) <= 1e-9 * size), moved, changed)
 
 
 def _finite(given: ArrayLike, what: str) -> Floats:

@@ -180,12 +180,10 @@ class Cells:
         point, cost, lows, highs = list[Floats](), list[Floats](), list[Floats](), list[Floats]()
         for column, cells in enumerate(allowed):
             ends = np.union1d(high[:, column] + 1, low[:, column])
-            starts = np.union1d([0], ends[(ends > 0) & (ends < len(cells))]).astype(np.intp)
-            if not len(cells):
-                starts = starts[:0]
+            starts = np.union1d([0], ends[(ends > 0) & (ends < len(cells))]).astype(np.intp)[: len(cells)]
             low[:, column] = np.searchsorted(starts, low[:, column], side="left")
             high[:, column] = np.searchsorted(starts, high[:, column], side="right") - 1
-            merged = list(zip(starts, np.append(starts[1:], len(cells)), strict=True))
+            merged = list(zip(starts, np.append(starts[1:], len(cells))[: len(starts)], strict=True))
             best = [cells[a:b][self.cost[column][cells[a:b]].argmin()] for a, b in merged]
             point.append(self.point[column][best])
             cost.append(self.cost[column][best])
