@@ -39,7 +39,16 @@ from torch import nn
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing, linear_recourse, search_recourse
+from safexplain.recourse import (
+    L1,
+    L2,
+    Constraints,
+    DPModelRecourse,
+    Percentile,
+    Preprocessing,
+    linear_recourse,
+    search_recourse,
+)
 from tests.helpers.evidence import DATA, needs
 
 RNG = np.random.default_rng(0)
@@ -136,6 +145,19 @@ def test_of_several_classes_of_trees_the_wanted_one_is_reached(model):
         search_recourse(model, asked)
     with pytest.raises(ConfigurationError, match=r"favourable: .*no class 'medium'; expected one of 'high', 'low'"):
         search_recourse(model, asked, favourable="medium")
+
+
+def test_of_trees_a_change_that_overtakes_nobody_costs_nothing_and_is_proven():
+    rows = np.linspace(0.0, 10.0, 40)[:, None] * [1.0, 1.0]
+    model = DecisionTreeClassifier(max_depth=1).fit(rows, (rows[:, 0] > 5).astype(int))
+    public = np.array([[-30.0, -30.0], [30.0, 30.0], [30.0, 30.0]])
+    flat = np.array([[-40.0, 0.0], [-35.0, 0.0], [-30.0, 0.0]])  # nobody between the query and the split
+    for model_public in (public, flat):
+        answer = search_recourse(model, np.array([[1.0, 1.0]]), cost=Percentile(model_public))
+        assert answer.valid.all()
+        assert answer.proven.all()
+        assert (model.predict(answer.counterfactual) == 1).all()
+    assert answer.distance[0] == 0
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])

@@ -89,6 +89,8 @@ class _ForestSearch:
         if everything.empty or not self._possible(everything):
             return Answer(None, np.inf, np.inf)
         cells = self._search(everything)
+        if self.paid <= 0:  # a percentile that overtakes nobody costs nothing
+            return Answer(self.best, 0.0, 0.0)
         top = self._radius(cells)
         bound = self._least(cells, top)
         radius, growth = bound, GROWTH**self.query.cost.power
