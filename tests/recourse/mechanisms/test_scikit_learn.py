@@ -65,6 +65,15 @@ def test_what_fails_is_what_is_stated(name):
     assert failed(estimator) == set(expected_failed_checks(estimator))
 
 
+@pytest.mark.parametrize("classes", [(0, 1), ("no", "yes")])
+def test_of_a_pair_of_classes_the_checks_that_bring_other_labels_are_expected_to_fail(classes):
+    estimator = OutputPerturbation(**{**COMMON, "classes": classes})
+    stated = expected_failed_checks(estimator)
+    assert failed(estimator) <= set(stated)
+    assert stated["check_fit_score_takes_y"] == LABELS
+    assert "check_fit_score_takes_y" not in expected_failed_checks(OutputPerturbation(**FIVE))
+
+
 class AnyLabels(LaplaceScore):
     """Takes its labels from y, which a private model must not: for checks that do not tell theirs."""
 
