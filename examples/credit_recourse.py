@@ -87,8 +87,8 @@ if len(sys.argv) > 1:
         numeric={name: (0, most) for name, (most, _, _) in HELOC.items()},
         special={name: [-7, -8, -9] for name in HELOC},  # no such account, none that counts, no record
         labels={name: called for name, (_, _, called) in HELOC.items()},
-        units={name: "months" for name in HELOC if "MSince" in name}
-        | {n: "%" for n in HELOC if "cent" in n or "Frac" in n},
+        units={name: "months" for name in HELOC if name.startswith("MSince")}
+        | {name: "%" for name in HELOC if name.startswith(("Percent", "NetFraction"))},
     )
     rules = Constraints(
         public.features,
