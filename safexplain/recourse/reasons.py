@@ -27,6 +27,12 @@ Mask = NDArray[np.bool_]
 COARSEST = (0.05, 0.005, 5e-4, 5e-6)
 """Shares of a change by which it may grow when it is rounded, from the first that is tried to the last."""
 
+SMALL = 2e-3
+"""A change of less than this share of the number itself is rounded as one of that share: 23,300.61 becomes 23,301."""
+
+CURRENCIES = ("USD", "EUR", "GBP", "CHF", "$", "£", "€")
+"""Units, or first words of these, whose numbers have two decimals or none."""
+
 MOST_REASONS = 4
 """Principal reasons in a letter, as the commentary on Regulation B recommends."""
 
@@ -55,6 +61,8 @@ def advise(
     share: Floats,
     *,
     free: Mask,
+    stepped: Mask,
+    money: Mask,
     limits: tuple[Floats, Floats],
     valid: Callable[[Floats, NDArray[np.intp]], Mask],
     further: Mask,
@@ -66,32 +74,37 @@ def advise(
         counterfactual: (n, d).
         share: (n, d) what each column adds to the cost.
         free: (d,) bool, columns of numbers that may be rounded.
+        stepped: (d,) bool, columns of numbers that change by steps: rounded by next to nothing, as sums of steps are
+            not exact.
+        money: (d,) bool, columns of amounts, which are rounded to cents at least.
         limits: lower and upper ones, (n, d) each.
         valid: rows (k, d) and the numbers of their queries (k,) -> (k,) bool, whether they would be accepted.
         further: (n, d) bool, as in `Advice`.
     """
     change = counterfactual - x
-    moved = (change != 0) & free
+    moved, on_steps = (change != 0) & free, (change != 0) & stepped
     out = counterfactual.copy()
-    left = np.flatnonzero(moved.any(axis=1))
+    left = np.flatnonzero((moved | on_steps).any(axis=1))
     for coarsest in (*COARSEST, 0.0):
         if not len(left):
             break
-        candidate = _outward(x[left], counterfactual[left], coarsest) if coarsest else _nearest(counterfactual[left])
+        exact = _nearest(counterfactual[left])
+        candidate = _outward(x[left], counterfactual[left], coarsest, money) if coarsest else exact
         inside = np.clip(candidate, limits[0][left], limits[1][left])
         candidate = np.where(inside == candidate, candidate, _nearest(inside))  # a limit that was added up has dust
-        candidate = np.where(moved[left], candidate, counterfactual[left])
+        candidate = np.where(moved[left], candidate, np.where(on_steps[left], exact, counterfactual[left]))
         good = valid(candidate, left)
         out[left[good]] = candidate[good]
         left = left[~good]
     return Advice(out, further & (change != 0), share)
 
 
-def _outward(x: Floats, to: Floats, coarsest: float) -> Floats:
-    """Numbers rounded away from x, by at most a share of the change."""
+def _outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = None) -> Floats:
+    """Numbers rounded away from x, by at most a share of the change, and money to cents at least."""
     change = to - x
-    size = np.where(change == 0, 1.0, np.abs(change)) * coarsest
+    size = np.where(change == 0, 1.0, np.maximum(np.abs(change), SMALL * np.abs(x))) * coarsest
     digits = -np.floor(np.log10(np.clip(size, 1e-300, 1e300))).astype(int)
+    digits = digits if money is None else np.where(money, np.minimum(digits, 2), digits)
     out = to.copy()
     for k in np.unique(digits[change != 0]).tolist():
         if not -300 < k < 300:
@@ -360,7 +373,14 @@ def _values(change: Change, language: Language) -> tuple[str, str]:
     return _with_unit(own, change.unit, language), _with_unit(number_text(after, language), change.unit, language)
 
 
+def is_money(unit: str) -> bool:
+    """Whether numbers with this unit are amounts of money: "USD", "EUR a month"."""
+    return unit.partition(" ")[0] in CURRENCIES
+
+
 def _with_unit(number: str, unit: str, language: Language) -> str:
+    if is_money(unit) and number[-2:-1] == language.marks[1]:  # one decimal
+        number += "0"
     if not unit:
         return number
     if unit == "%":

@@ -36,7 +36,7 @@ from safexplain.recourse.pipelines import PipelineReading, names_of, read_model,
 from safexplain.recourse.plausibility import Plausibility, Solve, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.program.solve import solve_program
-from safexplain.recourse.reasons import advise
+from safexplain.recourse.reasons import advise, is_money
 from safexplain.recourse.result import Floats, Recourse, as_rows
 from safexplain.recourse.trees.forest import Forest
 from safexplain.recourse.trees.scikit import GRADIENT
@@ -791,25 +791,45 @@ def advised(
     """
     rows, change = answer.x, answer.change
     free = np.ones(rows.shape[1], dtype=bool)
+    stepped, money = np.zeros(len(free), dtype=bool), np.zeros(len(free), dtype=bool)
     if isinstance(answer.table, Preprocessing):
         free[:] = False
-        free[[part.first for part in answer.table.parts if part.kind == "numeric"]] = True
+        for part in answer.table.parts:
+            free[part.first] = part.kind == "numeric"
+            money[part.first] = is_money(answer.table.units.get(part.name, ""))
     if constraints is None:
         limits = np.full(rows.shape, -np.inf), np.full(rows.shape, np.inf)
     else:
-        free &= (constraints.grid == 0) & ~np.isin(np.arange(len(free)), [k for g in constraints.groups for k in g])
+        free &= ~np.isin(np.arange(len(free)), [k for g in constraints.groups for k in g])
+        stepped = free & (constraints.grid != 0)
+        free &= ~stepped
         limits = constraints.bounds(rows, frozen)
 
     def valid(candidate: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
         good = np.ones(len(index), dtype=bool)
         if constraints is not None:
-            inside = np.clip(candidate, limits[0][index], limits[1][index])
+            inside = np.where(stepped, answer.counterfactual[index], candidate)
+            inside = np.clip(inside, limits[0][index], limits[1][index])
             good &= constraints.satisfied(rows[index], inside, None if frozen is None else frozen[index])
         return good & accepts(candidate, index)
 
     further = np.zeros(rows.shape, dtype=bool) if weights is None else change * weights > 0
     share = cost.parts(change, rows)
-    advice = advise(rows, answer.counterfactual, share, free=free, limits=limits, valid=valid, further=further)
+    advice = advise(
+        rows,
+        answer.counterfactual,
+        share,
+        free=free,
+        stepped=stepped,
+        money=money,
+        limits=limits,
+        valid=valid,
+        further=further,
+    )
+    box = constraints if ranges is None else ranges
+    if box is not None:  # nobody goes below the least value that there is
+        room = np.where(change > 0, advice.rounded < box.high, advice.rounded > box.low)
+        advice = replace(advice, further=advice.further & room)
     lost = np.flatnonzero(~answer.valid)
     if weights is not None and constraints is not None and len(lost):
         if ranges is None:
