@@ -155,6 +155,8 @@ PAGES = (
                " re-implemented", "`heloc.npz`, `mnist.npz`", "15 min", "recourse_dpm"),
         _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
+        _suite("paper_b_recourse.plausible", "what share of answers are outliers, with and without `Plausibility`",
+               "`heloc.npz`, `adult.npz`", "4 min", "recourse_plausible"),
     )),
     Page("paper_e_tmi", "Who was in the pre-training data?", (_suite(
         "paper_e_tmi", '"TMI! Finetuned Models Leak Private Information from their Pretraining Data" (Abascal et al.):'
