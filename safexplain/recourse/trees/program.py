@@ -89,7 +89,7 @@ class _ForestSearch:
         if everything.empty or not self._possible(everything):
             return Answer(None, np.inf, np.inf)
         cells = self._search(everything)
-        if self.paid <= 0:  # a percentile that overtakes nobody costs nothing
+        if self.paid <= 0:  # too small a change to cost anything: LightGBM's splits at 1e-35
             return Answer(self.best, 0.0, 0.0)
         top = self._radius(cells)
         bound = self._least(cells, top)
