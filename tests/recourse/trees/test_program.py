@@ -191,3 +191,19 @@ def test_several_queries_and_targets():
     assert (forest.score(hard.counterfactual)[hard.valid] >= 0.5).all()
     with pytest.raises(ConfigurationError, match="for 4 columns, but the model has 3"):
         solve_program(forest, few, constraints=Constraints(4))
+
+
+def test_boxes_that_do_not_hold_the_query_are_answered_or_refused():
+    from sklearn.ensemble import GradientBoostingClassifier
+
+    forest = Forest.of(GradientBoostingClassifier(n_estimators=6, max_depth=2, random_state=0).fit(X, Y))
+    rng = np.random.default_rng(1)
+    lower = X[:60] + rng.uniform(-0.5, 2, (60, 3))
+    upper = lower + rng.uniform(0, 1, lower.shape)
+    answer = solve_program(forest, X[:60], cost=L1(), within=(lower, upper))
+    found = answer.valid & ~answer.favourable
+    assert found.any()
+    assert not answer.valid.all()
+    assert answer.proven.all()
+    inside = (answer.counterfactual >= lower) & (answer.counterfactual <= upper)
+    assert inside[found].all()
