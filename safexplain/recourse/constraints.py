@@ -227,7 +227,10 @@ class Constraints:
         if empty.any():
             column = int(empty.argmax())
             kind = " that a whole number or a category meets" if self.whole[column] or column in self._members() else ""
-            raise ConfigurationError(f"{self.label(column)}: no value{kind} lies between its lower and its upper limit")
+            raise ConfigurationError(
+                f"{self.label(column)}: no value{kind} lies between its lower limit {self.low[column]:g} and its upper"
+                f" limit {self.high[column]:g}; correct lower or upper"
+            )
         both = self._rising & self._falling
         if both.any():
             name = self.label(int(both.argmax()))
