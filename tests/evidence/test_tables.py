@@ -18,7 +18,7 @@ def test_every_page_is_what_the_results_say(path):
 
 
 def test_the_index_is_short_and_names_every_suite_and_benchmark_that_can_be_run():
-    assert pages.README.read_text().count("\n") <= 110
+    assert pages.README.read_text().count("\n") <= 115
     listed = {s.module for p in pages.PAGES for s in p.suites}
     starts = re.compile(r"^(if __name__ == .*|finish\(main\))$", re.MULTILINE)
     run = [path for path in (ROOT / "audit").glob("*/**/*.py") if starts.search(path.read_text())]
