@@ -19,14 +19,10 @@ REPOSITORY = Path(__file__).parents[1]
 SHARED = (
     "_validate",
     "_digest",
-    "_model_state",
     "_files",
     "_progress",
-    "_loss_pairs",
-    "_losses",
     "_privacy_loss",
     "_secure_random",
-    "_selection",
     "errors",
 )
 """What everybody may import."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
-from safexplain._selection import RepeatAndSelect
+from safexplain._privacy_loss.selection import RepeatAndSelect
 from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256, model_digest
-from safexplain._model_state import network_of
+from safexplain._digest.model_state import network_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG

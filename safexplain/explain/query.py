@@ -30,7 +30,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from safexplain._digest import explained_digest, modules_of
-from safexplain._model_state import network_of
+from safexplain._digest.model_state import network_of
 from safexplain.errors import RefusedError
 from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import explainers_in

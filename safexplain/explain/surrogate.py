@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import OPAQUE_DIGEST, checked_digest, digest, file_sha256, model_digest, modules_of
-from safexplain._model_state import network_of
+from safexplain._digest.model_state import network_of
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
 from safexplain.errors import CertificateError, ConfigurationError, ConfigurationTypeError, InputError, RefusedError

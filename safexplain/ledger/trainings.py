@@ -18,8 +18,8 @@ from functools import lru_cache
 
 from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps
-from safexplain._selection import ORDERS as SELECTED_ORDERS
-from safexplain._selection import RepeatAndSelect, selected_curve
+from safexplain._privacy_loss.selection import ORDERS as SELECTED_ORDERS
+from safexplain._privacy_loss.selection import RepeatAndSelect, selected_curve
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger.accounts import (
     ACCOUNT_COLUMNS,
@@ -51,7 +51,7 @@ def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
     Steps of full batches with Gaussian noise are together mu-GDP, mu^2 being the sum of (distance / noise multiplier)^2
     over the steps, with a distance of 2 clip bounds under substitution and of 1 else (Dong, Roth and Su 2019, arXiv
     1905.02383, Corollary 3.3); Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`), and so has the
-    best of several trainings (`safexplain._selection`). Truncated batches have neither: their epsilon, which pays for
+    best of several trainings (`RepeatAndSelect`). Truncated batches have neither: their epsilon, which pays for
     each cut, counts as it is, and so does a pure one.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from safexplain._digest import trained_digest
 from safexplain._files import write_whole
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
-from safexplain._selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
+from safexplain._privacy_loss.selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 

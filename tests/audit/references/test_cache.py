@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain import _digest
+import safexplain
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain.audit import ModelCache
 from safexplain.audit.references import cache as cache_module
@@ -352,7 +352,7 @@ def test_what_has_no_stable_identity_is_said():
     ],
 )
 def test_what_other_code_computed_is_not_used_again(tmp_path, module, depends_on, does_not):
-    package = shutil.copytree(Path(_digest.__file__).parent, tmp_path / "safexplain")
+    package = shutil.copytree(Path(safexplain.__file__).parent, tmp_path / "safexplain")
     before = code_digest(module, package=package)
     assert before == code_digest(module)
     for changed in (does_not, depends_on):

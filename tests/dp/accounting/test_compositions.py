@@ -14,8 +14,8 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain._losses import CELLS, Losses, compose
 from safexplain._privacy_loss import MOST_KINDS, Steps, composed, epsilons, one_step, privacy_loss
+from safexplain._privacy_loss.distributions import CELLS, Losses, compose
 from safexplain.dp import noise_multiplier
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 

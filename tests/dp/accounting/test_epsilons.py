@@ -12,8 +12,8 @@ from fft_oracle import bracket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain._losses import compose
 from safexplain._privacy_loss import grid_widths, one_step
+from safexplain._privacy_loss.distributions import compose
 from safexplain.dp.accounting import Steps, composed, epsilons, group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, hypergeom, norm
 
-from safexplain._loss_pairs import Pair, fixed_size_weights, poisson_weights
-from safexplain._privacy_loss import _loss
+from safexplain._privacy_loss.pairs import Pair, fixed_size_weights, poisson_weights
+from safexplain._privacy_loss.steps import _loss
 from safexplain.dp import Steps, composed, epsilons, noise_multiplier, steps_within
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.stats import epsilon_ceiling, epsilon_from_errors

@@ -80,7 +80,7 @@ def test_the_epsilon_that_follows_is_above_the_exact_one_and_not_by_much(noise, 
 @pytest.mark.parametrize(("q", "noise", "order"), [(0.25, 1.0, 2.0), (0.1, 2.0, 3.0), (0.5, 0.9, 1.3)])
 def test_a_fixed_size_is_worst_in_both_directions_at_once(q, noise, order):
     """Against the integral of the profile that the accountant composes, over all orders of the divergence."""
-    from safexplain._loss_pairs import Pair
+    from safexplain._privacy_loss.pairs import Pair
 
     pair = Pair(noise, q, "fixed-size")
     e = np.linspace(0, 60, 600_001)

@@ -12,7 +12,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from safexplain._selection import ORDERS, selected_epsilon, selected_epsilons
+from safexplain._privacy_loss.selection import ORDERS, selected_epsilon, selected_epsilons
 from safexplain.dp import PrivacyStatement, RepeatAndSelect, Steps, composed
 from safexplain.errors import ConfigurationError, InputError
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 
 from safexplain._privacy_loss import Steps
-from safexplain._selection import RepeatAndSelect
+from safexplain._privacy_loss.selection import RepeatAndSelect
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger import Approximate, BudgetExhausted, Gaussian, Laplace, Ledger, Pure, Renyi
 from safexplain.ledger.composition import Budget, Composition, gaussian_epsilon, renyi

@@ -65,7 +65,7 @@ def ours(setting: str) -> Callable[[Work], Call]:
     """Both epsilons, nothing remembered."""
 
     def ready(work: Work) -> Call:
-        from safexplain._privacy_loss import _loss
+        from safexplain._privacy_loss.steps import _loss
         from safexplain.dp import epsilons
 
         def run() -> dict[str, Any]:

@@ -36,7 +36,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._model_state import (
+from safexplain._digest.model_state import (
     Part,
     bytes_of,
     is_module,
@@ -105,7 +105,7 @@ class Undigestable(Exception):
 
 
 @functools.cache
-def code_digest(*modules: str, package: Path = Path(__file__).parent) -> str:
+def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
     """SHA-256 of the code of modules here, of all modules here that they import, and of the torch version.
 
     What other code computed is not taken for this code's: a cache whose key holds this digest is not used again when
@@ -338,7 +338,7 @@ def _installed(module: str | None) -> bool:
 
 def _own(function: Any) -> bool:
     """Whether a function depends on this package's code alone; what its modules keep meanwhile is no part of that."""
-    own = (function.__module__ or "").startswith(f"{__package__}.")
+    own = (function.__module__ or "").startswith("safexplain.")
     return own and function.__closure__ is None and "<locals>" not in function.__qualname__
 
 
@@ -471,8 +471,8 @@ def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
     All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
-    attributes, the graph and the constants of TorchScript and of torch.export; see `safexplain._model_state`. Wrappers
-    that compute nothing do not: `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64
+    attributes, the graph and the constants of TorchScript and of torch.export; see `model_state`. Wrappers that compute
+    nothing do not: `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64
     where float32 holds the same weights. A function that does more is named too, by its code and its numbers.
 
     Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample

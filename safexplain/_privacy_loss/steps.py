@@ -6,11 +6,11 @@ step (`one_step`), from which all follows. `safexplain.dp.accounting` calibrates
 `safexplain.verdict.privacy_statement` states what was spent.
 
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
-al. 2022, arXiv 2207.04380; `safexplain._losses`). Every number is an upper bound, about 3e-4 above the exact one, and
+al. 2022, arXiv 2207.04380; `distributions`). Every number is an upper bound, about 3e-4 above the exact one, and
 agrees with dp-accounting's, whose Renyi accountant is not to be used here: in version 0.6 it leaves out that
 substitution changes the sum by 2C (google/differential-privacy issue 378).
 
-One step is dominated by a pair of distributions: `safexplain._loss_pairs` has the table and the proofs. One record
+One step is dominated by a pair of distributions: `pairs` has the table and the proofs. One record
 changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and at most 2C
 when it is substituted. Neighbours may also differ in a `group` of records that belong together, as those of one person:
 each of them is sampled independently, and the group's epsilon is computed from its own pair. That is never more, and
@@ -32,9 +32,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from safexplain._loss_pairs import Pair
-from safexplain._losses import CELLS, FARTHEST, Losses, compose
-from safexplain._losses import VACUOUS as VACUOUS
+from safexplain._privacy_loss.distributions import CELLS, FARTHEST, VACUOUS, Losses, compose
+from safexplain._privacy_loss.pairs import Pair
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import pdtr, pdtrik
 
-from safexplain._privacy_loss import (
+from safexplain._privacy_loss.steps import (
     ROUNDING,
     Adjacency,
     Epsilons,
