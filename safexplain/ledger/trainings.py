@@ -114,6 +114,13 @@ def question_of(weights: str) -> str:
     return sha256(b"training:" + weights.encode())
 
 
+_CHARGED = (
+    f"SELECT {', '.join(f'c.{name}' for name in CHARGE_COLUMNS.split(', '))}, a.value FROM ledger_charges c"
+    " LEFT JOIN ledger_answers a ON a.question = c.question WHERE c.principal = ?"
+)
+"""Charges of trainings, each with its statement."""
+
+
 def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
     """The charge of a training; None: it has not been charged.
 
@@ -121,12 +128,7 @@ def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
         RefusedError: the same weights were charged by another statement.
         LedgerError: the statement that was charged is missing or damaged.
     """
-    columns = ", ".join(f"c.{name}" for name in CHARGE_COLUMNS.split(", "))
-    rows = execute(
-        f"SELECT {columns}, a.value FROM ledger_charges c LEFT JOIN ledger_answers a ON a.question = c.question"
-        " WHERE c.principal = ? AND c.question = ?",
-        (TOTAL, question_of(statement.weights)),
-    )
+    rows = execute(f"{_CHARGED} AND c.question = ?", (TOTAL, question_of(statement.weights)))
     if not rows:
         return None
     *row, stored = rows[0]
@@ -141,12 +143,7 @@ def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
 
 def statements(execute: Execute) -> list[tuple[Charge, PrivacyStatement]]:
     """Every training that was charged, with its statement, oldest first."""
-    columns = ", ".join(f"c.{name}" for name in CHARGE_COLUMNS.split(", "))
-    rows = execute(
-        f"SELECT {columns}, a.value FROM ledger_charges c LEFT JOIN ledger_answers a ON a.question = c.question"
-        " WHERE c.principal = ? ORDER BY c.id",
-        (TOTAL,),
-    )
+    rows = execute(f"{_CHARGED} ORDER BY c.id", (TOTAL,))
     return [(charge := charge_of(tuple(row)), _read(stored, charge.id)) for *row, stored in rows]
 
 

@@ -26,8 +26,8 @@ from scipy import stats
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.recourse.cost import EUCLIDEAN
-from safexplain.recourse.feature_names import column_names
-from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of
+from safexplain.recourse.feature_names import column_names, training_columns
+from safexplain.recourse.frames import columns_of, is_missing, kind_of, names_of, only, values_of
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, RecourseMechanism, diverse
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.preprocessing import Preprocessing
@@ -471,21 +471,16 @@ def _split_off(source: Any, frame: Any, groups: Any) -> tuple[Any, Any]:
     """The frame without a column of groups that is no feature, and the groups."""
     if not isinstance(groups, str):
         return frame, groups
-    kind = kind_of(frame)
-    if kind not in ("pandas", "polars", "lists", "records"):
+    kind, names = kind_of(frame), names_of(frame)
+    if names is None or kind not in ("pandas", "polars", "lists", "records"):
         raise InputError(f"groups: {groups!r} names a column, and the people come without names; pass the labels, (n,)")
-    names = [str(name) for name in (frame[0] if kind == "records" else frame.columns if kind != "lists" else frame)]
     if groups not in names:
         raise InputError(f"groups: no column {groups!r} in the frame; it has {', '.join(names)}")
     column = [row[groups] for row in frame] if kind == "records" else frame[groups]
     known = _features(source)
     if known is None or groups in known:
         return frame, column
-    if kind in ("pandas", "polars"):
-        return frame[[name for name in frame.columns if name != groups]], column
-    if kind == "lists":
-        return {name: values for name, values in frame.items() if name != groups}, column
-    return [{name: value for name, value in row.items() if name != groups} for row in frame], column
+    return only(frame, [name for name in names if name != groups]), column
 
 
 def _features(source: Any) -> tuple[str, ...] | None:
@@ -496,8 +491,7 @@ def _features(source: Any) -> tuple[str, ...] | None:
     if isinstance(source, RecourseMechanism):
         named = source._get("columns") or (source.constraints.features if source.constraints else None)
         return named if isinstance(named, tuple) else None
-    names = getattr(source, "feature_names_in_", None)
-    return None if names is None else tuple(map(str, names))
+    return training_columns(source)
 
 
 def _labels(answer: Recourse, groups: Any) -> NDArray[np.str_]:

@@ -289,3 +289,41 @@ def _polars_column(polars: Any, values: list[Any], like: Any) -> Any:
     except (TypeError, ValueError, OverflowError, polars.exceptions.PolarsError):
         pass
     return polars.Series(like.name, values, strict=False)
+
+
+def names_of(frame: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a frame; None: an array has none."""
+    kind = kind_of(frame)
+    if kind is None:
+        return None
+    if kind == "records":
+        return tuple(map(str, frame[0]))
+    if kind in ("pandas", "polars"):
+        return tuple(map(str, frame.columns))
+    return tuple(map(str, frame.index if kind == "series" else frame))
+
+
+def taken(frame: Any, index: NDArray[np.intp]) -> Any:
+    """Rows of a frame, of its own kind."""
+    kind = kind_of(frame)
+    if kind == "pandas":
+        return frame.iloc[index]
+    if kind == "polars":
+        return frame[index.tolist()]
+    if kind == "lists":
+        return {name: [column[i] for i in index.tolist()] for name, column in frame.items()}
+    if kind == "records":
+        return [frame[i] for i in index.tolist()]
+    return frame
+
+
+def only(frame: Any, names: Collection[str]) -> Any:
+    """Some columns of a frame."""
+    kind = kind_of(frame)
+    if kind in ("pandas", "polars"):
+        return frame[[name for name in frame.columns if str(name) in names]]
+    if kind == "series":
+        return frame[[name for name in frame.index if str(name) in names]]
+    if kind == "records":
+        return [{name: row[name] for name in row if str(name) in names} for row in frame]
+    return {name: value for name, value in frame.items() if str(name) in names}

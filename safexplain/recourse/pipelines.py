@@ -38,7 +38,7 @@ from sklearn.preprocessing import (
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.frames import columns_of, kind_of, numbers_of, values_of
+from safexplain.recourse.frames import columns_of, kind_of, names_of, numbers_of, values_of
 from safexplain.recourse.preprocessing import Feature, Preprocessing
 from safexplain.recourse.result import Floats, first_of
 from safexplain.recourse.trees.forest import Reading
@@ -889,18 +889,6 @@ def table_of(
     for what in ("units", "labels"):
         declared[what] = {} if given is None else dict(getattr(given, what))
     return ModelTable(**cast("dict[str, Any]", declared), missing=tuple(missing))
-
-
-def names_of(frame: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a frame; None: an array has none."""
-    kind = kind_of(frame)
-    if kind is None:
-        return None
-    if kind == "records":
-        return tuple(map(str, frame[0]))
-    if kind in ("pandas", "polars"):
-        return tuple(map(str, frame.columns))
-    return tuple(map(str, frame.index if kind == "series" else frame))
 
 
 def is_boolean(frame: Any, name: str) -> bool:

@@ -24,7 +24,7 @@ from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import Cost
+from safexplain.recourse.cost import Cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
 from safexplain.recourse.frames import kind_of
 from safexplain.recourse.preprocessing import Preprocessing
@@ -240,11 +240,12 @@ class Plausibility:
             rows: (n, d) queries, table columns.
             solve: the solver.
             accepts: (k, d) rows -> (k,) bool, whether the model accepts them.
-            cost: what the solver minimises.
+            cost: what the solver minimises, of the columns or by the names that the constraints give them.
             constraints: those that the solver keeps.
             frozen: (n, d) bool, as in `linear_recourse`.
         """
         rules = Constraints(rows.shape[1]) if constraints is None else constraints
+        cost = for_columns(cost, rules.features, rows.shape[1])
         box = self._box(rows)
         found = solve(np.arange(len(rows)), box)
         search = _Search(self, found, solve, box, rules)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.linear_model._base import LinearClassifierMixin
@@ -27,12 +27,13 @@ from safexplain._validate import check_number, readable
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of
+from safexplain.recourse.feature_names import training_columns
+from safexplain.recourse.frames import columns_of, is_missing, kind_of, names_of, only, taken, values_of
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import wanted_label
-from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
+from safexplain.recourse.networks.score import scores_of
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
-from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
+from safexplain.recourse.pipelines import PipelineReading, read_model, steps_of, table_of
 from safexplain.recourse.plausibility import Plausibility, Solve, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.program.solve import solve_program
@@ -150,9 +151,7 @@ def _plausible(
         rows,
         solve,
         lambda public: accepts(public, np.zeros(len(public), dtype=np.intp)),
-        cost=for_columns(
-            wanted.cost, None if wanted.constraints is None else wanted.constraints.features, rows.shape[1]
-        ),
+        cost=wanted.cost,
         constraints=wanted.constraints,
         frozen=wanted.frozen,
     )
@@ -204,10 +203,7 @@ def _network(
             return answer if whole else answers(answer.x[index], mask[index], within)
 
         def accepts(rows: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
-            values = NetworkScore(score, favourable=wanted, batch_size=options.batch_size)
-            with evaluation_mode(score):
-                reached = values.values(torch.from_numpy(rows).to(values.home)) >= target
-            return np.asarray(reached.cpu().numpy())
+            return scores_of(score, rows, favourable=wanted, batch_size=options.batch_size) >= target
 
         asked = _Wanted(rules, price, mask, options, 1.0)
         answer = _plausible(plausibility, preprocessing, answer.x, solve, accepts, asked)
@@ -269,7 +265,7 @@ class _Queries:
                 )
             return cls(model, read_model(model, first.columns), first, x, first.table(x), None, "frame", forest)
         plain = forest is not None and not steps
-        names = forest.names if forest is not None and plain else trained_on(first if steps else estimator)
+        names = forest.names if forest is not None and plain else training_columns(first if steps else estimator)
         if given is not None and not steps and names is None:
             _check_width(estimator, len(given.columns), "columns of preprocessing.transform(x)")
             reading = read_model(model, given.columns, given)
@@ -305,14 +301,14 @@ class _Queries:
             return rows
         if self.takes == "scaled":
             return (rows - self.table.offset) / self.table.scale
-        frame = self.table.frame(rows, _taken(self.like, index))
+        frame = self.table.frame(rows, taken(self.like, index))
         kind = kind_of(frame)
         if self.takes == "frame" and self.names is None:  # its first step is a Preprocessing
             return frame
         if self.takes == "frame" and kind in ("pandas", "polars"):
             place = {str(name): name for name in frame.columns}
             return frame[[place[name] for name in self.reading.features if name in place]]
-        columns = columns_of(_only(frame, self.reading.features), self.reading.features)[0]
+        columns = columns_of(only(frame, self.reading.features), self.reading.features)[0]
         return _pandas(columns) if self.takes == "frame" else _stacked(list(columns.values()))
 
     def decided(self, rows: Floats, index: NDArray[np.intp], label: Any) -> NDArray[np.bool_]:
@@ -439,12 +435,6 @@ def is_linear_kind(estimator: Any) -> bool:
     return not Forest.reads(estimator) and bool(is_classifier(estimator))
 
 
-def trained_on(step: Any) -> tuple[str, ...] | None:
-    """Names of the columns of the frame that a model or its first step was fitted on; None: an array."""
-    names = getattr(step, "feature_names_in_", None)
-    return None if names is None else tuple(map(str, names))
-
-
 def _check_width(step: Any, width: int, what: str) -> None:
     expected = getattr(step, "n_features_in_", None)
     if expected is not None and expected != width:
@@ -469,32 +459,6 @@ def _as_frame(x: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     return {name: column.tolist() for name, column in zip(names, rows.T, strict=True)}
 
 
-def _taken(frame: Any, index: NDArray[np.intp]) -> Any:
-    """Rows of a frame, of its own kind."""
-    kind = kind_of(frame)
-    if kind == "pandas":
-        return frame.iloc[index]
-    if kind == "polars":
-        return frame[index.tolist()]
-    if kind == "lists":
-        return {name: [column[i] for i in index.tolist()] for name, column in frame.items()}
-    if kind == "records":
-        return [frame[i] for i in index.tolist()]
-    return frame
-
-
-def _only(frame: Any, names: tuple[str, ...]) -> Any:
-    """Some columns of a frame."""
-    kind = kind_of(frame)
-    if kind in ("pandas", "polars"):
-        return frame[[name for name in frame.columns if str(name) in names]]
-    if kind == "series":
-        return frame[[name for name in frame.index if str(name) in names]]
-    if kind == "records":
-        return [{name: row[name] for name in row if str(name) in names} for row in frame]
-    return {name: value for name, value in frame.items() if str(name) in names}
-
-
 def _stacked(columns: list[Any]) -> NDArray[Any]:
     """(n, d) an array of columns: of float64 where all are numbers."""
     listed = [values_of(column) for column in columns]
@@ -507,7 +471,7 @@ def _stacked(columns: list[Any]) -> NDArray[Any]:
 
 def _with_gaps(frame: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """Columns of a frame in which a value is missing."""
-    columns, _ = columns_of(_only(frame, names), [name for name in names if name in (names_of(frame) or ())])
+    columns, _ = columns_of(only(frame, names), [name for name in names if name in (names_of(frame) or ())])
     return tuple(name for name, column in columns.items() if any(map(is_missing, values_of(column))))
 
 
@@ -597,7 +561,7 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
         queries.reading.check(given, queries.rows @ matrix + shift)
     if isinstance(estimator, MLPClassifier):
         return _by_network(queries, wanted, perceptron(estimator, matrix, shift), column)
-    coefficients = np.atleast_2d(np.asarray(_dense(estimator.coef_), dtype=np.float64))
+    coefficients = dense(estimator.coef_)
     intercept = np.broadcast_to(np.asarray(estimator.intercept_, dtype=np.float64).ravel(), len(coefficients))
     pairs = classes > 2 and hasattr(estimator, "decision_function_shape")  # an SVC, which has a row for each pair
     if len(coefficients) != (1 if classes == 2 else classes) or pairs:
@@ -607,9 +571,7 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
         )
     weights, bias = coefficients @ matrix.T, coefficients @ shift + intercept
     if classes > 2:
-        layer = nn.Linear(weights.shape[1], classes, dtype=torch.float64)
-        _fill(layer, weights, bias)
-        return _by_network(queries, wanted, layer, column)
+        return _by_network(queries, wanted, linear_layer(weights, bias), column)
     sign = 1.0 if column == 1 else -1.0
     w, b = sign * weights[0], float(sign * bias[0])
 
@@ -696,25 +658,26 @@ def perceptron(model: Any, matrix: Floats, shift: Floats) -> nn.Module:
     """
     if model.out_activation_ == "logistic" and model.n_outputs_ > 1:
         raise ConfigurationError("model: an MLPClassifier of several decisions at once; fit one for each")
-    first = nn.Linear(matrix.shape[0], matrix.shape[1], dtype=torch.float64)
-    _fill(first, matrix.T, shift)
-    layers: list[nn.Module] = [first]
+    layers: list[nn.Module] = [linear_layer(matrix.T, shift)]
     for k, (weights, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
-        layer = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
-        _fill(layer, weights.T, bias)
+        layer = linear_layer(weights.T, bias)
         layers += [_ACTIVATIONS[model.activation](), layer] if k else [layer]
     return nn.Sequential(*layers).requires_grad_(False).eval()
 
 
-def _fill(layer: nn.Linear, weights: Any, bias: Any) -> None:
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(np.array(weights, dtype=np.float64)))
-        layer.bias.copy_(torch.from_numpy(np.array(bias, dtype=np.float64)))
-    layer.requires_grad_(False)
+def linear_layer(weights: ArrayLike, bias: ArrayLike) -> nn.Linear:
+    """A layer with these weights (classes, d) and intercepts (classes,), in float64."""
+    given = np.array(weights, dtype=np.float64)
+    layer = nn.Linear(given.shape[1], len(given), dtype=torch.float64).requires_grad_(False)
+    layer.weight.copy_(torch.from_numpy(given))
+    layer.bias.copy_(torch.from_numpy(np.array(bias, dtype=np.float64)))
+    return layer
 
 
-def _dense(coefficients: Any) -> Any:
-    return coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
+def dense(coefficients: Any) -> Floats:
+    """(rows, d) the coefficients of a scikit-learn model, which may be sparse, or one row."""
+    held = coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
+    return np.atleast_2d(np.asarray(held, dtype=np.float64))
 
 
 def _verified(
@@ -779,7 +742,7 @@ def advised(
 
     Args:
         answer: rows of its table.
-        cost: of the columns, as it was minimised.
+        cost: what was minimised, of the columns or by the names that the constraints give them.
         constraints: on the columns.
         frozen: (n, D) bool, what was not to change.
         accepts: rows (k, D) and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
@@ -790,6 +753,7 @@ def advised(
             constraints.
     """
     rows, change = answer.x, answer.change
+    cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
     free = np.ones(rows.shape[1], dtype=bool)
     stepped, money = np.zeros(len(free), dtype=bool), np.zeros(len(free), dtype=bool)
     if isinstance(answer.table, Preprocessing):

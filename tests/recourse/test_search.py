@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
@@ -20,6 +22,7 @@ from sklearn.ensemble import (
     RandomForestRegressor,
     VotingClassifier,
 )
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import (
     LinearRegression,
@@ -45,6 +48,7 @@ from safexplain.recourse import (
     Constraints,
     DPModelRecourse,
     Percentile,
+    Plausibility,
     Preprocessing,
     linear_recourse,
     search_recourse,
@@ -213,6 +217,28 @@ def test_what_is_frozen_stays():
     assert answer.valid.all()
     with pytest.raises(InputError, match="frozen: expected bool of shape"):
         search_recourse(model, asked, frozen=np.zeros(3, dtype=bool))
+
+
+@pytest.mark.parametrize("public", [None, X], ids=["cheapest", "plausible"])
+@pytest.mark.parametrize(
+    "model",
+    [LogisticRegression(), DecisionTreeClassifier(max_depth=3), MLPClassifier((4,))],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_cost_given_by_name_is_that_of_the_columns_which_the_constraints_name(model, public):
+    rows, rules = X[Y == 0][:5], Constraints(("a", "b", "c", "d"), lower=-9, upper=9)
+    plausible = None if public is None else Plausibility(public)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = clone(model).set_params(random_state=0).fit(X, Y)
+    named, listed, plain = (
+        search_recourse(model, rows, cost=cost, constraints=rules, plausibility=plausible)
+        for cost in (L1(scale={"b": 2}), L1(scale=(1.0, 2.0, 1.0, 1.0)), L1())
+    )
+    assert np.array_equal(named.counterfactual, listed.counterfactual)
+    assert (named.distance < plain.distance).any()
+    with pytest.raises(ConfigurationError, match="unknown feature 'e'"):
+        search_recourse(model, rows, cost=L1(scale={"e": 2}), constraints=rules, plausibility=plausible)
 
 
 def test_an_array_gives_what_linear_recourse_gives():

@@ -29,7 +29,7 @@ from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.sgd.make_private import without_hooks
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import Cost, for_columns
+from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import (
@@ -42,14 +42,22 @@ from safexplain.recourse.mechanisms.mechanism import (
     diverse,
     wanted_label,
 )
-from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
+from safexplain.recourse.networks.score import scores_of
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.pipelines import fitted, steps_of
 from safexplain.recourse.plausibility import PUBLIC_ROWS, Plausibility, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.robustness import lengths, measured_shift, tolerated, withstanding
-from safexplain.recourse.search import advised, check_readable, classes_of, rows_of, search_recourse
+from safexplain.recourse.search import (
+    advised,
+    check_readable,
+    classes_of,
+    dense,
+    linear_layer,
+    rows_of,
+    search_recourse,
+)
 from safexplain.recourse.trees.forest import Forest
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -113,9 +121,7 @@ class PrivateModel:
         """(n,) score of the favourable outcome."""
         if self.weights is not None:
             return np.asarray(rows @ self.weights + self.bias)
-        score = NetworkScore(self.network, favourable=self.column, batch_size=self.search.batch_size)
-        with evaluation_mode(self.network):
-            return np.asarray(score.values(torch.from_numpy(rows).to(score.home)).cpu().numpy(), dtype=np.float64)
+        return scores_of(self.network, rows, favourable=self.column, batch_size=self.search.batch_size)
 
 
 def private_model(
@@ -221,8 +227,7 @@ def _whole(model: Any, statement: Any, favourable: Any, adjacency: Adjacency, se
 
 def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions) -> PrivateModel:
     labels = np.asarray(getattr(model, "classes_", ())).tolist()
-    held = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_
-    weights = np.atleast_2d(np.asarray(held, dtype=np.float64))
+    weights = dense(model.coef_)
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
     if len(labels) == len(weights) == 2:  # a score for each
         weights, bias = np.diff(weights, axis=0), np.diff(bias)
@@ -237,10 +242,7 @@ def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: Se
         sign = 1.0 if column == 1 else -1.0
         pair = (labels[1 - column], labels[column])
         return PrivateModel(model, statement, width, sign * weights[0], float(sign * bias[0]), labels=pair)
-    layer = torch.nn.Linear(width, len(labels), dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weights.copy()))
-        layer.bias.copy_(torch.from_numpy(bias.copy()))
+    layer = linear_layer(weights, bias)
     return PrivateModel(model, statement, width, network=layer, column=column, search=search)
 
 
@@ -424,9 +426,9 @@ class PrivateModelRecourse(DiverseAnswers):
             def part(at: NDArray[np.intp], within: Within) -> Recourse:
                 return self._answers(rows[at], None if frozen is None else frozen[at], shift, within)
 
-            rules = self.column_constraints
-            cost = for_columns(self.column_cost, None if rules is None else rules.features, rows.shape[1])
-            found: Recourse = plausible.answers(rows, part, accepts, cost=cost, constraints=rules, frozen=frozen)
+            found: Recourse = plausible.answers(
+                rows, part, accepts, cost=self.column_cost, constraints=self.column_constraints, frozen=frozen
+            )
             return found
 
         return solve

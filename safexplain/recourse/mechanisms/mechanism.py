@@ -246,7 +246,9 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         check_constraints(self.constraints)
         people = self.preprocessing
         if people is None:
-            self._set(column_cost=self.cost, column_constraints=self.constraints, bound=self.norm_bound)
+            names = None if self.constraints is None else self.constraints.features
+            cost = self.cost.named(names) if isinstance(names, tuple) else self.cost
+            self._set(column_cost=cost, column_constraints=self.constraints, bound=self.norm_bound)
             return
         if not isinstance(people, Preprocessing):
             raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {type(people).__name__}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import whole_number
@@ -121,6 +123,16 @@ class NetworkScore:
             )
         others = [k for k in range(out.shape[1]) if k != self._favourable]
         return out[:, self._favourable] - out[:, others].amax(dim=1)
+
+
+def scores_of(
+    score: Score | nn.Module, rows: NDArray[np.float64], *, favourable: int = 1, batch_size: int = 8192
+) -> NDArray[np.float64]:
+    """(n,) scores of (n, d) rows, in evaluation mode; arguments and errors as `NetworkScore`."""
+    asked = NetworkScore(score, favourable=favourable, batch_size=batch_size)
+    with evaluation_mode(score):
+        found = asked.values(torch.from_numpy(rows).to(asked.home))
+    return np.asarray(found.cpu().numpy(), dtype=np.float64)
 
 
 def _slope(outcome: Tensor, leaf: Tensor) -> Tensor:

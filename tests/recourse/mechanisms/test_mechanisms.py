@@ -27,6 +27,7 @@ from safexplain.recourse import (
     LaplaceScore,
     ObjectivePerturbation,
     OutputPerturbation,
+    Plausibility,
     PublicDirection,
     Recourse,
     linear_recourse,
@@ -380,6 +381,32 @@ def test_an_answer_is_finite_and_keeps_what_recourse_promises(name):
     assert (answer.change[stays] == 0).all()
     assert (answer.distance[stays] == 0).all()
     assert answer.valid[answer.favourable].all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_cost_given_by_name_is_that_of_the_columns_which_the_constraints_name(name):
+    named, listed = (
+        EVERY[name](norm_bound=5.0, random_state=0, cost=L1(scale=scale), constraints=Constraints(("a", "b", "c")))
+        .fit(*two_gaussians(300, 3))
+        .explain(two_gaussians(20, 3, 1)[0], infeasible="mark")
+        for scale in ({"a": 2}, (2.0, 1.0, 1.0))
+    )
+    assert named.valid.any()
+    for values in ARRAYS:
+        assert np.array_equal(getattr(named, values), getattr(listed, values))
+    with pytest.raises(ConfigurationError, match="unknown feature 'd'"):
+        EVERY[name](norm_bound=5.0, cost=L1(scale={"d": 2}), constraints=Constraints(("a", "b", "c")))
+
+
+@pytest.mark.parametrize("plausible", [None, Plausibility(two_gaussians(200, 3, 2)[0])], ids=["cheapest", "plausible"])
+def test_a_cost_given_by_name_holds_for_a_private_model_that_is_given(plausible):
+    model = DPLogisticRegression(norm_bound=5.0, classes=[0, 1], random_state=0).fit(*two_gaussians(300, 3))
+    rules, queries = Constraints(("a", "b", "c"), lower=-9, upper=9), two_gaussians(20, 3, 1)[0]
+    named, listed = (
+        DPModelRecourse(model, cost=L1(scale=scale), constraints=rules, plausibility=plausible).explain(queries)
+        for scale in ({"a": 2}, (2.0, 1.0, 1.0))
+    )
+    assert np.array_equal(named.counterfactual, listed.counterfactual)
 
 
 @pytest.mark.parametrize("name", EVERY)
