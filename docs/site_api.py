@@ -1,6 +1,6 @@
-"""For `mkdocs build`: a page for each public class, and tables of them, from what the package's parts list in `__all__`.
+"""For `mkdocs build`: a page for each public class, and tables of them, from what the package lists in `__all__`.
 
-A page of docs/api names in its head (`api:`) the modules whose `__all__` it is about, or single objects. Each class of
+A page of docs/api names in its head (`api:`) the modules whose `__all__` it is about, or names of theirs. Each class of
 these gets a page of its own below it, with the line that imports it; functions stand on the page itself. The page of a
 class is written nowhere, so that none can be forgotten.
 """
@@ -51,10 +51,12 @@ class Topic:
 
     @property
     def classes(self) -> list[Name]:
+        """Each has a page below this one."""
         return [n for n in self.names if n.is_class]
 
     @property
     def functions(self) -> list[Name]:
+        """These stand on this page."""
         return [n for n in self.names if not n.is_class]
 
     def page_of(self, name: Name) -> str:
