@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import modules_of
-from safexplain.outputs import Probability
+from safexplain.outputs import Logits, Probability
 
 __all__ = ["FINDINGS", "Finding", "Watch", "collecting", "watch"]
 
@@ -299,7 +299,7 @@ def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    while isinstance(model, Probability):
+    while isinstance(model, Probability | Logits):
         model = model.model
     return model
 

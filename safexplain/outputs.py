@@ -19,7 +19,44 @@ from safexplain._digest import estimator_digest, is_estimator
 from safexplain.errors import ConfigurationError, InputError
 
 
-class Probability(nn.Module):
+class _Around(nn.Module):
+    """A module around another one, of which it has the mode: `train` and `eval` set it there."""
+
+    _network = "model"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def training(self) -> bool:
+        """The mode of the model."""
+        return bool(getattr(self.model, "training", False))
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        pass
+
+
+class Logits(_Around):
+    """A classifier of `transformers`, whose answers are objects, as a module whose answers are their `logits`.
+
+    Its digest is that of the classifier.
+
+    Args:
+        model: (batch, ...) -> an object with `logits` (batch, classes).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (batch, classes)."""
+        answer = self.model(x)
+        logits = getattr(answer, "logits", answer[0] if isinstance(answer, tuple) and answer else None)
+        if not isinstance(logits, Tensor):
+            raise InputError(f"expected an answer with logits, as classifiers of transformers give; got {type(answer)}")
+        return logits
+
+
+class Probability(_Around):
     """A classifier with softmax on its logits: explanations of it are of the predicted probability.
 
     Gradients of the probability carry the factor p (1 - p), so their size tells how sure the model is, and on its
@@ -29,20 +66,7 @@ class Probability(nn.Module):
         model: (batch, ...) -> logits (batch, classes).
     """
 
-    _network, _explains = "model", b"probability"
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    @property
-    def training(self) -> bool:
-        """The mode of the classifier, which is all that a softmax has; `train` and `eval` set it there."""
-        return bool(getattr(self.model, "training", False))
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        pass
+    _explains = b"probability"
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities (batch, classes)."""

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "recourse": ("dp", "ledger", "verdict"),
     "audit": ("faithfulness", "native_maps", "outputs", "verdict", "dp", "recourse"),
     "tune": ("audit", "explain", "faithfulness", "hardening", "outputs", "verdict"),
-    "loading": (),
+    "loading": ("outputs",),
     "serve": ("explain", "hardening", "ledger", "loading", "outputs", "verdict"),
     "testing": ("explain", "hardening", "outputs"),
     "cli": (

@@ -17,4 +17,5 @@ from safexplain._digest.digests import model_digest as model_digest
 from safexplain._digest.digests import modules_of as modules_of
 from safexplain._digest.digests import sha256 as sha256
 from safexplain._digest.digests import trained_digest as trained_digest
+from safexplain._digest.digests import weight_files as weight_files
 from safexplain._digest.digests import weights_digest as weights_digest

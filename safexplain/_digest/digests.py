@@ -85,13 +85,27 @@ def sha256(content: bytes | str) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Hexadecimal digest of a file.
+    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another.
 
     Raises:
         OSError: it cannot be read.
     """
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256()
+    for part in weight_files(Path(path)) or [Path(path)]:
+        with part.open("rb") as file:
+            while piece := file.read(1 << 20):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with weights of a folder as `save_pretrained` of transformers writes it; none: it is no such folder."""
+    if not (folder / "config.json").is_file():
+        return []
+    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin"):
+        if found := sorted(folder.glob(pattern)):
+            return found
+    return []
 
 
 def is_torch(value: object, *kinds: str) -> bool:

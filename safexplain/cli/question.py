@@ -46,6 +46,7 @@ from safexplain.explain.wrap import HARDENED
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
 from safexplain.loading.models.architectures import fresh_network
+from safexplain.loading.models.huggingface import as_the_model_takes
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
@@ -83,8 +84,13 @@ class Question:
     """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
 
     data: Annotated[Path, typer.Option(help="data.npz, a table (columns label, member), or a folder of images.")]
-    model: Annotated[Path | None, typer.Argument(help="torch.export file, or a state_dict with --arch.")] = None
-    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None
+    model: Annotated[
+        Path | None, typer.Argument(help="torch.export file, state_dict with --arch, or transformers folder.")
+    ] = None
+    arch: Annotated[
+        str | None,
+        typer.Option(help="timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function."),
+    ] = None
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False
     explainer: Annotated[
         str, typer.Option(help="A method of the catalog, or several that are released together, as IG,Saliency.")
@@ -149,7 +155,7 @@ class Question:
         with once, shown(self.quiet or self.json_) as progress:
             columns = (self.group_column, self.slice_by or [])
             own = columns if pool is None else (None, [])
-            read, loaded, outputs = load_both(self.data, *own, self._loader(service))
+            read, loaded, outputs, prepared = load_both(self.data, *own, self._loader(service))
             dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
             if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
                 fresh, unavailable = untrained(loaded, dp)
@@ -158,13 +164,16 @@ class Question:
             materials = {f"data {read.source} sha256": read.sha256}
             if stages is not None and pool is not None:
                 assert isinstance(trained, Recipe)
-                asked = load_data(pool, group=columns[0], slices=columns[1])
+                asked, _ = as_the_model_takes(
+                    load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing
+                )
                 two = TwoStages(stages, read, asked, loaded, trained, outputs, references, self.seed)
                 notes, materials = two.notes(), materials | two.materials()
             else:
                 asked, two = read, None
                 notes = check_data(read, num_classes=outputs)
                 notes += () if stages is None else stages.notes(references)
+            notes = (*prepared, *notes)
             if dp is not None and statement is not None and references:
                 notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
             if fresh is None and not by_function:
@@ -354,8 +363,8 @@ def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attac
 
 def load_both(
     data: Path, group: str | None, slices: list[str], load_for: Callable[[AuditData], LoadedModel]
-) -> tuple[AuditData, LoadedModel, int]:
-    """The data, the model that takes them and the number of its outputs.
+) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
+    """The data as the model takes them, the model, the number of its outputs, and what was done to the data.
 
     Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
 
@@ -363,10 +372,11 @@ def load_both(
         InputError: one of them cannot be read, or they do not fit each other.
     """
 
-    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int]:
+    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
         read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
         loaded = load_for(read)
-        return read, loaded, check_model_fits(loaded.model, read)
+        read, notes = as_the_model_takes(read, loaded.preprocessing)
+        return read, loaded, check_model_fits(loaded.model, read), notes
 
     try:
         return load(False)

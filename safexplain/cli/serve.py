@@ -24,13 +24,13 @@ read, and a worker that is ended before it is ready never is."""
 
 
 def serve_command(
-    model: Annotated[Path, typer.Option(help="torch.export file, or a state_dict with --arch.")],
+    model: Annotated[Path, typer.Option(help="torch.export file, state_dict with --arch, or transformers folder.")],
     certificate: Annotated[
         Path | None, typer.Option(help="Its certificate; may only be left out with --uncertified and --explainer.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
+    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:FOLDER or module:function.")] = None,
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
     key_file: Annotated[
         Path | None, typer.Option(help="File with the noise key.  [default: SAFEXPLAIN_NOISE_KEY]")

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._digest import weight_files
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import (
     BudgetExhausted,
@@ -646,8 +647,9 @@ class _Options:
         for path in (self.model, self.certificate, self.public):
             if isinstance(path, str | Path):
                 try:
-                    state = os.stat(path)
-                    found.append((state.st_ino, state.st_size, state.st_mtime_ns))
+                    for part in weight_files(Path(path)) or [Path(path)]:
+                        state = os.stat(part)
+                        found.append((state.st_ino, state.st_size, state.st_mtime_ns))
                 except OSError:
                     found.append(None)
         return tuple(found)

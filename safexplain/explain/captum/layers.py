@@ -41,7 +41,8 @@ def default_layer(forward_func: object) -> nn.Module:
         )
     raise InputError(
         "no layer to choose: expected a model with convolutions up to its last layers, or with two linear layers. Give"
-        " layer=, for a vision transformer the first normalisation of its last block: layer=model.blocks[-1].norm1"
+        " layer=, for a vision transformer the first normalisation of its last block: layer=model.blocks[-1].norm1 of"
+        " timm's, layer=model.model.vit.encoder.layer[-1].layernorm_before of a ViT of transformers"
     )
 
 

@@ -38,7 +38,7 @@ from torch.fx import GraphModule
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
-from safexplain.outputs import Probability
+from safexplain.outputs import Logits, Probability
 
 __all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "in_training_mode"]
 
@@ -80,7 +80,15 @@ _SUPPORTED: tuple[type[nn.Module], ...] = (
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _TOLERANCE = 1e-3
 _SHELLS = frozenset(
-    {nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.DataParallel, nn.parallel.DistributedDataParallel, Probability}
+    {
+        nn.Sequential,
+        nn.ModuleList,
+        nn.ModuleDict,
+        nn.DataParallel,
+        nn.parallel.DistributedDataParallel,
+        Probability,
+        Logits,
+    }
 )
 """Modules that only hold or call others, so that their own flag tells nothing."""
 
@@ -138,7 +146,7 @@ def check_mode(explained: object, *, stacklevel: int = 4) -> None:
         TrainingModeWarning: a part of a model is in training mode.
     """
     for model in modules_of(explained):
-        while isinstance(model, Probability):  # a new one may be made for each explainer
+        while isinstance(model, Probability | Logits):  # a new one may be made for each explainer
             model = model.model
         if model in _warned or not (names := in_training_mode(model)):
             continue
@@ -172,7 +180,7 @@ def check_deeplift(explainer: Attribution) -> None:
         )
     if found := sorted({type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}):
         raise RefusedError(
-            f"DeepLift has no rule for {', '.join(found)} in {type(model).__name__}: the answer would silently be"
+            f"DeepLift has no rule for {', '.join(found)} in {_name(model)}: the answer would silently be"
             " another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
         )
 
@@ -218,7 +226,7 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
     if bool((off > max(_TOLERANCE, 64 * eps) * size + 8 * eps).any()):
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
-            f"DeepLift's values do not add up on {type(model).__name__}: the sum is off by {share:.1%} of their size."
+            f"DeepLift's values do not add up on {_name(model)}: the sum is off by {share:.1%} of their size."
             " The model calls functions as activations (torch.nn.functional.relu, softmax), or has other parts that"
             " Captum's DeepLift has no right rule for, nn.Softmax among them, and max pooling where the baseline is not"
             " flat. Give it modules for them, explain logits, or use HardenedIG"
@@ -288,10 +296,17 @@ def _relus(model: nn.Module) -> list[nn.Module]:
     return [part for part in model.modules() if isinstance(part, nn.ReLU)]
 
 
+def _name(model: nn.Module) -> str:
+    """Of the network's class."""
+    while isinstance(model, Probability | Logits):
+        model = model.model
+    return type(model).__name__
+
+
 def _nothing_to_change(explainer: Attribution, fact: str) -> str:
     kind = next(kind for kind in _RELU_KINDS if isinstance(explainer, kind))
     return (
-        f"{kind.__name__} changes the gradient of nn.ReLU modules, and {type(explainer.model).__name__} {fact} (ReLU6,"
+        f"{kind.__name__} changes the gradient of nn.ReLU modules, and {_name(explainer.model)} {fact} (ReLU6,"
         " GELU and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
         " Use HardenedSaliency, or give the model nn.ReLU modules"
     )

@@ -36,6 +36,7 @@ class AuditData:
         source: Where the data came from.
         groups: (n,) numbers or names, equal for rows that belong together, as of one person; None: none do.
         slices: Name -> (n,) whole numbers or names, parts of the data that are looked at on their own.
+        scaled: Whether x were images of 8 bits, which have been divided by 255 and nothing else.
     """
 
     x: NDArray[np.float32]
@@ -47,6 +48,7 @@ class AuditData:
     source: str
     groups: NDArray[Any] | None = None
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    scaled: bool = False
 
 
 def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = True) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def load_images(root: Path) -> AuditData:
     x = np.stack(images).astype(np.float32) / np.float32(255)
     member = np.repeat([True, False], [len(files[True]), len(files[False])])
     y = np.array(labels, dtype=np.int64)
-    return AuditData(x, y, member, names, None, digest.hexdigest(), str(root))
+    return AuditData(x, y, member, names, None, digest.hexdigest(), str(root), scaled=True)
 
 
 def _list(root: Path) -> list[Path]:

@@ -134,7 +134,8 @@ def _load_file(
     named = arrays.get(group or "groups")
     groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
     sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
-    return AuditData(x, y, member, class_names, features, sha256(raw), where, groups, sliced)
+    scaled = arrays["x"].dtype == np.uint8 and x.ndim == 4
+    return AuditData(x, y, member, class_names, features, sha256(raw), where, groups, sliced, scaled)
 
 
 def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Untrained networks by name: of timm, of torchvision, or made by a function of the user."""
+"""Untrained networks by name: of timm, of torchvision, of transformers, or made by a function of the user."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line, require
-from safexplain.loading.models.weights import channels_of, classes_of, seeded
+from safexplain.loading.models.huggingface import Network
+from safexplain.loading.models.weights import channels_of, classes_of, seeded, without_prefix
 
-ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME or --arch package.module:function"
+ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
+
+HUGGING_FACE = ("hf", "hf-pretrained")
+"""Sources of `--arch` that are folders of transformers."""
 
 
 def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
@@ -30,6 +34,11 @@ def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module
     Raises:
         InputError, MissingExtraError: likewise.
     """
+    if arch.partition(":")[0] in HUGGING_FACE:  # whose configuration says it; names are those of the file's own loader
+        source, _, folder = arch.partition(":")
+        network = Network.of(folder)
+        network = network.fitting(without_prefix(state, set(network.names())))
+        return network if source == "hf" else network.starting_from(folder)
     return fresh_network(arch, classes_of(state), channels_of(state))
 
 
@@ -37,10 +46,14 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
-        arch: `timm:NAME`, `torchvision:NAME` or `package.module:function`. The function is found as `python
-            -m` would find it (the current directory is searched first, during the import and the call only)
-            and is called without arguments, or with `num_classes` where it takes it. If it starts from public
-            weights, so will the reference models.
+        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-pretrained:FOLDER` or `package.module:function`.
+
+            A folder is one of transformers: `hf:` builds what its config.json says, with new weights;
+            `hf-pretrained:` starts from the weights in it, and draws a head of another size anew.
+
+            The function is found as `python -m` would find it (the current directory is searched first, during the
+            import and the call only) and is called without arguments, or with `num_classes` where it takes it. If it
+            starts from public weights, so will the reference models.
         num_classes: Outputs, where the network can be told so; None: its own default.
         channels: Of the input, where timm builds it; None: its own default.
 
@@ -49,6 +62,9 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
         MissingExtraError: timm or torchvision is needed and not installed.
     """
     source, _, name = arch.partition(":")
+    if source in HUGGING_FACE:
+        network = Network.of(name, num_classes=num_classes, channels=channels)
+        return network if source == "hf" else network.starting_from(name)
     construct: Callable[[], Any]
     if source == "timm":
         construct = _timm(name, num_classes, channels)

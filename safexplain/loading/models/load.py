@@ -19,9 +19,15 @@ from torch import Tensor, nn
 from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line, read_bytes, require
-from safexplain.loading.models.architectures import ARCH_FORMS, builder, current_directory_importable
+from safexplain.loading.models.architectures import (
+    ARCH_FORMS,
+    HUGGING_FACE,
+    builder,
+    current_directory_importable,
+)
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
-from safexplain.loading.models.weights import load_weights, reinitialise
+from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder, read_weights
+from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
 
 _FORMATS = "a torch.export archive, a state_dict (torch.save or safetensors) or a pickled model"
 
@@ -79,13 +85,15 @@ class LoadedModel:
         fresh: From a seed to an untrained network of the same architecture, in training mode, on which
             reference models are trained; None where that is impossible.
         fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
-        sha256: Hexadecimal SHA-256 of the file.
+        sha256: Hexadecimal SHA-256 of the file; of a folder, of the weights in it.
+        preprocessing: What a folder of transformers says was done to images; None: nothing is known.
     """
 
     model: nn.Module
     fresh: Callable[[int], nn.Module] | None
     fresh_unavailable: str
     sha256: str
+    preprocessing: Preprocessing | None = None
 
 
 def load_model(
@@ -104,19 +112,25 @@ def load_model(
       {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
     - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by
       name**.
+    - A folder as `save_pretrained` of transformers writes it, of an image classifier. The model is a
+      `safexplain.outputs.Logits`, and nothing is downloaded. With `arch="hf-pretrained:BASE"`, reference models
+      start from the weights of another folder, as the model did; else from new weights.
 
     Args:
-        path: The file.
-        arch: `timm:NAME`, `torchvision:NAME` or `package.module:function`: how the network is built. With a
-            torch.export file or a pickle it builds the fresh networks only, and must fit the file's weights.
+        path: The file, or the folder.
+        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-pretrained:FOLDER` or `package.module:function`: how
+            the network is built. With a torch.export file or a pickle it builds the fresh networks only, and must
+            fit the file's weights.
         trust_pickle: Allow the file to run code on this machine.
         input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
 
     Raises:
         InputError: the file is missing, unreadable, damaged, not a model, needs `arch` or `trust_pickle`,
             does not fit `arch`, or lets no gradient through to its input, which explanations need.
-        MissingExtraError: timm, torchvision or safetensors is needed and not installed.
+        MissingExtraError: timm, torchvision, transformers or safetensors is needed and not installed.
     """
+    if is_folder(path):
+        return _load_folder(Path(path), arch, trust_pickle, input_shape)
     raw, where = read_bytes(path, "model"), str(path)
     kind = identify(raw, where)
     build: Callable[[int], nn.Module] | None = None
@@ -139,7 +153,7 @@ def load_model(
             state = dict(model.state_dict())
         if arch is not None:
             build = builder(arch, state)
-            twin = load_weights(build(0), state, arch=arch, where=where)
+            twin = _with_weights(build, state, arch, where)
             _require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
     else:
         state = _tensors(content, where)
@@ -150,7 +164,7 @@ def load_model(
                 f"weights without a network; pass {ARCH_FORMS}"
             )
         build = builder(arch, state)
-        model = load_weights(build(0), state, arch=arch, where=where)
+        model = _with_weights(build, state, arch, where)
 
     model = model.float().cpu().eval()
     _require_gradients(model, shape, where)
@@ -161,7 +175,48 @@ def load_model(
             build(0)
         except InputError as error:
             build, unavailable = None, str(error)
-    return LoadedModel(model, build, unavailable, sha256(raw))
+    told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
+    return LoadedModel(model, build, unavailable, sha256(raw), told)
+
+
+def _load_folder(
+    folder: Path, arch: str | None, trust_pickle: bool, input_shape: tuple[int, ...] | None
+) -> LoadedModel:
+    """A folder of transformers, from which the network follows; of `arch` only where its weights come from."""
+    source, _, base = (arch or f"hf:{folder}").partition(":")
+    if source not in HUGGING_FACE or (source == "hf" and Path(base).resolve() != folder.resolve()):
+        raise InputError(
+            f"{folder} says itself how its network is built, and --arch {arch} says another thing: leave --arch out, or"
+            " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
+        )
+    network = Network.of(folder)
+    state, digest = read_weights(folder, trust_pickle=trust_pickle)
+    model = network.load(state, str(folder)).float().cpu().eval()
+    _require_gradients(model, input_shape, str(folder))
+    fresh = network
+    if source == "hf-pretrained":
+        fresh = network.starting_from(base)
+        _require_untrained(fresh, model, arch, str(folder))
+    return LoadedModel(model, fresh, "", digest, Preprocessing.read(folder))
+
+
+def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor], arch: str, where: str) -> nn.Module:
+    """A network with the weights of a file."""
+    if not isinstance(build, Network):
+        return load_weights(build(0), state, arch=arch, where=where)
+    model = build.load(without_prefix(state, set(build.names())), where)
+    if build.start is not None:
+        _require_untrained(build, model, arch, where)
+    return model
+
+
+def _require_untrained(build: Network, model: nn.Module, arch: str | None, where: str) -> None:
+    fresh, state = build(0).state_dict(), model.state_dict()
+    if all(torch.equal(fresh[n], t) for n, t in state.items() if t.ndim >= 2 and t.is_floating_point()):
+        raise InputError(
+            f"--arch {arch} has the weights in {where}; pass the folder from whose weights its training started,"
+            " or hf:FOLDER for new weights"
+        )
 
 
 def _load_safetensors(raw: bytes, where: str) -> Any:
