@@ -6,8 +6,21 @@ would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """What a message adds about a name that does not exist: the one that was probably meant, or nothing.
+
+    >>> near("LikelyhoodRatio", ["Threshold", "LikelihoodRatio"]), near("xyz", ["Threshold"])
+    ('; did you mean LikelihoodRatio?', '')
+    """
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
 class SafexplainError(Exception):

@@ -35,8 +35,8 @@ from safexplain import (
 from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
 from safexplain.audit.signals import side_by_side
-from safexplain.cli.demo import MODELS, RECIPE, build, pools
-from safexplain.cli.demo import POLICY as DEMO
+from safexplain.cli.run.demo import MODELS, RECIPE, build, pools
+from safexplain.cli.run.demo import POLICY as DEMO
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.stats import auc_interval
 

@@ -1,8 +1,9 @@
 """The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
 
-`app` lists the commands. They stand in `audit`, `tune`, `canaries`, `demo`, `ledger`, `serve` and `verify`, which parse
-options, call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is
-what all share: tables, the run directory, errors in one line.
+`app` lists the commands, each a function in `audit` (with `attack` and `demo`), `tune`, `canaries`, `serve`,
+`certificates` or `ledger`: options in, exit code out. `options` has those that `audit` and `tune` share, `console`
+those of all commands, the run directory and errors in one line; `completion` completes names. What commands run is in
+`run`, which they import only then: `--help`, completion and usage errors come without PyTorch.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
 0 or 1.
@@ -18,39 +19,58 @@ import typer
 
 import safexplain
 
+HELP = "Prove or refute that explanations leak the training set."
+
+EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or unusable input, 3 inconclusive, 130 interrupted."
+AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
+"""Headings under which commands are listed."""
+
 
 def app() -> typer.Typer:
-    """All commands; what they need is imported now."""
-    from safexplain.cli.audit import attack_command, audit_command
+    """All commands."""
+    from safexplain.cli.audit import attack_command, audit_command, demo_command
     from safexplain.cli.canaries import canaries_command
-    from safexplain.cli.demo import demo_command
+    from safexplain.cli.certificates import sign_command, verify_command
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
     from safexplain.cli.tune import tune_command
-    from safexplain.cli.verify import sign_command, verify_command
 
-    made = typer.Typer(
-        help="Prove or refute that explanations leak the training set.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    made = _empty(no_args_is_help=True)
     made.callback(invoke_without_command=True)(_version)
-    made.command("audit")(audit_command)
-    made.command("attack")(attack_command)
-    made.command("tune")(tune_command)
-    made.command("demo")(demo_command)
-    made.command("canaries")(canaries_command)
-    made.command("serve")(serve_command)
-    made.command("verify")(verify_command)
-    made.command("sign")(sign_command)
-    made.add_typer(ledger_app, name="ledger")
+    made.command("demo", rich_help_panel=AUDITS)(demo_command)
+    made.command("audit", rich_help_panel=AUDITS)(audit_command)
+    made.command("attack", rich_help_panel=AUDITS)(attack_command)
+    made.command("tune", rich_help_panel=AUDITS)(tune_command)
+    made.command("canaries", rich_help_panel=TRAINING)(canaries_command)
+    made.command("serve", rich_help_panel=RELEASE)(serve_command)
+    made.command("verify", rich_help_panel=RELEASE)(verify_command)
+    made.command("sign", rich_help_panel=RELEASE)(sign_command)
+    made.add_typer(ledger_app, name="ledger", rich_help_panel=RELEASE)
     return made
 
 
-def _version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Prove or refute that explanations leak the training set."""
+def audit_app() -> typer.Typer:
+    """The command `audit` alone."""
+    from safexplain.cli.audit import audit_command
+
+    made = _empty(no_args_is_help=False)
+    made.command("audit", epilog=EXIT_CODES)(audit_command)
+    return made
+
+
+def _empty(no_args_is_help: bool) -> typer.Typer:
+    return typer.Typer(
+        help=HELP,
+        epilog=EXIT_CODES,
+        no_args_is_help=no_args_is_help,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if show:
         typer.echo(f"safexplain {safexplain.__version__}")
         raise typer.Exit(0)
@@ -63,16 +83,17 @@ def main() -> None:
 
 def audit_main() -> None:
     """Entry point of `safexplain-audit`, which is `safexplain audit`."""
-    sys.exit(_run(["audit", *sys.argv[1:]]))
+    arguments = sys.argv[1:]
+    sys.exit(_run(arguments) if arguments == ["--version"] else _run(arguments, "safexplain-audit"))
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], name: str = "safexplain") -> int:
     # Threads that wait by spinning make small matrix products 20 times slower as soon as the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from safexplain.cli.console import run
 
-        commands = app()
+        commands = audit_app() if name == "safexplain-audit" else app()
     except KeyboardInterrupt:
         return 130
-    return run(commands, arguments)
+    return run(commands, arguments, name)

@@ -1,50 +1,88 @@
-"""`safexplain audit` and `safexplain attack`: what is released is attacked and judged, from a model or from signals."""
+"""`safexplain audit`, `attack` and `demo`: what is released is attacked and judged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from safexplain._progress import shown
-from safexplain.audit import Signals, audit, certify
-from safexplain.audit.endpoint.payload import Payload
-from safexplain.audit.planning import plan_audit
-from safexplain.cli.console import WORDS, Json, Quiet, Seed, attack_table, show_audit, show_verdict
-from safexplain.cli.planned import show_plan
-from safexplain.cli.question import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, Service, asks, policy_of
+from safexplain.cli import completion
+from safexplain.cli.console import (
+    DATA,
+    EXPLANATION,
+    MODEL,
+    POLICY,
+    RUN,
+    Device,
+    Json,
+    Quiet,
+    Resume,
+    RunDir,
+    Seed,
+    choose_folder,
+    device_of,
+    make_folder,
+    resumable,
+)
+from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks
 from safexplain.errors import ConfigurationError
-from safexplain.hardening.hardening import Hardening
+
+__all__ = ["attack_command", "audit_command", "demo_command"]
 
 
 @asks
 def audit_command(
     question: Question,
-    hardening: Annotated[str, typer.Option(help="recommended, none, deepleak, JSON, or a JSON file.")] = "recommended",
+    hardening: Annotated[
+        str,
+        typer.Option(
+            help="recommended, none, deepleak, JSON, or a JSON file.",
+            rich_help_panel=EXPLANATION,
+            autocompletion=completion.hardenings,
+        ),
+    ] = "recommended",
     pretraining_pool: Annotated[
         Path | None,
-        typer.Option(help="Data of the pre-training, with a column member: then these are asked about."),
+        typer.Option(
+            help="Pre-training data with a column member: audit membership in it, not in --data.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(help="URL of a service that explains, in the place of MODEL; --arch: of references.")
+        str | None,
+        typer.Option(
+            help="URL of an explanation service to audit instead of a model file.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="Of --endpoint: kserve-v1, v2, json or a TOML file.  [default: json]")
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format of the service's requests: kserve-v1, v2, json or a TOML file.  [default: json]",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look, with few models and examples: no certificate.")
+        bool,
+        typer.Option("--quick", help="First look with few models and examples; no certificate.", rich_help_panel=RUN),
     ] = False,
 ) -> int:
-    """Attack a model's explanations, native and hardened, or those of a service, and judge what was released."""
+    """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
+    from safexplain.audit import audit
+    from safexplain.audit.endpoint.payload import Payload
+    from safexplain.audit.planning import plan_audit
+    from safexplain.cli.run.planned import show_plan
+    from safexplain.cli.run.question import Service, begun, parse_hardening
+    from safexplain.cli.run.tables import show_audit
+
     chosen = parse_hardening(hardening)
     if endpoint is None and format_ is not None:
-        raise ConfigurationError("--format is how --endpoint is asked, and no --endpoint is given")
+        raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with question.begun(kept, pool=pretraining_pool, service=service, quick=quick) as run:
+    with begun(question, kept, pool=pretraining_pool, service=service, quick=quick) as run:
         if question.plan:
             plan = plan_audit(**run.arguments, hardening=chosen)
             return show_plan(plan, run.folder, question.json_, question.quiet)
@@ -54,22 +92,34 @@ def audit_command(
 
 
 def attack_command(
-    signals: Annotated[Path, typer.Argument(help="signals.npz: membership, and arrays such as l1 or attributions.")],
+    signals: Annotated[
+        Path, typer.Argument(help="signals.npz: array membership, and arrays such as l1 or attributions.")
+    ],
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,
     attacks: Attacks = None,
     split: Annotated[
-        str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")
+        str,
+        typer.Option(
+            help="certification, or selection: choose on it, it decides nothing.",
+            rich_help_panel=POLICY,
+            autocompletion=completion.splits,
+        ),
     ] = "certification",
     seed: Seed = 0,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run the attacks alone, on signals that any pipeline may have written."""
+    """Run the attacks alone, on signals from any pipeline, and judge them."""
+    from safexplain._progress import shown
+    from safexplain.audit import Signals, certify
+    from safexplain.cli.run.question import policy_of
+    from safexplain.cli.run.tables import show_attacks
+
     judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
     if split not in ("certification", "selection"):
-        raise ConfigurationError(f"--split is certification or selection, got {split!r}")
+        raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
     with shown(quiet or json_) as progress:
         result = certify(
@@ -79,34 +129,27 @@ def attack_command(
             seed=seed,
             progress=progress,
         )
-    if json_:
-        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
-    elif quiet:
-        typer.echo(WORDS[result.verdict])
-    else:
-        console = Console()
-        console.print(attack_table(result))
-        console.print()
-        show_verdict(console, result)
-    return result.exit_code
+    return show_attacks(result, json_, quiet)
 
 
-def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search.
+def demo_command(
+    seed: Seed = 0,
+    device: Device = "cpu",
+    run_dir: RunDir = None,
+    resume: Resume = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Attack, harden and attack again models of handwritten digits. Takes about five minutes; the exit code is 0."""
+    from safexplain._progress import shown
+    from safexplain.cli.run.demo import run_demo
+    from safexplain.cli.run.tables import show_audit
 
-    Raises:
-        ConfigurationError: none of these.
-    """
-    named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
-    stripped = text.strip()
-    if stripped in named:
-        return named[stripped]()
-    if stripped.startswith("{"):
-        return Hardening.from_json(stripped)
-    path = Path(text)
-    if not path.is_file():
-        raise ConfigurationError(f"--hardening is {', '.join(named)}, JSON, or a JSON file; got {text!r}")
-    try:
-        return Hardening.from_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"--hardening: expected a hardening as JSON in {path}, which is no text") from None
+    device_of(device)
+    folder = choose_folder(run_dir, resume)
+    with resumable(folder), shown(quiet or json_) as progress:
+        make_folder(folder)
+        found = run_demo(folder / "models", seed=seed, device=device, progress=progress)
+        found.save(folder)
+    show_audit(found, folder, json_, quiet)
+    return 0  # a demonstration has no wrong outcome

@@ -1,4 +1,7 @@
-"""What commands share: options, the run directory, tables on standard output, errors as one line on standard error."""
+"""What all commands share: common options, the run directory, and errors as one line on standard error.
+
+Nothing here imports PyTorch before a command runs.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,44 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from safexplain.audit.outcome import AuditRun
-from safexplain.audit.report.model import Configuration
-from safexplain.errors import InputError, SafexplainError
-from safexplain.verdict.certificate.write import SUBJECT_DATA
-from safexplain.verdict.evidence import ATTACK_NAMES, Evidence, Verdict, code, signal_name
-from safexplain.verdict.judgement import AuditResult, Judgement
-from safexplain.verdict.release import utility_in_words
+from safexplain.cli import completion
+from safexplain.errors import InputError, SafexplainError, near
+
+if TYPE_CHECKING:
+    import torch
 
 USAGE, INTERRUPTED = 2, 130
 
-STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "inconclusive": "bold yellow"}
-WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "inconclusive": "INCONCLUSIVE"}
+MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
+REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
+"""Headings under which `--help` groups options."""
 
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the verdict.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-RunDir = Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")]
-Plan_ = Annotated[bool, typer.Option("--plan", help="Only say what it will cost, and what it can decide.")]
-Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models are not trained again.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.", rich_help_panel=RUN)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only the verdict: no progress, no tables.", rich_help_panel=RUN)
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.", rich_help_panel=RUN)]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=completion.devices)
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Directory for the results.  [default: safexplain-runs/TIME]", rich_help_panel=RUN),
+]
+Plan_ = Annotated[
+    bool,
+    typer.Option("--plan", help="Estimate the cost and the best possible verdict; run nothing.", rich_help_panel=RUN),
+]
+Resume = Annotated[
+    bool, typer.Option(help="Continue the run in --run-dir; finished models are kept.", rich_help_panel=RUN)
+]
 
 
 class Interrupted(Exception):
@@ -95,218 +104,14 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print what an audit found and where its files are, and return its exit code.
-
-    Args:
-        found: by the audit, whose files are written.
-        folder: where they are.
-        json_: as one JSON object.
-        quiet: the verdict alone.
-    """
-    if json_:
-        content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
-        typer.echo(json.dumps(content, allow_nan=False))
-    elif quiet:
-        typer.echo(WORDS[found.verdict])
-    else:
-        console = Console()
-        console.print(verdict_table(found.configurations))
-        console.print()
-        show_verdict(console, found.result)
-        if found.report.subject_data:
-            console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
-        if found.judged.says:
-            said = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
-            if found.utility is not None:
-                said += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
-            console.print(said, highlight=False, markup=False)
-        show_files(console, found.notes, folder, found.files.values())
-    return found.exit_code
-
-
-def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iterable[str]) -> None:
-    """Notes, and where the files of a run are."""
-    for note in notes:
-        console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
-    console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
-    for file in files:
-        console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
-
-
-def show_verdict(console: Console, result: AuditResult) -> None:
-    """The levels of patience, the targets where there are several, the sentence with its caveats, and the controls."""
-    if result.others:
-        console.print(target_table(result))
-        console.print()
-    console.print(level_table(result))
-    console.print()
-    console.print(result.sentence, highlight=False, markup=False)
-    if result.feasible:
-        console.print("\nWhat would decide:", highlight=False, markup=False)
-        for option in result.feasible:
-            console.print(f"  - {option.says}", highlight=False, markup=False)
-        rules = dict.fromkeys(option.rule for option in result.feasible)
-        console.print(" ".join(rules), style="dim", highlight=False, markup=False)
-    console.print(controls_line(result), style="dim", highlight=False, markup=False)
-
-
-def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
-    """A line for each released configuration: its verdict, its strongest attack, and what the verdict is asked of."""
-    policy, excess = configurations[-1].result.policy, any(c.result.claim == "excess" for c in configurations)
-    area = any(c.result.claim == "auc" for c in configurations)
-    numbers = ("AUC\nabove",) if area else ("adds, in\npoints",) if excess else ("AUC", "found")
-    title = f"Members found at a false-positive rate of at most {_percent(policy.fpr)}"
-    table = result_table(title, ("released", "verdict", "strongest judged attack"), (*numbers, "top 10%\nkept"))
-    for c in configurations:
-        r, best = c.result, c.result.strongest
-        low, high = r.bounds(best)
-        whole = (f"{best.auc:.3f}", f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]")
-        kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
-        name = "predictions" if r.policy.release == "prediction" else c.name
-        table.add_row(name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess or area else whole), kept)
-    return table
-
-
-def level_table(result: AuditResult) -> Table:
-    """Labels of the same queries, what the explanation adds, and both together, at each level of patience."""
-    anyway, excess = result.anyway, result.claim == "excess"
-    title = "What an attacker finds who asks about each example"
-    if result.mixture > 1:
-        title += f" (a mixture of {result.mixture} models)"
-    alone = result.policy.release == "prediction"
-    compared = () if alone else (f"{anyway} alone", "explanations add")
-    table = result_table(title, ("asks",), (*compared, anyway if alone else "both together"))
-    for line in result.levels:
-        labels, added, whole = line["labels"], line["added"], line["whole"]
-        cells = (
-            "" if labels is None else f"{labels['tpr']:.1%} [dim]({labels['low']:.1%}-{labels['high']:.1%})[/]",
-            "" if added is None else f"{_points(added['low'])} to {_points(added['high'])}",
-        )
-        found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
-        table.add_row(asks(line["patience"]), *(() if alone else cells), found)
-    allowed = (
-        f"Judged is the AUC, an average: the policy allows {result.limit:.3g} more than"
-        f" {f'the {anyway} have' if result.compared else 'guessing'}."
-        if result.claim == "auc"
-        else f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
-        if excess
-        else f"The policy allows {_percent(result.limit)} to be found{'' if alone else ' by all together'}."
-    )
-    table.caption, table.caption_justify = f"At {_percent(result.policy.fpr)} false positives. {allowed}", "left"
-    return table
-
-
-def target_table(result: AuditResult) -> Table:
-    """A line for each target, judged on its own."""
-    excess = result.claim != "whole"
-    column = {"whole": "found", "excess": "adds", "auc": "AUC above"}[result.claim]
-    title = f"{result.targets} models, each judged on its own"
-    table = result_table(title, ("model", "verdict", "strongest judged attack"), (column,))
-    for r in sorted((result, *result.others), key=lambda one: -1 if one.target is None else one.target):
-        best = r.strongest
-        low, high = r.bounds(best)
-        shown = _added(r, best) if excess else f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]"
-        mark = " (below)" if r is result else ""
-        table.add_row(f"{r.target}{mark}", _badge(r.own_verdict), _lines(best), shown)
-    return table
-
-
-def attack_table(result: AuditResult) -> Table:
-    """A line for each attack, by level of patience; dim where the verdict does not rest on it."""
-    policy, anyway = result.policy, result.anyway
-    title = f"{result.members:,} members, {result.non_members:,} non-members, {result.references} reference models"
-    if result.grouped is not None:
-        title = f"{title} ({result.grouped:,} examples in groups)"
-    compares = any(a.pair is not None for a in result.attacks)
-    numbers = ("AUC", f"TPR at\n{_percent(policy.fpr)}", "bounds", *((f"more than\n{anyway}",) if compares else ()))
-    table = result_table(title, ("attack", "reads"), numbers)
-    beyond = {code(e) for e in result.beyond}
-    for level in sorted({a.level for a in result.attacks}):
-        table.add_section()
-        table.add_row(f"[bold]asked {asks(level)}[/]")
-        rows = [a for a in result.attacks if a.level == level]
-        for a in sorted(rows, key=lambda a: not result.is_judged(a)):
-            low, high = result.bounds(a)
-            mark = " [yellow]!![/]" if a.code in beyond else ""
-            cells = [f"{a.auc:.3f}", f"{a.found / result.members:.1%}", f"{low:.1%}-{high:.1%}"]
-            if compares:
-                added = result.added(a)
-                cells.append("" if added is None else f"{_points(added[0])} to {_points(added[1])}")
-            reads = re.sub(rf"@{level}(?!\d)", "", a.signal)
-            table.add_row(
-                ATTACK_NAMES.get(a.attack, a.attack) + mark,
-                signal_name(reads),
-                *cells,
-                style=None if result.is_judged(a) else "dim",
-            )
-    table.caption, table.caption_justify = (
-        "Dim: shown beside, not judged." + (" !!: not judged, and above the limit." if beyond else ""),
-        "left",
-    )
-    return table
-
-
-def asks(level: int) -> str:
-    """How often an attacker of a level of patience asks."""
-    return "once" if level == 1 else f"{level:,} times"
-
-
-def controls_line(result: AuditResult) -> str:
-    """Which controls passed, which failed, and why others could not be run."""
-    kinds = {
-        "passed": [c.name for c in result.controls if c.failed is False],
-        "FAILED": [c.name for c in result.controls if c.failed],
-        "not run": [f"{c.name} ({c.says})" for c in result.controls if c.failed is None],
-    }
-    found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
-    used = "" if result.uses in (None, 1) else f" These examples have been used for {result.uses} verdicts."
-    return f"Controls: {found or 'none'}.{used}"
-
-
-def _badge(verdict: Verdict) -> str:
-    return f"[{STYLES[verdict]}]{WORDS[verdict]}[/]"
-
-
-def _added(result: Judgement, e: Evidence) -> str:
-    """How much more than the baseline an attack finds, or how far its AUC is above, and the bounds of that."""
-    if result.claim == "auc":
-        area = result.area(e)
-        return "" if area is None else f"{result.estimate(e):+.3f}\n[dim]{area[0]:+.3f} to {area[1]:+.3f}[/]"
-    bounds = result.added(e)
-    if bounds is None or e.pair is None:
-        return ""
-    estimate = (e.pair.only - e.pair.missed) / result.members
-    return f"{_points(estimate)}\n[dim]{_points(bounds[0])} to {_points(bounds[1])}[/]"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}"
-
-
-def _lines(attack: Evidence) -> str:
-    name = ATTACK_NAMES.get(attack.attack, attack.attack)
-    return f"{name if name.isupper() else name.lower()}\n[dim]{signal_name(attack.signal)}[/]"
-
-
-def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    """Text columns flush left, then numbers flush right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in (*texts, *numbers):
-        table.add_column(name, justify="left" if name in texts else "right", overflow="fold", no_wrap=name == "verdict")
-    return table
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"
-
-
 def device_of(name: str) -> torch.device:
     """The torch device: "auto" is a GPU when there is one.
 
     Raises:
         InputError: unknown, or CUDA where there is none.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -319,41 +124,130 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def run(app: typer.Typer, arguments: list[str]) -> int:
+def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int:
     """Run the command line and return its exit code; errors become one line, never a traceback.
 
-    With SAFEXPLAIN_DEBUG set, unexpected errors keep theirs.
+    With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too. With
+    SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. Whoever stops reading the output changes no exit
+    code.
+
+    Args:
+        app: the commands.
+        arguments: as typed, without the program's name.
+        name: of the program, for help and completion.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
     try:
-        command = typer.main.get_command(app)
-        code = command.main(args=arguments, prog_name="safexplain", standalone_mode=False)
-        if code == INTERRUPTED:
-            _fail("interrupted", INTERRUPTED)
-        return code if isinstance(code, int) else 0
-    except SafexplainError as error:
-        return _fail(str(error), USAGE)
-    except Interrupted as error:
-        return _fail(str(error), INTERRUPTED)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
-    except torch.cuda.OutOfMemoryError:
-        return _fail("out of GPU memory; try --device cpu, or in Python a smaller AuditOptions(batch_size=...)", USAGE)
-    except MemoryError:
-        return _fail(
-            "out of memory; try fewer --references, or in Python a smaller AuditOptions(batch_size=...)", USAGE
-        )
-    except OSError as error:
-        return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE)
+        code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
+        said = "interrupted" if code == INTERRUPTED else ""
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
-            message = error.format_message()
-            return _fail(f"{message} (see --help)", USAGE) if message else USAGE
-        if os.environ.get("SAFEXPLAIN_DEBUG"):
+        said, code = _line(error)
+        if os.environ.get("SAFEXPLAIN_DEBUG") and said.endswith(DEBUG):
             raise
-        return _fail(f"{type(error).__name__}: {error} (set SAFEXPLAIN_DEBUG=1 for the traceback)", USAGE)
+    except KeyboardInterrupt:
+        said, code = "interrupted", INTERRUPTED
+    finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = streams
+    if said:
+        _fail(said, code, json_="--json" in arguments)
+    return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"safexplain: {' '.join(message.split())}", file=sys.stderr)
-    return code
+DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
+"""How the line of an unexpected error ends."""
+
+
+class _Unheard:
+    """A stream that goes nowhere from when nobody reads it any more, as in `safexplain ... | head`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._or_nowhere():
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._or_nowhere():
+            self._stream.flush()
+
+    @contextmanager
+    def _or_nowhere(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what is still in the stream's buffer goes there at exit
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _line(error: Exception) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    if isinstance(error, SafexplainError):
+        return str(error), USAGE
+    if isinstance(error, Interrupted):
+        return str(error), INTERRUPTED
+    if isinstance(error, typer.Abort):
+        return "interrupted", INTERRUPTED
+    if type(error).__name__ == "OutOfMemoryError":  # of torch.cuda
+        return "out of GPU memory; use --device cpu, or in Python a smaller AuditOptions(batch_size=...)", USAGE
+    if isinstance(error, MemoryError):
+        return "out of memory; use fewer --references, or in Python a smaller AuditOptions(batch_size=...)", USAGE
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # usage errors of the parser
+        return _usage(error), USAGE
+    return f"{type(error).__name__}: {error} {DEBUG}", USAGE
+
+
+def _usage(error: Any) -> str:
+    """What is said of a command line that the parser refuses: what was expected, what came, and where help is."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "safexplain"
+    kind, message = type(error).__name__, error.format_message().rstrip(".")
+    if kind == "NoArgsIsHelpError":
+        typer.echo(error.format_message())
+        return f"expected a command after {path}, got none; choose one of the above"
+    help_ = f"see {path} --help"
+    if kind == "NoSuchOption":
+        known = [flag for p in context.command.params for flag in (*p.opts, *p.secondary_opts)] if context else []
+        return f"expected an option of {path}, got {error.option_name}{near(error.option_name, known)}; {help_}"
+    if found := re.match(r"No such command '(.*?)'", message):
+        known = list(context.command.commands) if context else []
+        return f"expected a command ({', '.join(known)}), got {found[1]!r}{near(found[1], known)}; {help_}"
+    if kind == "MissingParameter" and error.param is not None:
+        return f"expected {_name(error.param)}, got none; {help_}"
+    if kind == "BadOptionUsage":
+        return f"expected a value after {error.option_name}, got none; {help_}"
+    if found := re.match(r"Got unexpected extra arguments? \((.*)\)", message):
+        return f"expected no further argument, got {found[1]!r}; {help_}"
+    if kind == "BadParameter" and error.param is not None:
+        hint = _name(error.param)
+        if found := re.match(r"'(.*)' is not a valid (\w+)(?: range)?$", error.message.rstrip(".")):
+            wanted = {"integer": "a whole number", "float": "a number"}.get(found[2], f"a {found[2]}")
+            return f"{hint}: expected {wanted}, got {found[1]!r}; {help_}"
+        if found := re.match(r"(\S+) is not in the range x?(.*?)$", error.message.rstrip(".")):
+            return f"{hint}: expected a number {found[2].replace('x', 'number')}, got {found[1]}; {help_}"
+        return f"{hint}: {error.message.rstrip('.')}; {help_}"
+    return f"{message}; {help_}"
+
+
+def _name(parameter: Any) -> str:
+    """An option's flag or an argument's name, as `--help` has it."""
+    flag: str = parameter.opts[0]
+    return flag if flag.startswith("-") else parameter.name.upper()
+
+
+def _fail(message: str, code: int, json_: bool) -> None:
+    line = " ".join(message.split())
+    with suppress(OSError):  # nobody listens
+        if json_:
+            print(json.dumps({"error": line, "exit_code": code}), flush=True)
+        print(line if code == INTERRUPTED else f"error: {line}", file=sys.stderr, flush=True)

@@ -8,17 +8,16 @@ import sys
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
-from rich.console import Console
 
-from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain.cli.console import Json, result_table
+from safexplain.cli.console import Json
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.ledger import Account, Ledger
-from safexplain.ledger.inspection import charge_as_json
-from safexplain.verdict.privacy_statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    from safexplain._privacy_loss import Adjacency
+    from safexplain.ledger import Account, Ledger
 
 __all__ = ["ledger_app"]
 
@@ -41,7 +40,12 @@ def show_command(
     verify: Annotated[bool, typer.Option(help="Add up all records again and compare with the sums.")] = False,
     json_: Json = False,
 ) -> int:
-    """Accounts, what they have spent, what remains and when it renews."""
+    """List accounts: what they have spent, what remains and when it renews."""
+    from rich.console import Console
+
+    from safexplain.cli.run.tables import result_table
+    from safexplain.ledger.inspection import charge_as_json
+
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
         charges = deque(opened.charges(principal) if principal is not None else (), maxlen=last)
@@ -137,7 +141,11 @@ def training_command(
     ] = None,
     json_: Json = False,
 ) -> int:
-    """Charge a training that was made elsewhere, once, to everybody."""
+    """Charge a training that was done elsewhere, once, to every account."""
+    from safexplain._privacy_loss import check_adjacency
+    from safexplain.ledger.inspection import charge_as_json
+    from safexplain.verdict.privacy_statement import PrivacyStatement
+
     if adjacency is not None:
         check_adjacency(adjacency)
     content = PrivacyStatement.load(statement)
@@ -185,6 +193,8 @@ def _known(ledger: Ledger, principal: str) -> bool:
 
 def _opened(url: str) -> Ledger:
     """A ledger that exists: none is made here."""
+    from safexplain.ledger import Ledger
+
     url = url if "://" in url else f"sqlite:///{url}"
     file = Path(url.removeprefix("sqlite:///"))
     if url.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):

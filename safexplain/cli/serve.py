@@ -13,7 +13,6 @@ import typer
 
 from safexplain.cli.console import Device, device_of
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.serve.service import SETTINGS, Service
 
 LEDGER = "sqlite:///safexplain-ledger.db"
 """Where questions are counted where nothing else is said: in the working directory."""
@@ -66,6 +65,8 @@ def serve_command(
     device: Device = "cpu",
 ) -> int:
     """Serve a model's hardened explanations over HTTP, as its certificate says (V1, V2, /docs, /metrics)."""
+    from safexplain.serve.service import SETTINGS, Service
+
     try:
         import uvicorn
 

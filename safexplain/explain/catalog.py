@@ -16,7 +16,7 @@ import torch
 from captum import attr
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, near
 from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
 from safexplain.explain.captum.layers import whole_layer
 from safexplain.explain.feature_groups import grid_segments
@@ -497,7 +497,7 @@ def find_row(name: str) -> Row:
     for key in (wanted, wanted.removeprefix("hardened")):
         if row := (natives | names).get(key):
             return row
-    raise ConfigurationError(f"expected one of {', '.join(CATALOG)}; got {name!r}")
+    raise ConfigurationError(f"expected one of {', '.join(CATALOG)}; got {name!r}{near(name, CATALOG)}")
 
 
 def _plain(name: str) -> str:

@@ -21,9 +21,10 @@ from torch import nn
 
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
-from safexplain.cli import demo
-from safexplain.cli.audit import audit_command, parse_hardening
-from safexplain.cli.question import Question, parse_methods
+from safexplain.cli.audit import audit_command
+from safexplain.cli.options import Question
+from safexplain.cli.run import demo
+from safexplain.cli.run.question import parse_hardening, parse_methods
 from safexplain.cli.tune import tune_command
 from safexplain.errors import ConfigurationError
 from safexplain.explain.wrap import HARDENED
@@ -371,7 +372,7 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Callable[..., tuple[int, str
     lines = [line for line in err.splitlines() if line.strip() and "left" not in line]
     assert (code, out) == (2, "")
     assert len(lines) == 1, err
-    assert lines[0].startswith("safexplain: ")
+    assert lines[0].startswith("error: ")
     assert said in lines[0]
     assert "Traceback" not in err
 

@@ -11,7 +11,7 @@ import pytest
 from safexplain.audit.canaries.batched import block_store as plan
 from safexplain.audit.canaries.batched.block_store import BlockStore
 from safexplain.cli import _run
-from safexplain.cli.canary_config import load_canary_config
+from safexplain.cli.run.canary_config import load_canary_config
 
 PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "runs")
 

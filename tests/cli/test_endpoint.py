@@ -24,7 +24,7 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
-from safexplain.cli.question import ANSWERS
+from safexplain.cli.run.question import ANSWERS
 from safexplain.errors import CertificateError
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Service, app

@@ -19,8 +19,8 @@ from safexplain.audit.planning import Plan, Stage, plan_audit
 from safexplain.audit.references.training import train_one
 from safexplain.audit.run import Pool
 from safexplain.audit.splits import Splits
-from safexplain.cli import planned
-from safexplain.cli.quick import EXAMPLES, REFERENCES, QuickLook
+from safexplain.cli.run import planned
+from safexplain.cli.run.quick import EXAMPLES, REFERENCES, QuickLook
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -58,7 +58,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates are measured as fast as they can be."""
-    monkeypatch.setattr("safexplain.cli.audit.plan_audit", partial(plan_audit, budget=0.5))
+    monkeypatch.setattr("safexplain.audit.planning.plan_audit", partial(plan_audit, budget=0.5))
 
 
 def files(folder: Path) -> list[str]:
@@ -99,17 +99,17 @@ def test_a_plan_is_a_table_of_stages_for_a_person(cli: Cli, case: Path) -> None:
 def test_errors_while_planning_are_one_line(cli: Cli) -> None:
     code, out, err = cli(*ASKED, "--references", 2, "--plan")
     assert (code, out) == (2, "")
-    assert err.startswith("safexplain: references: expected 0 or at least 4")
+    assert err.startswith("error: references: expected 0 or at least 4")
 
 
 def test_an_interrupted_plan_has_nothing_to_take_up(cli: Cli, case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("safexplain.cli.audit.plan_audit", interrupted)
+    monkeypatch.setattr("safexplain.audit.planning.plan_audit", interrupted)
     before = files(case)
     code, out, err = cli(*ASKED, "--plan")
-    assert (code, out, err) == (130, "", "safexplain: interrupted\n")
+    assert (code, out, err) == (130, "", "interrupted\n")
     assert files(case) == before
 
 

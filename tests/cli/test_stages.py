@@ -16,7 +16,7 @@ from torch import nn
 from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
 from safexplain.audit.references import training
 from safexplain.audit.references.training import train_one
-from safexplain.cli import stages
+from safexplain.cli.run import stages
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 

@@ -164,7 +164,7 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str, tmp_path: Pa
     lines = [line for line in error.splitlines() if line.strip() and "left" not in line]
     assert (code, out) == (2, "")
     assert len(lines) == 1, error
-    assert lines[0].startswith("safexplain: ")
+    assert lines[0].startswith("error: ")
     assert said in lines[0]
 
 

@@ -182,7 +182,7 @@ def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path
     change(tmp_path)
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("safexplain: ")
+    assert err.startswith("error: ")
     assert said in err
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt", "--json")
     assert (code, err) == (1, "")

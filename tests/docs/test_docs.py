@@ -18,7 +18,7 @@ import typer
 
 from safexplain.audit import Recipe
 from safexplain.cli import app
-from safexplain.cli.canary_config import Data, Options, Promise, Training
+from safexplain.cli.run.canary_config import Data, Options, Promise, Training
 from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
 

@@ -12,7 +12,7 @@ from certificates import AREA, made, sealed
 from scipy import stats as distributions
 
 from safexplain.audit.report.words import limits
-from safexplain.cli.verify import _lines
+from safexplain.cli.run.verify import _lines
 from safexplain.errors import CertificateError, InputError
 from safexplain.verdict.certificate.read import read_audit, recount
 from safexplain.verdict.evidence import Evidence, is_judged

@@ -30,7 +30,7 @@ from safexplain import HardenedGradientShap, HardenedInputXGradient, HardenedSal
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Signals, certify
 from safexplain.audit.holdout_uses import VARIABLE, Uses, uses_of
-from safexplain.cli import demo
+from safexplain.cli.run import demo
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.judgement import AuditResult

@@ -36,7 +36,7 @@ from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.audit.storage.maps import blocks
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
@@ -241,7 +241,9 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
     """
     policy = policy or Policy()
     if wrong := set(policy.suite) - NAMES:
-        raise ConfigurationError(f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(NAMES)}")
+        raise ConfigurationError(
+            f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(NAMES)}{near(min(wrong), NAMES)}"
+        )
     rows = [row for level in policy.patience for row in _Level(signals, policy, level).rows()]
     if not policy.suite:
         return rows

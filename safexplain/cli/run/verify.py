@@ -1,4 +1,4 @@
-"""`safexplain verify` and `safexplain sign`: what a deployment asks of a certificate before it goes on.
+"""What `safexplain verify` and `safexplain sign` run.
 
 A certificate is by audit, or by construction; which one is the first thing that is said. Exit codes of verify: 0
 intact, of this very file, and certified (or by construction); 1 anything else that the certificate or the model is to
@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from safexplain._digest import file_sha256
-from safexplain.cli.console import Json
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
@@ -25,7 +24,7 @@ from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, w
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
-__all__ = ["sign_command", "verify_command"]
+__all__ = ["sign", "verify"]
 
 SIGNATURES = {
     "valid": "signed with the private key of this public key",
@@ -38,16 +37,19 @@ BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could
 BY_CONSTRUCTION = "by construction: no audit was run, no attack judged; it rests on the assumptions below"
 
 
-def verify_command(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json, signed or not.")],
-    model: Annotated[
-        Path | None, typer.Option(help="The model file that is to be deployed; must be given for a model's audit.")
-    ] = None,
-    public_key: Annotated[Path | None, typer.Option(help="ed25519, PEM: the certificate must be signed.")] = None,
-    any_verdict: Annotated[bool, typer.Option(help="Accept leak and inconclusive too.")] = False,
-    json_: Json = False,
-) -> int:
-    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
+def verify(certificate: Path, model: Path | None, public_key: Path | None, any_verdict: bool, json_: bool) -> int:
+    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction.
+
+    Args:
+        certificate: its file.
+        model: file that is to be deployed; None: none is given.
+        public_key: with which the certificate must be signed; None: it need not be.
+        any_verdict: accept others than certified.
+        json_: print one JSON object.
+
+    Raises:
+        InputError: a file cannot be read, or the model's is missing.
+    """
     try:
         found = load_any(certificate, public_key=public_key)
         of_endpoint = isinstance(found, Certificate) and found.endpoint is not None
@@ -67,7 +69,7 @@ def verify_command(
         if json_:
             typer.echo(json.dumps({"verified": False, "reason": reason}))
         else:
-            typer.echo(f"safexplain: {reason}", err=True)
+            typer.echo(f"error: {reason}", err=True)
         return 1
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
@@ -79,12 +81,18 @@ def verify_command(
     return 0
 
 
-def sign_command(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json, of an audit or by construction.")],
-    key: Annotated[Path, typer.Option(help="ed25519 private key, PEM without a password.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: in place of the certificate.")] = None,
-) -> int:
-    """Check a certificate and put it into a signed envelope (DSSE)."""
+def sign(certificate: Path, key: Path, out: Path | None) -> int:
+    """Check a certificate and put it into a signed envelope (DSSE).
+
+    Args:
+        certificate: its file.
+        key: file of the private key.
+        out: where to write; None: in place of the certificate.
+
+    Raises:
+        CertificateError: it is signed already, or not intact.
+        InputError: a file cannot be read.
+    """
     found = load_any(certificate)
     if found.signature != "none":
         raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")

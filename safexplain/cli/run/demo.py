@@ -8,24 +8,11 @@ import numpy as np
 from torch import nn
 
 from safexplain import HardenedInputXGradient
-from safexplain._progress import Progress, named, shown
+from safexplain._progress import Progress, named
 from safexplain.audit import Policy, Population, Recipe, train_shadows
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.run import AuditOptions, Pool, audit_pools
-from safexplain.cli.console import (
-    Device,
-    Json,
-    Quiet,
-    Resume,
-    RunDir,
-    Seed,
-    choose_folder,
-    device_of,
-    make_folder,
-    resumable,
-    show_audit,
-)
 from safexplain.hardening.hardening import Hardening
 
 POOLS, POOL_SIZE, MODELS = 3, 599, 33
@@ -91,22 +78,3 @@ def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> Audi
         seed=seed,
         progress=progress,
     )
-
-
-def demo_command(
-    seed: Seed = 0,
-    device: Device = "cpu",
-    run_dir: RunDir = None,
-    resume: Resume = False,
-    json_: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Attack, harden, attack again and judge models of handwritten digits (some five minutes); never a failure."""
-    device_of(device)
-    folder = choose_folder(run_dir, resume)
-    with resumable(folder), shown(quiet or json_) as progress:
-        make_folder(folder)
-        found = run_demo(folder / "models", seed=seed, device=device, progress=progress)
-        found.save(folder)
-    show_audit(found, folder, json_, quiet)
-    return 0  # a demonstration has no wrong outcome

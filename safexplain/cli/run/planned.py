@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from safexplain.audit.planning import Plan
-from safexplain.cli.console import result_table
+from safexplain.cli.run.tables import result_table
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 """Where a container is told how much memory it may have."""

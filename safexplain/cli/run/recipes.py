@@ -18,7 +18,7 @@ from safexplain.audit.references.dp_recipe import DPTraining, as_toml, check_rec
 from safexplain.audit.references.dp_training import HeadRedrawn
 from safexplain.audit.references.fine_tuning import Trainable, check_trainable
 from safexplain.audit.references.shadows import Build
-from safexplain.cli.stages import Stages
+from safexplain.cli.run.stages import Stages
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.loading.files import one_line
 from safexplain.loading.models.architectures import current_directory_importable, imported

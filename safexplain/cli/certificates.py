@@ -1,0 +1,44 @@
+"""`safexplain verify` and `safexplain sign`: what a deployment asks of a certificate before it goes on.
+
+Exit codes of verify: 0 intact, of this very file, and certified (or by construction); 1 anything else that the
+certificate or the model is to blame for, in one line; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from safexplain.cli.console import Json
+
+__all__ = ["sign_command", "verify_command"]
+
+
+def verify_command(
+    certificate: Annotated[Path, typer.Argument(help="certificate.json, signed or not.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model file to deploy; required for the certificate of a model's audit.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="Public key (ed25519, PEM) with which the certificate must be signed.")
+    ] = None,
+    any_verdict: Annotated[bool, typer.Option(help="Accept the verdicts leak and inconclusive as well.")] = False,
+    json_: Json = False,
+) -> int:
+    """Check that a certificate is intact, is about this model file, and says certified or holds by construction."""
+    from safexplain.cli.run.verify import verify
+
+    return verify(certificate, model, public_key, any_verdict, json_)
+
+
+def sign_command(
+    certificate: Annotated[Path, typer.Argument(help="certificate.json, of an audit or by construction.")],
+    key: Annotated[Path, typer.Option(help="Private key (ed25519, PEM) without a password.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.  [default: the certificate itself]")] = None,
+) -> int:
+    """Check a certificate and sign it (DSSE envelope)."""
+    from safexplain.cli.run.verify import sign
+
+    return sign(certificate, key, out)

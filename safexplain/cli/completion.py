@@ -1,0 +1,100 @@
+"""What the shell may complete: names of explainers, attacks, and architectures, found without importing PyTorch.
+
+The shell waits while these run, so the names are read from source files and nothing is imported: those of explainers
+and attacks from this package's tables, those of architectures from the files of timm and torchvision.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import safexplain
+
+__all__ = ["architectures", "attacks", "devices", "explainers", "hardenings", "one_of", "outputs", "splits"]
+
+PACKAGE = Path(safexplain.__file__).parent
+
+
+def explainers(incomplete: str) -> list[str]:
+    """Names of methods that begin so; after a comma, the next of several."""
+    return _listed(method_names(), incomplete)
+
+
+def attacks(incomplete: str) -> list[str]:
+    """Names of attacks that begin so; after a comma, the next of several."""
+    return _listed(attack_names(), incomplete)
+
+
+def one_of(*names: str) -> Callable[[str], list[str]]:
+    """A completion from a fixed list."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+hardenings = one_of("recommended", "none", "deepleak")
+outputs = one_of("probability", "logit")
+splits = one_of("certification", "selection")
+devices = one_of("auto", "cpu", "cuda")
+
+
+def architectures(incomplete: str) -> list[str]:
+    """The libraries of architectures, or the networks of the one that is named."""
+    library, colon, _ = incomplete.partition(":")
+    if not colon:
+        return [name for name in ("timm:", "torchvision:", "hf:", "hf-pretrained:") if name.startswith(incomplete)]
+    names = registered(library) if library in ("timm", "torchvision") else []
+    return [found for found in (f"{library}:{name}" for name in names) if found.startswith(incomplete)]
+
+
+def method_names() -> list[str]:
+    """Names of the catalog's rows, in its order."""
+    return first_arguments(PACKAGE / "explain" / "catalog.py", "Row", "_layer", "_neuron")
+
+
+def attack_names() -> list[str]:
+    """Names that a policy's suite may have, in alphabetical order."""
+    path = PACKAGE / "audit" / "attacks" / "suite.py"
+    stacks = [
+        entry.value
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAMES"
+        for part in ast.walk(node)
+        if isinstance(part, ast.Set)
+        for entry in part.elts
+        if isinstance(entry, ast.Constant) and isinstance(entry.value, str)
+    ]
+    return sorted({*first_arguments(path, "SuiteRow"), *stacks})
+
+
+def first_arguments(path: Path, *functions: str) -> list[str]:
+    """The first argument, a text or the last part of a dotted name, of every call of these functions in a file."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in functions and node.args):
+            continue
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            found.append((first.lineno, first.value))
+        elif isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and not first.attr.startswith("_"):
+            found.append((first.lineno, first.attr))
+    return list(dict.fromkeys(name for _, name in sorted(found)))
+
+
+def registered(library: str) -> list[str]:
+    """Names of functions under `@register_model` in a library's models; none where it is not installed."""
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:
+        return []
+    names: set[str] = set()
+    for file in (Path(spec.origin).parent / "models").glob("*.py"):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        names |= set(re.findall(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", text, re.MULTILINE))
+    return sorted(names)
+
+
+def _listed(names: list[str], incomplete: str) -> list[str]:
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in names if name.startswith(begun) and name not in before.split(",")]

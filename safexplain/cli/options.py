@@ -1,0 +1,170 @@
+"""The options that `audit` and `tune` have in common, and how a command takes them all at once.
+
+Nothing here imports what the options are about: `--help`, completion and usage errors come without PyTorch. What the
+options become is in `cli.run.question`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from safexplain.cli import completion
+from safexplain.cli.console import (
+    DATA,
+    EXPLANATION,
+    MODEL,
+    POLICY,
+    REFERENCES,
+    Device,
+    Json,
+    Plan_,
+    Quiet,
+    Resume,
+    RunDir,
+    Seed,
+)
+
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        help="Network: timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
+        rich_help_panel=MODEL,
+        autocompletion=completion.architectures,
+    ),
+]
+TrustPickle = Annotated[
+    bool,
+    typer.Option(help="Load a pickled model file, which can run any code inside it.", rich_help_panel=MODEL),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", help="TOML file; the options below override it.", rich_help_panel=POLICY),
+]
+PolicyFpr = Annotated[
+    float | None,
+    typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]", rich_help_panel=POLICY),
+]
+MaxTpr = Annotated[
+    float | None,
+    typer.Option(help="Largest tolerated share of members found.  [default: 0.03]", rich_help_panel=POLICY),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(
+        help="Attacks to run, separated by commas.  [default: all that apply]",
+        rich_help_panel=POLICY,
+        autocompletion=completion.attacks,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
+
+    data: Annotated[
+        Path,
+        typer.Option(help=".npz file, table with columns label and member, or folder of images.", rich_help_panel=DATA),
+    ]
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="torch.export file, state_dict with --arch, or folder of a transformers model.", rich_help_panel=MODEL
+        ),
+    ] = None
+    arch: Arch = None
+    trust_pickle: TrustPickle = False
+    explainer: Annotated[
+        str,
+        typer.Option(
+            help="Explanation method, or several released together, as IG,Saliency.",
+            rich_help_panel=EXPLANATION,
+            autocompletion=completion.explainers,
+        ),
+    ] = "IG"
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
+            rich_help_panel=EXPLANATION,
+        ),
+    ] = None
+    output: Annotated[
+        str,
+        typer.Option(
+            help="Model output to explain: probability or logit.",
+            rich_help_panel=EXPLANATION,
+            autocompletion=completion.outputs,
+        ),
+    ] = "probability"
+    references: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Reference models to train; 0 runs threshold attacks only.", rich_help_panel=REFERENCES
+        ),
+    ] = 16
+    recipe: Annotated[
+        Path | None, typer.Option(help="TOML file: how the model was trained.", rich_help_panel=REFERENCES)
+    ] = None
+    group_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that is equal for all rows of one person.  [default: groups of an .npz file]",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    slice_by: Annotated[
+        list[str] | None,
+        typer.Option(help="Column by whose values the report breaks down results. Repeatable.", rich_help_panel=DATA),
+    ] = None
+    policy: PolicyFile = None
+    policy_fpr: PolicyFpr = None
+    max_tpr: MaxTpr = None
+    attacks: Attacks = None
+    privacy: Annotated[
+        Path | None,
+        typer.Option(help="Privacy statement (JSON) of the model's training with DP.", rich_help_panel=REFERENCES),
+    ] = None
+    canaries: Annotated[
+        Path | None,
+        typer.Option(help="canaries.json from `safexplain canaries` on that training.", rich_help_panel=REFERENCES),
+    ] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    run_dir: RunDir = None
+    resume: Resume = False
+    plan: Plan_ = False
+    json_: Json = False
+    quiet: Quiet = False
+
+
+def asks(command: Callable[..., int]) -> Callable[..., int]:
+    """A command as the command line knows it: `command(question, **own)` with each option of both by its own name."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    kinds, only = get_type_hints(Question, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(
+            f.name,
+            only,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=kinds[f.name],
+        )
+        for f in fields(Question)
+    ]
+
+    @functools.wraps(command)
+    def flat(**given: Any) -> int:
+        mine = {p.name: given.pop(p.name) for p in own}
+        return command(Question(**given), **mine)
+
+    parameters = [*shared[:2], *(p.replace(kind=only) for p in own), *shared[2:]]
+    flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return flat

@@ -1,0 +1,377 @@
+"""What the common options of `audit` and `tune` become: a run directory and arguments of the library, all checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import typer
+from torch import nn
+
+from safexplain._digest import model_digest
+from safexplain._progress import shown
+from safexplain.audit import Policy, Population, Recipe
+from safexplain.audit.endpoint.client import EndpointError
+from safexplain.audit.endpoint.payload import Payload
+from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.run import AuditOptions
+from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
+from safexplain.cli.options import Question
+from safexplain.cli.run.quick import QuickLook
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
+from safexplain.cli.run.stages import TwoStages, no_recipe
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.explain import CATALOG, find_row
+from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.hardening import Hardening
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
+from safexplain.loading.data.load import load_data
+from safexplain.loading.models.architectures import fresh_network
+from safexplain.loading.models.huggingface import as_the_model_takes
+from safexplain.loading.models.load import LoadedModel, load_model
+from safexplain.verdict.canaries.result import load_finding
+from safexplain.verdict.certificate.write import MODEL_DIGEST
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+CERTIFICATE = "certificate.json"
+"""File of the run directory of an audit that was no quick look."""
+
+ANSWERS = "answers.sqlite"
+"""File of the run directory with what an endpoint answered."""
+
+
+HIDDEN = 256
+"""Units of the reference models of a service of which nobody says how its model is built."""
+
+
+class Begun(NamedTuple):
+    """A run that may begin: its directory, the arguments that `audit` and `tune` share, and the names of columns."""
+
+    folder: Path
+    arguments: dict[str, Any]
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs already, in the place of the model.
+
+    Args:
+        url: of the endpoint.
+        payload: how questions are written for it.
+    """
+
+    url: str
+    payload: Payload
+
+    def classes(self, read: AuditData) -> int:
+        """Classes of the model behind it: those that the payload lists, or those of the data."""
+        return len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
+
+    def like(self, read: AuditData, arch: str | None) -> LoadedModel:
+        """An untrained network like the model behind it, and how one is built; where nobody says, a perceptron."""
+        if arch is not None:
+            fresh = fresh_network(arch, self.classes(read), int(read.x.shape[1]) if read.x.ndim == 4 else None)
+        else:
+            fresh = partial(_perceptron, read.x[0].size, self.classes(read))
+        return LoadedModel(fresh(0).float().eval(), fresh, "", "")
+
+    def opened(self, classes: int, folder: Path | None) -> Endpoint:
+        """What stands for the model, its answers kept in the run directory, or in memory."""
+        store = None if folder is None else folder / ANSWERS
+        return Endpoint(self.url, self.payload, classes=classes, store=store)
+
+
+def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
+    """With one hidden layer, for want of an architecture."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        hidden, out = nn.Linear(features, HIDDEN), nn.Linear(HIDDEN, classes)
+    return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), out)
+
+
+@contextmanager
+def begun(
+    question: Question,
+    kept: str = "finished models",
+    pool: Path | None = None,
+    service: Service | None = None,
+    quick: bool = False,
+) -> Iterator[Begun]:
+    """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
+
+    With --plan nothing is made, asked or trained, and the arguments are those of `plan_audit`.
+
+    Args:
+        question: the options.
+        kept: what an interruption leaves in the directory, in words.
+        pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
+        service: that is asked in place of a model; None: there is a model.
+        quick: few reference models, examples and queries, see `cli.run.quick`.
+
+    Raises:
+        SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
+    """
+    _check_target(question, pool, service)
+    judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
+    methods, given = parse_methods(question.explainer, question.output, question.option or [])
+    place = device_of(question.device)
+    statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
+    trained, stages, caveats = read_recipe(
+        question.recipe, pool, question.seed, statement if question.references else None
+    )
+    folder = choose_folder(question.run_dir, question.resume)
+    if quick and (folder / CERTIFICATE).exists():
+        raise InputError(f"{folder} holds the {CERTIFICATE} of a whole audit: give a quick look another --run-dir")
+    once = nullcontext() if question.plan else resumable(folder, kept)
+    with once, shown(question.quiet or question.json_) as progress:
+        columns = (question.group_column, question.slice_by or [])
+        own = columns if pool is None else (None, [])
+        read, loaded, outputs, prepared = load_both(question.data, *own, _loader(question, service))
+        dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
+        if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
+            fresh, unavailable = untrained(loaded, dp)
+        by_function = isinstance(trained, TrainingFunction)
+        references = question.references if fresh is not None or by_function else 0
+        materials = {f"data {read.source} sha256": read.sha256}
+        if stages is not None and pool is not None:
+            assert isinstance(trained, Recipe)
+            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
+            two = TwoStages(stages, read, asked, loaded, trained, outputs, references, question.seed)
+            notes, materials = two.notes(), materials | two.materials()
+        else:
+            asked, two = read, None
+            notes = check_data(read, num_classes=outputs)
+            notes += () if stages is None else stages.notes(references)
+        notes = (*prepared, *notes)
+        if dp is not None and statement is not None and references:
+            notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
+        if fresh is None and not by_function:
+            notes += (f"Reference models cannot be trained: {unavailable}.",)
+        elif question.recipe is None and question.references and isinstance(trained, Recipe):
+            notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
+        if service is not None and question.arch is None and references:
+            notes += (
+                f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind"
+                " the endpoint is another, a real attacker may do better than this audit: a leak found is a leak, a"
+                " certificate says less.",
+            )
+        name, subject = "", dict[str, dict[str, str]]()
+        if question.model is not None:
+            name, digest = question.model.name, model_digest(loaded.model.to(place)).hex()
+            subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
+        options = AuditOptions(
+            slices=asked.slices,
+            title=name,
+            subject=subject,
+            materials=materials,
+            notes=notes,
+            privacy=statement,
+            canaries=None if question.canaries is None else load_finding(question.canaries),
+            subject_data="training" if stages is None else stages.subject,
+            quick=quick,
+        )
+        if service is not None and not (folder / ANSWERS).exists():  # refused before the directory is made
+            with closing(service.opened(outputs, None)) as tried:
+                tried.plan(len(asked.x), judged_by.patience)
+        if not question.plan:
+            make_folder(folder)
+        target = loaded.model
+        population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
+        look = None
+        if quick:
+            look = QuickLook.of(population, member, judged_by, options, references, question.seed)
+            judged_by, options, references = look.policy, look.options, look.references
+        if service is not None:
+            kept_in = folder if not question.plan or (folder / ANSWERS).exists() else None
+            target = service.opened(outputs, kept_in)
+            asks_for = target.plan(len(population if look is None else look.asked), judged_by.patience)
+            if not (question.quiet or question.json_ or question.plan):
+                typer.echo(f"{target.url} will be asked {asks_for}.", err=True)
+        arguments = {
+            "model": target,
+            "population": population,
+            "recipe": trained,
+            "member": member,
+            "explainer": methods[0] if len(methods) == 1 else methods,
+            "output": question.output,
+            "arguments": given,
+            "build": fresh,
+            "references": references,
+            "policy": judged_by,
+            "options": options,
+            "seed": question.seed,
+            "cache": folder / "models",
+            "device": place,
+            "progress": progress,
+        }
+        if look is not None:
+            arguments |= {"population": look.pool, "references": references}
+        if two is not None and question.plan:
+            arguments |= {"recipe": two.pretraining, "build": two.fresh, "then": two.how if references else None}
+        elif two is not None:
+            arguments["shadows"] = two.train(look.pool if look else population, place, folder / "models", progress)
+            if arguments["shadows"] is None:
+                arguments["recipe"] = None
+        if look is not None:
+            arguments = look.arguments(arguments, planned=question.plan)
+        try:
+            yield Begun(folder, arguments, read.feature_names or ())
+        except EndpointError as error:
+            how = f"the same command with --run-dir {folder} --resume goes on from there"
+            raise InputError(f"{error}. What it answered is kept: {how}") from None
+        finally:
+            if isinstance(target, Endpoint):
+                target.close()
+
+
+def _check_target(question: Question, pool: Path | None, service: Service | None) -> None:
+    """There is a model or a service, and nothing that only the other has."""
+    if service is None:
+        if question.model is None:
+            raise ConfigurationError("what is audited is missing: a MODEL's file, or of audit --endpoint URL")
+        return
+    if question.model is not None:
+        raise ConfigurationError(
+            f"both the model {question.model} and --endpoint are given: which is audited? Leave one of them out"
+        )
+    if pool is not None:
+        raise ConfigurationError("--pretraining-pool is for model files: leave it out with --endpoint")
+    if question.privacy is not None:
+        raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
+
+
+def _loader(question: Question, service: Service | None) -> Callable[[AuditData], LoadedModel]:
+    """How the model is loaded that is to take some data; of a service, one that is like its model."""
+    if service is None:
+        assert question.model is not None
+        model = question.model
+        return lambda read: load_model(
+            model, arch=question.arch, trust_pickle=question.trust_pickle, input_shape=tuple(read.x.shape[1:])
+        )
+    return lambda read: service.like(read, question.arch)
+
+
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
+    """The policy of the file, or the default one, with the options that were given.
+
+    Raises:
+        InputError, ConfigurationError: as `Policy`.
+    """
+    given: dict[str, Any] = {
+        "fpr": fpr,
+        "max_tpr": max_tpr,
+        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if attacks is not None and not values["suite"]:
+        raise ConfigurationError("--attacks takes names of attacks separated by commas, got nothing")
+    start = Policy() if file is None else Policy.from_toml(file)
+    return replace(start, **values)
+
+
+def load_both(
+    data: Path, group: str | None, slices: list[str], load_for: Callable[[AuditData], LoadedModel]
+) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
+    """The data as the model takes them, the model, the number of its outputs, and what was done to the data.
+
+    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
+
+    Raises:
+        InputError: one of them cannot be read, or they do not fit each other.
+    """
+
+    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
+        read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
+        loaded = load_for(read)
+        read, notes = as_the_model_takes(read, loaded.preprocessing)
+        return read, loaded, check_model_fits(loaded.model, read), notes
+
+    try:
+        return load(False)
+    except InputError:
+        if not slices:
+            raise
+        try:
+            return load(True)
+        except InputError:
+            pass
+        raise
+
+
+def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[type[Hardened]], dict[str, Any]]:
+    """The explainers and the arguments of `attribute`, of several by their names, from the command line's words.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if len(listed) <= 1:
+        method, arguments = parse_method(names.strip(), output, options)
+        return [method], arguments
+    if len(set(listed)) < len(listed):
+        raise ConfigurationError(f"--explainer: each is released once, got {', '.join(listed)}")
+    owners = {name: [o.partition(".")[2] for o in options if o.partition(".")[0] == name] for name in listed}
+    if stray := [o for o in options if o.partition(".")[0] not in owners]:
+        raise ConfigurationError(
+            f"--option of several explainers takes METHOD.NAME=VALUE, as IG.n_steps=25; got {stray}"
+        )
+    parsed = {name: parse_method(name, output, own) for name, own in owners.items()}
+    rows = {name: find_row(name).name for name in parsed}
+    return [method for method, _ in parsed.values()], {rows[name]: a for name, (_, a) in parsed.items() if a}
+
+
+def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Hardened], dict[str, Any]]:
+    """One explainer and the arguments of its `attribute`.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"--output is probability or logit, got {output!r}")
+    values: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigurationError(f"--option takes NAME=VALUE, as n_steps=25; got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    row = find_row(name)
+    if row.entry != "attribute":
+        methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
+        raise ConfigurationError(
+            f"{row.name} is made from public rows, which the command line does not take: audit it from Python, with"
+            f" explainer={row.hardened_name}.catalogued(public=rows); here, expected one of {methods}"
+        )
+    return HARDENED[row.name], values
+
+
+def parse_hardening(text: str) -> Hardening:
+    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
+    stripped = text.strip()
+    if stripped in named:
+        return named[stripped]()
+    if stripped.startswith("{"):
+        return Hardening.from_json(stripped)
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigurationError(f"--hardening is {', '.join(named)}, JSON, or a JSON file; got {text!r}")
+    try:
+        return Hardening.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"--hardening: expected a hardening as JSON in {path}, which is no text") from None

@@ -1,0 +1,184 @@
+"""`safexplain tune`: the release that tells least and keeps most is searched, and the one that is chosen is audited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from safexplain.audit import Recipe
+from safexplain.audit.signals import hash_examples
+from safexplain.cli.console import Interrupted
+from safexplain.cli.options import Question
+from safexplain.cli.run.planned import show_plan
+from safexplain.cli.run.question import begun
+from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
+from safexplain.errors import InputError
+from safexplain.loading.data.load import load_records
+from safexplain.tune import Tuned, tune
+from safexplain.tune.cost import plan_tune
+from safexplain.tune.page import Row, as_python, chosen_words, table_rows
+from safexplain.tune.space import check_space
+from safexplain.verdict.release import in_words
+
+SHOWN = 8
+"""Points of the front in the printed table, spread over it; `front.html` has all of them."""
+
+
+PUBLIC_MODELS = 3
+"""Models trained on public examples; what they say is averaged."""
+
+KEPT = "finished models and trials"
+"""What an interruption leaves in the run directory."""
+
+
+def run_tune(question: Question, space: str, trials: int, public: Path | None) -> int:
+    """Search, audit what is chosen, print both, and return the exit code.
+
+    Args:
+        question: the common options.
+        space: what is tried, by name.
+        trials: how many releases.
+        public: file of public examples; None: there are none.
+
+    Raises:
+        SafexplainError: something cannot be read, or does not fit the rest.
+        Interrupted: by Ctrl-C, once what was found is shown.
+    """
+    check_space(space)
+    with begun(question, KEPT) as run:
+        if question.plan:
+            return show_plan(
+                plan_tune(**run.arguments, space=space, trials=trials), run.folder, question.json_, question.quiet
+            )
+        others = () if public is None else public_models(public, run.arguments)
+        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder, public_models=others)
+        if found.examples is not None and run.features:
+            found = replace(found, examples=replace(found.examples, features=run.features))
+        found.save(run.folder)
+    code = show_tuned(found, run.folder, question.json_, question.quiet)
+    if found.study.interrupted:
+        raise Interrupted.of(run.folder, KEPT)
+    return code
+
+
+def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
+    """Models trained on public examples by the recipe of the search.
+
+    Args:
+        path: of the examples, as `load_records` takes them.
+        arguments: of the search.
+
+    Raises:
+        InputError: they cannot be read, are no examples of the same kind, or are in the data of the search; or no
+            model can be trained.
+    """
+    x, y, _ = load_records(path)
+    population, build, recipe = (arguments[name] for name in ("population", "build", "recipe"))
+    if build is None:
+        raise InputError("--public: an untrained model cannot be made of this file; give a state_dict with --arch")
+    if x.shape[1:] != tuple(population.x.shape[1:]):
+        raise InputError(f"--public: expected examples of shape {tuple(population.x.shape[1:])}, got {x.shape[1:]}")
+    own = hash_examples(population.x.cpu().numpy())
+    if shared := int(np.isin(hash_examples(x), own).sum()):
+        raise InputError(
+            f"--public: {shared} of {len(x)} examples are in the data too; public examples are known to everybody and"
+            " in nobody's training set, so leave these out"
+        )
+    trained = []
+    for i in range(PUBLIC_MODELS):
+        arguments["progress"]("training public models", i, PUBLIC_MODELS)
+        seed = int(np.random.SeedSequence([arguments["seed"], i]).generate_state(1)[0])
+        fresh = build(seed).to(arguments["device"])
+        generator = torch.Generator().manual_seed(seed)
+        data = torch.from_numpy(x), torch.from_numpy(y), generator
+        trained.append(recipe.train(fresh, *data) if isinstance(recipe, Recipe) else recipe(*data).eval())
+    arguments["progress"]("training public models", PUBLIC_MODELS, PUBLIC_MODELS)
+    return trained
+
+
+def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
+    """Print what a search found and where its files are, and return its exit code.
+
+    Args:
+        found: by the search, whose files are written.
+        folder: where they are.
+        json_: as one JSON object.
+        quiet: the verdict on the chosen release alone.
+    """
+    if json_:
+        typer.echo(json.dumps({**found.to_dict(), "run_dir": str(folder), "files": found.files}, allow_nan=False))
+    elif quiet:
+        typer.echo(WORDS["inconclusive"] if found.confirmed is None else WORDS[found.confirmed.verdict])
+    else:
+        console = Console()
+        console.print(release_table(found))
+        console.print()
+        for sentence in chosen_words(found.study, found.front, found.chosen, found.within):
+            console.print(sentence, highlight=False, markup=False)
+        if found.chosen is not None:
+            said = in_words(found.chosen.hardening.to_dict())
+            console.print(f"\nIt releases {said or 'this'}:", highlight=False, markup=False)
+            written = as_python(found.chosen.hardening, found.chosen.options)
+            console.print(f"  {written}\n", soft_wrap=True, highlight=False, markup=False)
+        if found.confirmed is None:
+            console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
+        else:
+            console.print("Its audit, on examples that chose nothing:\n", highlight=False, markup=False)
+            show_verdict(console, found.confirmed.result)
+        notes = [*found.study.notes, *(() if found.confirmed is None else found.confirmed.notes)]
+        show_files(console, dict.fromkeys(notes), folder, found.files.values())
+    return found.exit_code
+
+
+def release_table(found: Tuned) -> Table:
+    """What the search is compared with, the chosen release, and some of the front."""
+    study = found.study
+    title = f"{study.trials} releases tried; those that no other one beats are the front"
+    numbers = (
+        "leak,\nin points",
+        "utility",
+        "top 10%\nkept",
+        "rank\ncorr.",
+        "dele-\ntion",
+        "inser-\ntion",
+        "wrong\nsigns",
+    )
+    table = result_table(title, ("released",), numbers)
+    rows = table_rows(study, found.front, found.chosen)
+    fixed = [row for row in rows if row.chosen or row.compared]
+    rest = [row for row in rows if row not in fixed]
+    for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
+        table.add_row(*_cells(row), style="bold" if row.chosen else None)
+    table.caption, table.caption_justify = (
+        "Leak: members found beyond the label, with its 95% bounds, on the examples that choose; the mean at 0.5, 1, 2"
+        " and 5% false positives. Utility: the mean of the next two and the cosine, against the native explanation."
+        " Deletion, insertion: change of the predicted probability without, and with only, the top 10%.",
+        "left",
+    )
+    return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    p = row.point
+    marks = [mark for mark, holds in (("chosen", row.chosen), ("front", row.on_front)) if holds]
+    return (
+        escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else ""),
+        f"{row.leak}\n[dim]{row.interval}[/]",
+        f"{p.utility:.2f}",
+        f"{p.overlap:.0%}",
+        f"{p.rank_correlation:.2f}",
+        "" if p.deletion is None else f"{p.deletion:.2f}",
+        "" if p.insertion is None else f"{p.insertion:.2f}",
+        f"{p.sign_errors:.1%}",
+    )
