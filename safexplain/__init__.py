@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from safexplain.explain.aix360 import HardenedProtoDash
     from safexplain.explain.alibi import HardenedAnchors
     from safexplain.explain.feature_groups import superpixels
+    from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
     from safexplain.explain.wrap import (
         HardenedDeconvolution,
         HardenedDeepLift,
@@ -61,12 +62,14 @@ __all__ = [
     "HardenedGuidedBackprop",
     "HardenedIG",
     "HardenedInputXGradient",
+    "HardenedKernelExplainer",
     "HardenedKernelShap",
     "HardenedLime",
     "HardenedOcclusion",
     "HardenedProtoDash",
     "HardenedSaliency",
     "HardenedSmoothGrad",
+    "HardenedTreeExplainer",
     "HardenedVarGrad",
     "Hardening",
     "Levels",
@@ -88,7 +91,9 @@ __all__ = [
 _HOMES = {
     "HardenedAnchors": "explain.alibi",
     "HardenedCounterfactual": "recourse.counterfactual",
+    "HardenedKernelExplainer": "explain.shap",
     "HardenedProtoDash": "explain.aix360",
+    "HardenedTreeExplainer": "explain.shap",
     "Probability": "outputs",
     "harden": "explain.wrap",
     "model_digest": "_digest",

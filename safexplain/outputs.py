@@ -106,7 +106,7 @@ class EstimatorModule(nn.Module):
                 f"expected a fitted {type(estimator).__name__} of one label, and it has no classes_; fit it"
             )
         self.estimator = estimator
-        self.classes = int(_places(seen).max()) + 1 if classes is None else classes
+        self.classes = int(places_of(seen).max()) + 1 if classes is None else classes
         if not is_estimator(estimator) or estimator_digest(estimator) is None:
             self.register_buffer("identity", torch.frombuffer(bytearray(_pickled(estimator)), dtype=torch.uint8))
         self.train(False)
@@ -119,7 +119,7 @@ class EstimatorModule(nn.Module):
         if len(rows) and names is not None:
             rows = import_module("pandas").DataFrame(rows, columns=names)
         if len(rows):
-            found, places = self.estimator.predict_proba(rows), _places(self.estimator.classes_)
+            found, places = self.estimator.predict_proba(rows), places_of(self.estimator.classes_)
             out[:, places] = found
         return torch.from_numpy(out).to(x.device)
 
@@ -132,8 +132,8 @@ def _pickled(value: Any) -> bytes:
         return os.urandom(32)
 
 
-def _places(seen: Any) -> Any:
-    """Of each of the labels of an estimator, the output."""
+def places_of(seen: Any) -> Any:
+    """Of each of the labels of an estimator, the output of its `EstimatorModule`."""
     whole = seen.dtype.kind in "biuf" and bool((seen == np.floor(seen)).all()) and bool((seen >= 0).all())
     return seen.astype(np.int64) if whole else np.arange(len(seen))
 

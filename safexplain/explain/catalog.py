@@ -79,6 +79,7 @@ def neuron_and_zero(inputs: Inputs) -> dict[str, Any]:
 
 _GRADCAM_PAPER = "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391"
 _SHAP_PAPER = "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874"
+_TREE_SHAP_PAPER = "Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888"
 _LIME_PAPER = 'Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938'
 _SAMPLING_PAPER = "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009"
 _RULES = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
@@ -360,10 +361,30 @@ _ROWS = (
         "TreeShap",
         "TreeShap",
         family="perturbation",
-        citation="Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888",
+        citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
         library="alibi",
         entry="explain",
+    ),
+    Row(
+        "TreeExplainer",
+        "TreeExplainer",
+        family="perturbation",
+        citation=_TREE_SHAP_PAPER,
+        summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
+        library="shap",
+        entry="shap_values",
+    ),
+    Row(
+        "KernelExplainer",
+        "KernelExplainer",
+        family="perturbation",
+        citation=_SHAP_PAPER,
+        summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
+        library="shap",
+        entry="shap_values",
+        stochastic=True,
+        search_space={"nsamples": (100, 500, 2_000)},
     ),
 )
 

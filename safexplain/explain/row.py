@@ -28,11 +28,12 @@ LICENCES = MappingProxyType(
         "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
         "aix360": "Apache-2.0",
         "lime": "BSD-2-Clause",
+        "shap": "MIT",
     }
 )
 """Library -> its licence."""
 
-EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360"})
+EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})
 """Library -> the extra that brings it; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -99,11 +100,17 @@ class Row:
             return self.source
         from safexplain.explain.aix360.base import load, load_protodash  # these packages read the catalog themselves
         from safexplain.explain.alibi.library import load_alibi
+        from safexplain.explain.shap.library import load_shap
 
         module, _, name = self.source.rpartition(":")
         if module:
             return getattr(load(module), name)
-        return getattr(load_alibi().explainers if self.library == "alibi" else load_protodash(), name)
+        libraries: dict[str, Callable[[], Any]] = {
+            "alibi": lambda: load_alibi().explainers,
+            "aix360": load_protodash,
+            "shap": load_shap,
+        }
+        return getattr(libraries[self.library](), name)
 
     @property
     def in_base(self) -> bool:

@@ -387,7 +387,8 @@ def _version_of(name: str, row: Row) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        brings = f'"safexplain[{EXTRAS[row.library]}]"' if name != "shap" else '"safexplain[alibi]" ray "shap<0.43"'
+        extras = sorted({EXTRAS[library] for library in (row.library, name) if library in EXTRAS})
+        brings = f'"safexplain[{",".join(extras)}]"'
         raise MissingExtraError(
             f"{row.hardened_name} needs {name}, which is not installed: pip install {brings}", name=name
         ) from None

@@ -27,6 +27,8 @@ from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.row import Row
+from safexplain.explain.shap import harden_shap, is_shap
+from safexplain.explain.shap.explainers import HardenedShap
 from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HARDENED", "Catalogued", "build", "harden"]
@@ -133,11 +135,11 @@ def __getattr__(name: str) -> type[Hardened]:
 def harden(
     native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None, **options: Any
 ) -> Any:
-    """A hardened version of an explainer of Captum, Alibi, AIX360 or lime.
+    """A hardened version of an explainer of Captum, Alibi, AIX360, lime or shap.
 
     A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
-    on a private copy of the model, weights included, because nobody has read what they do to it. See `harden_alibi` and
-    `harden_aix360` for the other libraries.
+    on a private copy of the model, weights included, because nobody has read what they do to it. See `harden_alibi`,
+    `harden_aix360` and `harden_shap` for the other libraries.
 
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
@@ -150,14 +152,16 @@ def harden(
         RefusedError: the method would silently be another one on this model, holds a hardened explainer, or gives
             answers that no hardening makes fit to leave.
     """
-    if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360):
+    if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360 | HardenedShap):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
-    if model_digest is not None and (is_alibi(native) or is_aix360(native)):
+    if model_digest is not None and (is_alibi(native) or is_aix360(native) or is_shap(native)):
         options["model_digest"] = model_digest
     if is_alibi(native):
         return harden_alibi(native, hardening, **options)
     if is_aix360(native):
         return harden_aix360(native, hardening, **options)
+    if is_shap(native):
+        return harden_shap(native, hardening, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     return _harden_captum(native, hardening, model_digest)
@@ -215,8 +219,8 @@ def _harden_captum(native: Attribution, hardening: Hardening | None, model_diges
         raise RefusedError(f"{kind.__name__} cannot be hardened: {why}")
     if not isinstance(native, Attribution):
         raise ConfigurationTypeError(
-            "expected an explainer of Captum, Alibi, AIX360 or lime, as captum.attr.IntegratedGradients(model), got"
-            f" {type(native).__name__}"
+            "expected an explainer of Captum, Alibi, AIX360, lime or shap, as captum.attr.IntegratedGradients(model),"
+            f" got {type(native).__name__}"
         )
     hardened = _blank(type(native))
     hardened.__dict__.update(own_state(vars(native)))

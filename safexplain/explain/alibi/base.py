@@ -13,7 +13,7 @@ import torch
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
+from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, listing_outputs, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, maps_of, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
 from safexplain.explain.captum.model_checks import check_mode
@@ -91,7 +91,7 @@ class HardenedAlibi:
             bound.arguments.update({name: _as_hashed(bound.arguments.get(name)) for name in rules.inputs})
         query = self._query(kind, rules, bound.arguments)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
-            explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+            explanation = listing_outputs(private_copy(self._explainer)).explain(*bound.args, **bound.kwargs)
         for maps in maps_of(explanation, rules, query.batch):
             watch().add(attrgetter(rules.predictor)(self._explainer), kind, (maps,), inputs=query.inputs)
         return release(explanation, rules, self.hardening, query, bound.arguments)

@@ -15,11 +15,12 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,15 @@ import numpy as np
 
 from safexplain.errors import MissingExtraError
 
-__all__ = ["ONE_AT_A_TIME", "AlibiLicenceWarning", "draw_from", "give_own_generators", "load_alibi", "private_copy"]
+__all__ = [
+    "ONE_AT_A_TIME",
+    "AlibiLicenceWarning",
+    "draw_from",
+    "give_own_generators",
+    "listing_outputs",
+    "load_alibi",
+    "private_copy",
+]
 
 ONE_AT_A_TIME = threading.RLock()
 """Held by calls that share an object which cannot be copied, as spaCy pipelines."""
@@ -99,6 +108,28 @@ def _keeps_state(kind: type) -> bool:
     return ours and kind.__dictoffset__ != 0  # it has attributes
 
 
+def listing_outputs(explainer: Any) -> Any:
+    """A private copy of an Alibi explainer whose Shapley values are a list with an array for each output.
+
+    Alibi expects such a list, as shap gave it before 0.45; since then it gives one array, outputs last.
+    """
+    inner = getattr(explainer, "_explainer", None)
+    for name, dimensions in (("get_explanation", 3), ("shap_values", 3), ("shap_interaction_values", 4)):
+        if hasattr(inner, name):
+            vars(inner)[name] = _listed(getattr(inner, name), dimensions)
+    return explainer
+
+
+def _listed(method: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
+    def listed(*args: Any, **kwargs: Any) -> Any:
+        found = method(*args, **kwargs)
+        if isinstance(found, np.ndarray) and found.ndim == dimensions:
+            return [found[..., j] for j in range(found.shape[-1])]
+        return found
+
+    return listed
+
+
 _LAST_APACHE = (0, 9, 4)
 _log = logging.getLogger(__name__)
 _importing = threading.RLock()
@@ -124,7 +155,7 @@ def load_alibi() -> ModuleType:
 @cache
 def _loaded() -> ModuleType:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_ray():
             warnings.simplefilter("ignore", DeprecationWarning)
             alibi = import_module("alibi")
             import_module("alibi.explainers")
@@ -135,12 +166,28 @@ def _loaded() -> ModuleType:
             ) from None
         raise MissingExtraError(
             f"alibi is installed, but importing it fails: {type(error).__name__}: {error}. The extra safexplain[alibi]"
-            " brings what it needs; beside shap, alibi 0.9.4 needs ray too",
+            " brings what it needs",
             name=getattr(error, "name", None),
         ) from error
     give_own_generators()
     _state_licence(str(alibi.__version__))
     return alibi
+
+
+@contextmanager
+def _without_ray() -> Iterator[None]:
+    """Let `import ray` succeed where there is none.
+
+    Beside shap, alibi 0.9.4 does not import without it, and uses it only for explainers spread over processes.
+    """
+    if "ray" in sys.modules or find_spec("ray") is not None:
+        yield
+        return
+    sys.modules["ray"] = types.ModuleType("ray")
+    try:
+        yield
+    finally:
+        del sys.modules["ray"]
 
 
 def _state_licence(version: str) -> None:

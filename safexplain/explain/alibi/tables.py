@@ -182,7 +182,7 @@ class _ShapOfRows(OfTables, HardenedAlibi):
         if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
             raise RefusedError(
                 f"expected Shapley values of {outputs} outputs, each (1, {len(row)}), got"
-                f" {[np.shape(m) for m in maps]}: the installed shap does not fit alibi; 0.42 does"
+                f" {[np.shape(m) for m in maps]}: the installed shap does not fit alibi; 0.42 and 0.49 do"
             )
         if outputs == 1:  # of the second of two classes; of the first, what speaks against the second
             return np.asarray(maps[0][0] if target else -maps[0][0])

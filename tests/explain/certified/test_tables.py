@@ -25,6 +25,7 @@ from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
 from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
 from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import as_module
@@ -70,6 +71,12 @@ CASES = {
         HardenedAlibiKernelShap, Hardening.ranked(), {"feature_names": NAMES}, {"nsamples": 30}, {"nsamples": 31}
     ),
     "TreeShap": Case(HardenedTreeShap, Hardening.ranked(), {"feature_names": NAMES}, {}, {"approximate": True}),
+    "TreeExplainer": Case(
+        HardenedTreeExplainer, Hardening.ranked(), {"feature_names": NAMES}, {}, {"approximate": True}
+    ),
+    "KernelExplainer": Case(
+        HardenedKernelExplainer, Hardening.ranked(), {"feature_names": NAMES}, {"nsamples": 14}, {"nsamples": 13}
+    ),
 }
 NEEDS = {
     "Anchors": "alibi",
@@ -77,6 +84,8 @@ NEEDS = {
     "LimeTabular": "lime",
     "AlibiKernelShap": "shap",
     "TreeShap": "shap",
+    "TreeExplainer": "shap",
+    "KernelExplainer": "shap",
 }
 
 
@@ -124,8 +133,8 @@ def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
 
 @pytest.mark.parametrize("model", [forest(), network()], ids=["forest", "network"])
 def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path) -> None:
-    if case.kind is HardenedTreeShap and isinstance(model, nn.Module):
-        with pytest.raises(InputError, match="trees of scikit-learn"):
+    if case.kind in (HardenedTreeShap, HardenedTreeExplainer) and isinstance(model, nn.Module):
+        with pytest.raises(InputError, match="trees"):
             load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
         return
     release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)

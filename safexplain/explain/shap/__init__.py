@@ -1,0 +1,50 @@
+"""Hardened explainers of the shap package: `TreeExplainer` and `KernelExplainer`, of which only hardened values leave.
+
+Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
+exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
+best. A hardened explainer releases the values alone, hardened; no base value, no background, no copy of the instance.
+
+`library` imports shap when it is used, and `explainers` has the classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
+from safexplain.hardening.hardening import Hardening
+
+__all__ = ["HardenedKernelExplainer", "HardenedTreeExplainer"]
+
+_CLASSES: dict[str, type[HardenedShap]] = {
+    kind._name: kind for kind in (HardenedTreeExplainer, HardenedKernelExplainer)
+}
+
+
+def is_shap(native: object) -> bool:
+    """Whether an object is an explainer of shap, found out without importing it."""
+    return any(kind.__module__.partition(".")[0] == "shap" for kind in type(native).__mro__)
+
+
+def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None) -> HardenedShap:
+    """A hardened version of an explainer of shap, which it holds from then on.
+
+    Args:
+        native: a `shap.TreeExplainer` or a `shap.KernelExplainer`.
+        hardening: None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
+
+    Raises:
+        RefusedError: another explainer.
+        ConfigurationTypeError: no explainer of shap.
+    """
+    if not is_shap(native):
+        raise ConfigurationTypeError(f"expected an explainer of shap, got {type(native).__name__}")
+    for base in type(native).__mro__:
+        if base.__module__.startswith("shap.") and base.__name__ in _CLASSES:
+            return _CLASSES[base.__name__].around(native, hardening, model_digest)
+    raise RefusedError(
+        f"{type(native).__name__} of shap is not hardened: {' and '.join(sorted(_CLASSES))} are."
+        " TreeExplainer explains forests and boosted trees, KernelExplainer any model"
+    )

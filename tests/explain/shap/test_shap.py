@@ -1,0 +1,260 @@
+"""Of shap's explainers only hardened values leave, in the native shapes, for every kind of trees and any model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.linear_model import LogisticRegression
+
+from safexplain import GaussianNoise, HardenedKernelExplainer, HardenedTreeExplainer, Hardening, RangeClip, harden
+from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.outputs import as_module
+
+shap = pytest.importorskip("shap")
+
+KEY = b"the key of the service, as bytes"
+NOISY, PLAIN = Hardening.ranked(key=KEY), Hardening.none()
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(150, 5)).astype(np.float32).astype(np.float64)
+TWO = (X[:, 0] + X[:, 1] > 0).astype(int)
+THREE = np.digitize(X[:, 0] - X[:, 2], [-0.5, 0.5])
+ASKED, PUBLIC = X[:4], X[100:120]
+
+
+@cache
+def model(name: str) -> Any:
+    if name.startswith("xgboost"):
+        xgboost = pytest.importorskip("xgboost")
+        fitted = xgboost.XGBClassifier(n_estimators=5, n_jobs=1).fit(X, THREE if "three" in name else TWO)
+        return fitted.get_booster() if name.endswith("booster") else fitted
+    if name.startswith("lightgbm"):
+        lightgbm = pytest.importorskip("lightgbm")
+        fitted = lightgbm.LGBMClassifier(n_estimators=5, verbose=-1, n_jobs=1).fit(X, THREE if "three" in name else TWO)
+        return fitted.booster_ if name.endswith("booster") else fitted
+    made = {
+        "forest": (RandomForestClassifier(5, random_state=0), TWO),
+        "forest of three classes": (RandomForestClassifier(5, random_state=0), THREE),
+        "boosting": (GradientBoostingClassifier(n_estimators=5, random_state=0), TWO),
+        "histograms": (HistGradientBoostingClassifier(max_iter=5, random_state=0), TWO),
+        "regression": (RandomForestRegressor(5, random_state=0), X[:, 1]),
+    }[name]
+    return made[0].fit(X, made[1])
+
+
+TREES = (
+    *("forest", "forest of three classes", "boosting", "histograms", "regression"),
+    *("xgboost", "xgboost of three classes", "xgboost booster"),
+    *("lightgbm", "lightgbm of three classes", "lightgbm booster"),
+)
+
+
+def native_values(explainer: Any, *asked: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # LightGBM's, about lists of arrays
+        return explainer.shap_values(*asked, **options)
+
+
+def native_trees(name: str, *data: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return shap.TreeExplainer(model(name), *data)
+
+
+# --- the values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [None, PUBLIC], ids=["paths", "background"])
+@pytest.mark.parametrize("name", TREES)
+def test_without_hardening_the_values_are_the_native_ones(name: str, data: Any) -> None:
+    hardened = HardenedTreeExplainer(model(name), data, hardening=PLAIN)
+    native = native_trees(name, data)
+    expected = native_values(native, ASKED)
+    np.testing.assert_allclose(hardened.shap_values(ASKED), expected, atol=1e-6)
+    np.testing.assert_allclose(hardened(ASKED).values, expected, atol=1e-6)
+    assert hardened.shap_values(ASKED[0]).shape == expected.shape[1:]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_row_is_hardened_by_itself_and_asking_again_gives_the_same(name: str) -> None:
+    explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
+    released = explainer.shap_values(ASKED)
+    assert np.array_equal(released[2], explainer.shap_values(ASKED[2]))
+    assert np.array_equal(released[[3, 1]], explainer.shap_values(ASKED[[3, 1]]))
+    assert np.array_equal(released, HardenedTreeExplainer(model(name), hardening=NOISY).shap_values(ASKED))
+    assert not np.allclose(released, native_values(native_trees(name), ASKED), atol=1e-3)
+    other = HardenedTreeExplainer(model(name), hardening=Hardening.ranked(key=KEY[::-1]))
+    assert not np.array_equal(released, other.shap_values(ASKED))
+
+
+def test_without_hardening_kernel_values_are_the_native_ones() -> None:
+    predict = model("forest").predict_proba
+    for asked in (predict, lambda rows: predict(rows)[:, 1]):
+        np.random.seed(3)  # noqa: NPY002 - shap draws from it
+        expected = shap.KernelExplainer(asked, PUBLIC).shap_values(ASKED, nsamples=12, silent=True)
+        np.random.seed(3)  # noqa: NPY002
+        explainer = HardenedKernelExplainer(asked, PUBLIC, hardening=PLAIN, model_digest=b"the model's name")
+        np.testing.assert_allclose(explainer.shap_values(ASKED, nsamples=12), expected)
+
+
+def test_kernel_values_are_drawn_from_generators_of_their_own() -> None:
+    explainer = HardenedKernelExplainer(model("forest").predict_proba, PUBLIC, hardening=NOISY)
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    released = explainer.shap_values(ASKED, nsamples=12)
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+    assert np.array_equal(released[2], explainer.shap_values(ASKED[2], nsamples=12))
+    assert np.array_equal(released, explainer.shap_values(ASKED, nsamples=12))
+    rows = [ASKED[i : i + 1] for i in range(4)] * 3
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda row: explainer.shap_values(row, nsamples=12), rows))
+    for i, found in enumerate(together):
+        assert np.array_equal(found[0], released[i % 4])
+
+
+def test_interactions_are_symmetric_and_their_halves_tell_nothing_twice() -> None:
+    native = native_trees("xgboost").shap_interaction_values(ASKED)
+    plain = HardenedTreeExplainer(model("xgboost"), hardening=PLAIN)
+    np.testing.assert_allclose(plain.shap_interaction_values(ASKED), native, atol=1e-6)
+    released = HardenedTreeExplainer(model("xgboost"), hardening=NOISY).shap_interaction_values(ASKED)
+    assert np.array_equal(released, released.transpose(0, 2, 1))
+    assert released.shape == native.shape
+    call = HardenedTreeExplainer(model("forest"), hardening=NOISY)(ASKED, interactions=True)
+    assert call.values.shape == (4, 5, 5, 2)
+
+
+def test_two_outputs_that_say_the_same_share_their_noise() -> None:
+    released = HardenedTreeExplainer(model("forest"), hardening=NOISY).shap_values(ASKED)
+    assert np.array_equal(released[..., 0], -released[..., 1])
+    three = HardenedTreeExplainer(model("forest of three classes"), hardening=NOISY).shap_values(ASKED)
+    assert not np.array_equal(three[..., 0], -three[..., 1])
+
+
+# --- nothing else leaves ---------------------------------------------------------------------------------------------
+
+
+def explainers() -> list[Any]:
+    return [
+        HardenedTreeExplainer(model("forest"), PUBLIC, hardening=NOISY, feature_names=list("abcde")),
+        HardenedKernelExplainer(model("forest").predict_proba, PUBLIC, list("abcde"), hardening=NOISY),
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
+def test_an_explanation_holds_values_and_names_alone(place: int) -> None:
+    explainer = explainers()[place]
+    explanation = explainer(ASKED)
+    assert explanation.base_values is None
+    assert explanation.data is None
+    assert explanation.feature_names == list("abcde")
+    others = {k: v for k, v in vars(explanation).items() if isinstance(v, np.ndarray | float)}
+    assert others == {}
+    for name in ("values", "feature_names"):
+        assert getattr(explanation[0], name) is not None
+    held = {k for k in dir(explanation) if not k.startswith("_") and isinstance(getattr(explanation, k), np.ndarray)}
+    assert held <= {"values"}
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
+@pytest.mark.parametrize("name", ["expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"])
+def test_what_would_tell_more_cannot_be_read(place: int, name: str) -> None:
+    explainer = explainers()[place]
+    assert not hasattr(explainer, name)
+    with pytest.raises(AttributeError, match="only hardened values leave"):
+        getattr(explainer, name)
+
+
+def test_noise_hides_the_sum_that_would_be_the_confidence() -> None:
+    hardening = Hardening(clip=RangeClip(-1, 1), noise=GaussianNoise(0.2, key=KEY))
+    many = HardenedTreeExplainer(model("boosting"), hardening=hardening).shap_values(X)
+    native = native_values(native_trees("boosting"), X)
+    off = many.sum(axis=1) - native.sum(axis=1)
+    assert 0.7 < off.std() / (0.2 * 5**0.5) < 1.3
+
+
+# --- questions and answers -------------------------------------------------------------------------------------------
+
+
+def test_a_data_frame_is_asked_about_as_its_numbers_are() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ASKED, columns=list("vwxyz"))
+    for explainer in explainers():
+        assert np.array_equal(explainer.shap_values(frame), explainer.shap_values(ASKED))
+        assert explainer(frame).feature_names == list("vwxyz")
+
+
+def test_categories_of_a_data_frame_go_to_the_library_as_they_are() -> None:
+    pandas, lightgbm = pytest.importorskip("pandas"), pytest.importorskip("lightgbm")
+    frame = pandas.DataFrame(X[:, :2], columns=["a", "b"])
+    frame["town"] = pandas.Categorical(np.where(X[:, 2] > 0, "north", "south"))
+    fitted = lightgbm.LGBMClassifier(n_estimators=4, verbose=-1, n_jobs=1).fit(frame, TWO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = shap.TreeExplainer(fitted).shap_values(frame[:4])
+    assert np.allclose(HardenedTreeExplainer(fitted, hardening=PLAIN).shap_values(frame[:4]), expected)
+    noisy = HardenedTreeExplainer(fitted, hardening=NOISY, model_digest=b"model, version 1")
+    assert np.array_equal(noisy.shap_values(frame[:4])[1], noisy.shap_values(frame[1:2])[0])
+
+
+def test_another_model_or_background_has_other_noise_and_a_copy_has_the_same() -> None:
+    def noise_of(*made: Any) -> Any:
+        explainer = HardenedTreeExplainer(*made, hardening=Hardening(noise=GaussianNoise(1.0, key=KEY)))
+        return explainer.shap_values(ASKED) - HardenedTreeExplainer(*made, hardening=PLAIN).shap_values(ASKED)
+
+    forest = model("boosting")
+    other = GradientBoostingClassifier(n_estimators=5, random_state=0).fit(X[:140], TWO[:140])
+    first = noise_of(forest)
+    np.testing.assert_allclose(first, noise_of(copy.deepcopy(forest)), atol=1e-9)
+    for changed in ((other,), (forest, PUBLIC), (forest, PUBLIC[:10])):
+        assert not np.allclose(first, noise_of(*changed), atol=1e-3)
+
+
+def test_harden_takes_the_native_explainers() -> None:
+    native = native_trees("forest", PUBLIC)
+    hardened = harden(native, NOISY)
+    assert isinstance(hardened, HardenedTreeExplainer)
+    made = HardenedTreeExplainer(model("forest"), PUBLIC, hardening=NOISY)
+    assert np.array_equal(hardened.shap_values(ASKED), made.shap_values(ASKED))
+    kernel = harden(shap.KernelExplainer(model("forest").predict_proba, PUBLIC), NOISY)
+    assert isinstance(kernel, HardenedKernelExplainer)
+    again = pickle.loads(pickle.dumps(kernel))
+    assert np.array_equal(again.shap_values(ASKED[:1]), kernel.shap_values(ASKED[:1]))
+    with pytest.raises(ConfigurationTypeError, match="already hardened"):
+        harden(hardened)
+    with pytest.raises(RefusedError, match="KernelExplainer and TreeExplainer are"):
+        harden(shap.LinearExplainer(LogisticRegression().fit(X, TWO), PUBLIC))
+
+
+def test_what_cannot_be_explained_is_refused_with_what_can() -> None:
+    with pytest.raises(InputError, match="use KernelExplainer"):
+        HardenedTreeExplainer(LogisticRegression().fit(X, TWO))
+    explainer = HardenedTreeExplainer(model("forest"))
+    for wrong in ("a row", X[:2, :, None]):
+        with pytest.raises(InputError, match="rows of"):
+            explainer.shap_values(wrong)
+
+
+def test_classes_are_found_by_their_labels_and_not_by_their_places() -> None:
+    labels = np.array([1, 4])[TWO]
+    fitted = RandomForestClassifier(5, random_state=0).fit(X, labels)
+    module = as_module(fitted)
+    asked = HardenedTreeExplainer.catalogued()(module, hardening=PLAIN)
+    import torch
+
+    x = torch.from_numpy(ASKED.astype(np.float32))
+    found = asked.attribute(x, target=torch.tensor([1, 4, 1, 4])).numpy()
+    expected = shap.TreeExplainer(fitted).shap_values(ASKED)
+    np.testing.assert_allclose(found, expected[np.arange(4), :, [0, 1, 0, 1]], atol=1e-6)
+    with pytest.raises(InputError, match="never seen class 2"):
+        asked.attribute(x, target=torch.tensor([2, 2, 2, 2]))
