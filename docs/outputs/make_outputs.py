@@ -1,33 +1,37 @@
-"""What the commands in README.md and docs/ print, from real runs: writes docs/outputs/*.txt, and README.md from them.
+"""What the commands in the documentation print, from real runs: writes docs/outputs/*.txt.
 
     python docs/outputs/make_outputs.py [NAME of COMMANDS, or measured ...]
 
-`measured` is the table of measurements in README.md, from audit/results/*.json. In README.md, each output stands
-between `<!-- NAME -->` and `<!-- end -->`.
+`measured` fills docs/evidence/index.md, between `<!-- measured -->` and `<!-- end -->`, with one line for each result
+in audit/results/*.json. README.md shows the first table of `audit`, between `<!-- audit -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXAMPLES, RESULTS = ROOT / "examples", ROOT / "audit" / "results"
+Maker = Callable[[dict[str, Any]], list[tuple[str, str, str]]]
+"""A result -> what was measured, the figures, the command that reproduces them."""
 CLI = "from safexplain.cli import {0}; {0}()"
+
+AUDIT = "safexplain-audit model.pt2 --data data.npz --recipe recipe.toml --explainer InputXGradient"
+"""As README.md shows it."""
 
 COMMANDS: dict[str, tuple[list[str], ...]] = {
     "demo": (["-c", CLI.format("main"), "demo", "--run-dir", "safexplain-runs/demo"],),
     "audit": (
         [str(EXAMPLES / "write_audit_files.py")],
-        ["-c", CLI.format("audit_main"), "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
-         "--explainer", "InputXGradient", "--run-dir", "safexplain-runs/digits"],
+        ["-c", CLI.format("audit_main"), *AUDIT.split()[1:], "--run-dir", "safexplain-runs/digits"],
     ),
     "tune": (
         [str(EXAMPLES / "write_audit_files.py")],
@@ -72,11 +76,15 @@ def output_of(name: str) -> str:
 
 
 def measured() -> str:
-    """The measurements as a Markdown table: a row for each result that is there."""
+    """The measurements as Markdown tables, one for each subject of `ROWS`: a row for each result that is there."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    rows = [row for name, make in ROWS.items() if name in found for row in make(found[name])]
-    lines = ["| What | Result | Reproduce |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {what} | {result} | `{command}` |" for what, result, command in rows)]) + "\n"
+    parts = []
+    for subject, makers in ROWS.items():
+        rows = [row for name, make in makers.items() if name in found for row in make(found[name])]
+        lines = ["| Measured | Result | Reproduce with |", "|---|---|---|"]
+        lines += [f"| {what} | {result} | `{command}` |" for what, result, command in rows]
+        parts.append("\n".join([f"## {subject}", "", *lines]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _paper_a(found: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -85,15 +93,15 @@ def _paper_a(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     loss = found["figures"]["means"]["loss"]["LikelihoodRatio()"]
     return [
         (
-            "L1 likelihood ratio on the signals released with a paper (CIFAR-10, 33 models): members found at 0.1 % and"
-            " 1 % FPR, AUC",
-            f"{ours[0]:.2%}, {ours[1]:.2%}, {ours[2]:.3f} (published, with the ROC's axes swapped and a wrong index:"
-            f" {published[0]:.1%}, {published[1]:.1%}, {published[2]:.3f})",
+            "Members found at 0.1 % and 1 % FPR, and AUC, by the L1 likelihood ratio on the signals that Huang et al."
+            " published (CIFAR-10, 33 models)",
+            f"{ours[0]:.2%}, {ours[1]:.2%}, {ours[2]:.3f} (as published, with the axes of the ROC swapped and a"
+            f" wrong index: {published[0]:.1%}, {published[1]:.1%}, {published[2]:.3f})",
             "python -m audit.suites.paper_a",
         ),
         (
-            "joint likelihood ratio of L1 and loss on the same signals, beside the loss alone",
-            f"{joint[0]:.2%}, {joint[1]:.2%}, {joint[2]:.3f} ({loss[0]:.2%}, {loss[1]:.2%}, {loss[2]:.3f})",
+            "The same, by the joint likelihood ratio of L1 and loss",
+            f"{joint[0]:.2%}, {joint[1]:.2%}, {joint[2]:.3f} (loss alone: {loss[0]:.2%}, {loss[1]:.2%}, {loss[2]:.3f})",
             "python -m audit.suites.paper_a",
         ),
     ]
@@ -109,8 +117,8 @@ def _verdict_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     worst = max((cell for cell in cells if cell[wrong] is not None), key=lambda cell: cell[wrong])
     return [
         (
-            f"wrong verdicts (a leak proven where there is none, a certificate just above the limit): worst of"
-            f" {len(cells):,} simulated cells of {audits:,} audits, at most 5 % allowed",
+            "Wrong verdicts (a leak found where there is none, or a certificate just above the limit), in the worst"
+            f" of {len(cells):,} simulated settings with {audits:,} audits each; 5 % are allowed",
             f"{worst[wrong] / audits:.1%} ({worst[low]:.1%} to {worst[high]:.1%})",
             "python -m audit.suites.verdict_errors",
         )
@@ -126,17 +134,17 @@ def _releases(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     above = min(r["deletion"] - p["deletion"] for p, r in zip(public, now, strict=True))
     return [
         (
-            f"members found at 1 % FPR beyond those that the labels of the same queries tell, {len(parts)} cells of"
-            " digits, HELOC, CIFAR-10 and GTSRB: natively; recommended, largest upper bound of 95 %; by a stack that"
-            " never keeps to the labels",
-            f"{min(adds):+.1f} to {max(adds):+.1f} points; {100 * max(r['judged']['tpr']['upper'] for r in now):.1f};"
+            "Percentage points of members, at 1 % FPR, that explanations reveal beyond the labels of the same queries,"
+            f" in {len(parts)} settings on digits, HELOC, CIFAR-10 and GTSRB",
+            f"native: {min(adds):+.1f} to {max(adds):+.1f}; recommended hardening: upper bounds (95 %) of at most"
+            f" {100 * max(r['judged']['tpr']['upper'] for r in now):.1f}; an attack that always uses the explanation:"
             f" {min(always):+.1f} to {max(always):+.1f}",
             "python -m audit.suites.releases",
         ),
         (
-            "what the prediction loses without the tenth of the features that is named: most that recommended is below"
-            " native, least that it is above models of public data",
-            f"{lost:.3f}; {above:.2f}",
+            "Faithfulness: how far the probability falls when the named tenth of the features is removed",
+            f"the recommended hardening loses at most {lost:.3f} against the native map, and gains at least {above:.2f}"
+            " over models of public data",
             "python -m audit.suites.releases",
         ),
     ]
@@ -152,8 +160,9 @@ def _overhead(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     low, high = ratio["ratio_quartiles"]
     return [
         (
-            "`HardenedIG` over Captum's integrated gradients (ResNet-18, 32 x 3 x 32 x 32, 25 steps, one core)",
-            f"{ratio['ratio_median'] - 1:+.1%} time (quartiles {low - 1:+.1%} to {high - 1:+.1%})",
+            "Time of `HardenedIG` compared with Captum's integrated gradients (ResNet-18, 32 x 3 x 32 x 32, 25 steps,"
+            " one core)",
+            f"{ratio['ratio_median'] - 1:+.1%} (quartiles {low - 1:+.1%} to {high - 1:+.1%})",
             "python -m audit.benchmarks.explainer_overhead --all",
         )
     ]
@@ -163,9 +172,9 @@ def _speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     now = found["results"]["recommended"]
     return [
         (
-            "recommended hardening of a map of 3 x 32 x 32 and of 3 x 224 x 224, one core",
+            "Recommended hardening of one map of 3 x 32 x 32, and of 3 x 224 x 224 (one core)",
             f"{now['32']['ms_a_map_shortest']:.2g} and {now['224']['ms_a_map_shortest']:.2g} ms,"
-            f" {now['memory']['multiple']:.1f} times the attributions' memory",
+            f" peak memory {now['memory']['multiple']:.1f} times that of the attributions",
             "python -m audit.benchmarks.hardening_speed",
         )
     ]
@@ -174,7 +183,7 @@ def _speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [
         (
-            "32 reference MLPs as one batched computation, against a loop",
+            "Training 32 reference MLPs as one batch instead of in a loop",
             f"{found['ratio_median']:.1f} times as fast",
             "python -m audit.benchmarks.batched_training",
         )
@@ -191,8 +200,8 @@ def _dp_attacks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         shown.append(f"{swap}: {area:.3f}, {heads['accuracy'][name]['non_members']['mean']:.0%}")
     return [
         (
-            "heads on a frozen MobileNet trained with DP on 2,000 CIFAR-10 images each: epsilon (one record added or"
-            " removed / substituted), AUC of the L1 attack on InputXGradient, accuracy on new images",
+            "Heads on a frozen MobileNet, trained with DP on 2,000 CIFAR-10 images each: epsilon (add or remove /"
+            " substitute a record), AUC of the L1 attack on InputXGradient, accuracy on new images",
             "; ".join(shown),
             "python -m audit.suites.dp_attacks",
         )
@@ -204,8 +213,8 @@ def _dp_epsilons(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     pair, calibration = ([r[k] for r in cells] for k in ("pair_ms", "calibration_ms"))
     return [
         (
-            "epsilon under both adjacencies; calibration (500 to 1,500 steps, one core)",
-            f"{min(pair):.0f} to {max(pair):.0f} ms; {min(calibration):.0f} to {max(calibration):.0f} ms",
+            "Computing epsilon under both adjacencies, and calibrating noise to it (500 to 1,500 steps, one core)",
+            f"{min(pair):.0f} to {max(pair):.0f} ms, and {min(calibration):.0f} to {max(calibration):.0f} ms",
             "python -m audit.benchmarks.dp_epsilons",
         )
     ]
@@ -215,8 +224,9 @@ def _dp_finetuning(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     ours = found["results"]["safexplain, ghost"]
     return [
         (
-            "a DP-SGD step of a whole vision transformer (2.7 M parameters), mode ghost, over Opacus' ghost clipping",
-            f"{ours['ratio_to_opacus_ghost']:.2f} of its time, {ours['peak_mib']:.0f} MiB against"
+            "A DP-SGD step of a whole vision transformer (2.7 M parameters) with ghost clipping, compared with Opacus'"
+            " ghost clipping",
+            f"{ours['ratio_to_opacus_ghost']:.2f} of its time; {ours['peak_mib']:.0f} MiB instead of"
             f" {found['results']['Opacus, ghost']['peak_mib']:.0f} MiB",
             "python -m audit.benchmarks.dp_finetuning",
         )
@@ -229,9 +239,8 @@ def _dp_head(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     )
     return [
         (
-            "a head on cached features (500 x 768 x 10) in closed form, over Opacus' PrivacyEngine: alone, and as one"
-            " of 17",
-            f"{one:.0f} and {many:.0f} times as fast",
+            "DP training of a head on cached features (500 x 768 x 10), compared with Opacus' PrivacyEngine",
+            f"{one:.0f} times as fast alone, {many:.0f} times as one of 17",
             "python -m audit.benchmarks.dp_head",
         )
     ]
@@ -242,9 +251,10 @@ def _bound_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     worst = {name: max(cell[name]["rate"] for cell in cells) for name in ("pld fixed", "pld split", "gdp max")}
     return [
         (
-            f"lower bounds on epsilon above the truth, worst of {len(cells)} simulated cells, at most 5 % allowed:"
-            " default method, threshold fixed or split; best of all thresholds, as published",
-            f"{worst['pld fixed']:.1%}, {worst['pld split']:.1%}; {worst['gdp max']:.0%}",
+            f"Lower bounds on epsilon that exceed the true epsilon, in the worst of {len(cells)} simulated settings;"
+            " 5 % are allowed",
+            f"{worst['pld fixed']:.1%} with a fixed threshold, {worst['pld split']:.1%} with one chosen on a split;"
+            f" {worst['gdp max']:.0%} with the best of all thresholds, as published",
             "python -m audit.suites.bound_errors",
         )
     ]
@@ -256,9 +266,9 @@ def _broken_trainers(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     mistaken = sum(a["verdicts"].get("violates the claim: a bug", 0) for a in right)
     return [
         (
-            f"broken DP trainers, {len(first)} kinds of real loops: found by canaries in 80 % of audits or more; right"
-            " trainers taken for broken ones",
-            f"{surely}; {mistaken} of {sum(a['audits'] for a in right)} audits",
+            f"{len(first)} kinds of broken DP training loops: how many the canaries find in at least 80 % of audits;"
+            " false alarms on correct loops",
+            f"{surely} of {len(first)}; {mistaken} of {sum(a['audits'] for a in right)} audits",
             "python -m audit.suites.broken_trainers",
         )
     ]
@@ -269,9 +279,9 @@ def _canary_figure3(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     shown = ", ".join(f"{cell['epsilon_lower']['mean']:.1f} ({name})" for name, cell in at["cells"].items())
     return [
         (
-            "epsilon of a substituted record shown by 2,500 runs of a head on CIFAR-10 features; accounting:"
-            " add/remove, substituted",
-            f"{shown}; {at['add_remove'][-1]:.1f}, {at['substitute'][-1]:.1f}",
+            "Lower bound on the epsilon of a substituted record from 2,500 runs of a head on CIFAR-10 features",
+            f"{shown}; the accountant says {at['substitute'][-1]:.1f} (and {at['add_remove'][-1]:.1f} for an added or"
+            " removed record)",
             "python -m audit.suites.paper_c_canaries.figure3",
         )
     ]
@@ -284,8 +294,9 @@ def _canary_training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         shown.append(f"{case}, {name.partition(',')[0]}: {alone['times_faster_median']:.0f} times")
     return [
         (
-            "runs of an audit side by side (500 x 768, 500 steps), over a loop of Opacus trainings, a run",
-            "; ".join(shown),
+            "Training the runs of a canary audit together (500 x 768, 500 steps), compared with a loop of Opacus"
+            " trainings",
+            "; ".join(shown) + " as fast a run",
             "python -m audit.benchmarks.canary_training",
         )
     ]
@@ -302,15 +313,15 @@ def _recourse_evidence(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     allowed = f"{many[published]['ceiling']:.2f}"
     return [
         (
-            "attacks on recourse at epsilon .5 (5,000 rows and features): best balanced accuracy without privacy; as"
-            " published; `DPModelRecourse`; what epsilon allows",
-            f"{best('without privacy')}; {best(published)}; {best(private)}; {allowed}",
+            "Best balanced accuracy of attacks on recourse at epsilon 0.5 (5,000 rows and features)",
+            f'without privacy {best("without privacy")}; "Laplace recourse" as published {best(published)};'
+            f" `DPModelRecourse` {best(private)}; epsilon allows {allowed}",
             "python -m audit.suites.paper_b_recourse.evidence",
         ),
         (
-            f"accuracy on HELOC (n = {heloc['without privacy']['members_a_model']:,.0f}) without privacy and of"
-            " `DPModelRecourse` at epsilon 1 (substituted)",
-            ", ".join(f"{heloc[c]['test_accuracy']:.3f}" for c in ("without privacy", "DPModelRecourse, epsilon 1")),
+            f"Accuracy on HELOC ({heloc['without privacy']['members_a_model']:,.0f} records)",
+            f"{heloc['without privacy']['test_accuracy']:.3f} without privacy,"
+            f" {heloc['DPModelRecourse, epsilon 1']['test_accuracy']:.3f} of `DPModelRecourse` at epsilon 1",
             "python -m audit.suites.paper_b_recourse.evidence --task heloc",
         ),
     ]
@@ -326,9 +337,9 @@ def _recourse_networks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     shown = (auc(by_heart, "distance"), auc(by_heart, "signed_distance"), auc(private, "signed_distance"))
     return [
         (
-            "recourse of overfitted networks on HELOC, best AUC: from the distance; with its sign; of private networks"
-            " (epsilon 1)",
-            "; ".join(shown),
+            "Best AUC of attacks on the recourse of overfitted networks (HELOC)",
+            f"{shown[0]} from the distance, {shown[1]} from the signed distance, {shown[2]} with networks trained at"
+            " epsilon 1",
             "python -m audit.suites.paper_b_recourse.networks --task heloc",
         )
     ]
@@ -340,8 +351,9 @@ def _recourse_search(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     others = [results[name]["times_faster"] for name in ("loop of Adam, L2", "alibi Counterfactual, L1")]
     return [
         (
-            "recourse of 1,000 queries on an MLP of 23 features, one core: L2, L1; over a loop of Adam, over Alibi",
-            f"{ours[0]:.1f} s, {ours[1]:.1f} s; {others[0]:,.0f} times, {others[1]:,.0f} times as fast",
+            "Recourse for 1,000 queries to an MLP with 23 features (one core)",
+            f"L2: {ours[0]:.1f} s, {others[0]:,.0f} times as fast as a loop of Adam; L1: {ours[1]:.1f} s,"
+            f" {others[1]:,.0f} times as fast as Alibi",
             "python -m audit.benchmarks.recourse_search",
         )
     ]
@@ -353,53 +365,68 @@ def _ledger_speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     slowest = max(r["ms"] for name, r in results.items() if name.endswith("from sums"))
     return [
         (
-            "charges a second by four processes, durable: SQLite, PostgreSQL; what a million releases add up to",
-            f"{rates[0]:,.0f}, {rates[1]:,.0f}; {slowest:.0f} ms",
+            "Durable charges a second to a ledger by four processes; time to add up a million releases",
+            f"SQLite {rates[0]:,.0f}, PostgreSQL {rates[1]:,.0f}; {slowest:.0f} ms",
             "python -m audit.benchmarks.ledger_speed",
         )
     ]
 
 
-ROWS = {
-    "verdict_errors": _verdict_errors,
-    "releases": _releases,
-    "paper_a": _paper_a,
-    "dp_attacks": _dp_attacks,
-    "explainer_overhead": _overhead,
-    "hardening_speed": _speed,
-    "batched_training": _training,
-    "dp_epsilons": _dp_epsilons,
-    "dp_finetuning": _dp_finetuning,
-    "dp_head": _dp_head,
-    "bound_errors": _bound_errors,
-    "broken_trainers": _broken_trainers,
-    "canary_figure3": _canary_figure3,
-    "canary_training": _canary_training,
-    "recourse_evidence": _recourse_evidence,
-    "recourse_networks": _recourse_networks,
-    "recourse_search": _recourse_search,
-    "ledger_speed": _ledger_speed,
+ROWS: dict[str, dict[str, Maker]] = {
+    "What explanations leak, and what hardening leaves": {
+        "releases": _releases,
+        "paper_a": _paper_a,
+    },
+    "Can a verdict be trusted?": {
+        "verdict_errors": _verdict_errors,
+        "bound_errors": _bound_errors,
+        "broken_trainers": _broken_trainers,
+        "canary_figure3": _canary_figure3,
+    },
+    "Differential privacy and recourse": {
+        "dp_attacks": _dp_attacks,
+        "recourse_evidence": _recourse_evidence,
+        "recourse_networks": _recourse_networks,
+    },
+    "Speed": {
+        "explainer_overhead": _overhead,
+        "hardening_speed": _speed,
+        "batched_training": _training,
+        "dp_epsilons": _dp_epsilons,
+        "dp_finetuning": _dp_finetuning,
+        "dp_head": _dp_head,
+        "canary_training": _canary_training,
+        "recourse_search": _recourse_search,
+        "ledger_speed": _ledger_speed,
+    },
 }
+"""Subject -> result in audit/results -> the rows that it gives."""
 
 
-def into_readme(name: str, printed: str) -> None:
-    """Put the output into README.md, where it has a place."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    if name == "measured":
-        pattern = r"(<!-- measured -->\n).*?(<!-- end -->)"
-    else:
-        pattern = rf"(<!-- {name} -->\n```console\n\$ [^\n]*\n).*?(```\n<!-- end -->)"
-    readme.write_text(re.sub(pattern, lambda m: m[1] + printed + m[2], text, flags=re.DOTALL))
+def first_table(printed: str) -> str:
+    """The first table of an output: its title, a blank line, and the lines up to the next blank one."""
+    title, table, *_ = printed.split("\n\n")
+    return f"{title}\n\n{table}\n"
+
+
+def fill(page: Path, name: str, content: str) -> None:
+    """Put content into a page, between `<!-- name -->` and the next `<!-- end -->`."""
+    start, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, _, rest = page.read_text().partition(start)
+    page.write_text(f"{before}{start}{content}{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:
     """Run the named commands, or all."""
     for name in sys.argv[1:] or [*COMMANDS, "measured"]:
-        printed = measured() if name == "measured" else output_of(name)
-        if name != "measured":
+        if name == "measured":
+            printed = measured()
+            fill(ROOT / "docs" / "evidence" / "index.md", name, f"\n{printed}\n")
+        else:
+            printed = output_of(name)
             (HERE / f"{name}.txt").write_text(printed)
-        into_readme(name, printed)
+        if name == "audit":
+            fill(ROOT / "README.md", name, f"```console\n$ {AUDIT}\n{first_table(printed)}```\n")
         print(f"{name}:\n{printed}", flush=True)
 
 

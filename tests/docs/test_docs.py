@@ -161,9 +161,8 @@ def test_every_name_of_a_configuration_of_canaries_is_documented() -> None:
         assert [f.name for f in fields(table) if f"`{f.name}`" not in part] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])
-def test_exit_codes_are_documented(page: str) -> None:
-    text = (ROOT / page).read_text()
+def test_exit_codes_are_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
     for verdict, code in {**EXIT_CODES, "wrong usage": 2}.items():
         assert re.search(rf"^\| {code} \|[^\n]*{verdict}", text, re.MULTILINE), verdict
 
@@ -204,15 +203,32 @@ def make_outputs() -> ModuleType:
     return module
 
 
-def test_the_readme_shows_the_kept_outputs() -> None:
+def test_the_readme_is_read_in_a_few_minutes_and_shows_the_audit_as_it_was_printed() -> None:
     text = (ROOT / "README.md").read_text()
-    for name in ("demo", "audit"):
-        printed = (DOCS / "outputs" / f"{name}.txt").read_text()
-        assert printed in text, f"run: python docs/outputs/make_outputs.py {name}"
+    assert len(text.splitlines()) <= 120
+    made = make_outputs()
+    printed = (DOCS / "outputs" / "audit.txt").read_text()
+    shown = f"$ {made.AUDIT}\n{made.first_table(printed)}"
+    assert shown in text, "run: python docs/outputs/make_outputs.py audit"
 
 
-def test_the_readme_shows_the_measurements_of_audit_results() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_what_is_said_about_the_demo_is_what_its_figure_shows() -> None:
+    """README.md, the home page and the kept output of the demo have the numbers of docs/figures/front.json."""
+    front = json.loads((DOCS / "figures" / "front.json").read_text())
+    told = {name: front[name]["found"] for name in ("native", "recommended")}
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        text = " ".join(page.read_text().split())
+        for rate in (*told.values(), front["labels"]["1"]):
+            assert f"{rate:.0%}".replace("%", " %") in text, page.name
+    demo = (DOCS / "outputs" / "demo.txt").read_text()
+    for row in (front["native"], front["recommended"]):
+        assert f"{100 * row['adds']:+.1f}" in demo
+    for asked, rate in front["labels"].items():
+        assert re.search(rf"^ {'once' if asked == '1' else f'{asked} times'} +{100 * rate:.1f}%", demo, re.MULTILINE)
+
+
+def test_the_results_at_a_glance_are_those_of_audit_results() -> None:
+    text = (DOCS / "evidence" / "index.md").read_text()
     assert make_outputs().measured() in text, "run: python docs/outputs/make_outputs.py measured"
 
 
