@@ -11,6 +11,7 @@ from safexplain.explain.alibi.base import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM as GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
 from safexplain.explain.captum.layers import default_layer
+from safexplain.explain.captum.rewrite import rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments
 from safexplain.explain.wrap import harden as harden
@@ -21,4 +22,5 @@ __all__ = [
     "default_layer",
     "find_row",
     "grid_segments",
+    "rewrite_functional",
 ]

@@ -35,6 +35,7 @@ from captum.attr import (
 )
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
@@ -78,7 +79,21 @@ _SUPPORTED: tuple[type[nn.Module], ...] = (
     nn.MaxPool3d,
 )
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
+_RELU_FUNCTIONS = frozenset(
+    {
+        torch.nn.functional.relu,
+        torch.relu,
+        torch.relu_,
+        Tensor.relu,
+        Tensor.relu_,
+    }
+)
 _TOLERANCE = 1e-3
+_TWO_LINES = """
+    from safexplain.explain import rewrite_functional
+    model = rewrite_functional(model)"""
+"""What gives a model modules in place of functions, as messages show it."""
+
 _SHELLS = frozenset(
     {
         nn.Sequential,
@@ -227,9 +242,10 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
             f"DeepLift's values do not add up on {_name(model)}: the sum is off by {share:.1%} of their size."
-            " The model calls functions as activations (torch.nn.functional.relu, softmax), or has other parts that"
-            " Captum's DeepLift has no right rule for, nn.Softmax among them, and max pooling where the baseline is not"
-            " flat. Give it modules for them, explain logits, or use HardenedIG"
+            " The model calls functions as activations (torch.nn.functional.relu, softmax), calls one activation module"
+            " several times, or has other parts that Captum's DeepLift has no right rule for, nn.Softmax among them,"
+            " and max pooling where the baseline is not flat. Give it modules for them, explain logits, or use"
+            f" HardenedIG. Modules in place of functions, one for each call:{_TWO_LINES}"
         )
     if bool(((size > 0) & off.isfinite()).any()):  # inputs like the baseline tell nothing
         _checked.setdefault(original, set()).add(case)
@@ -280,16 +296,33 @@ def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mappi
         return
     ran: list[int] = []
     handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in _relus(explainer.model)]
-    rows = _rows(options)
+    rows, counted = _rows(options), _Relus()
     try:
-        with torch.random.fork_rng(sorted({x.get_device() for x in rows if x.is_cuda})):  # dropout may draw
+        with torch.random.fork_rng(sorted({x.get_device() for x in rows if x.is_cuda})), counted:  # dropout may draw
             _output(explainer.model, rows, options.get("additional_forward_args"))
     finally:
         for handle in handles:
             handle.remove()
     if not ran:
         raise RefusedError(_nothing_to_change(explainer, "called none of its nn.ReLU modules"))
+    if counted.calls > len(ran):
+        some = f"called {counted.calls - len(ran)} of {counted.calls} ReLUs as functions"
+        raise RefusedError(_nothing_to_change(explainer, some))
     _checked.setdefault(original, set()).add("ReLU")
+
+
+class _Relus(TorchFunctionMode):
+    """Counts calls of ReLU, by modules and as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls += func in _RELU_FUNCTIONS
+        return func(*args, **(kwargs or {}))
 
 
 def _relus(model: nn.Module) -> list[nn.Module]:
@@ -308,5 +341,5 @@ def _nothing_to_change(explainer: Attribution, fact: str) -> str:
     return (
         f"{kind.__name__} changes the gradient of nn.ReLU modules, and {_name(explainer.model)} {fact} (ReLU6,"
         " GELU and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
-        " Use HardenedSaliency, or give the model nn.ReLU modules"
+        f" Use HardenedSaliency, or, where it calls such functions, give each call a module of its own:{_TWO_LINES}"
     )
