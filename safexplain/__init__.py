@@ -9,6 +9,8 @@ command line.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from safexplain._versions import VERSION as __version__
+
 if TYPE_CHECKING:
     from safexplain._digest import model_digest
     from safexplain.explain.aix360 import HardenedProtoDash
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     )
     from safexplain.outputs import Probability
     from safexplain.recourse.counterfactual import HardenedCounterfactual
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GaussianNoise",

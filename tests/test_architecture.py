@@ -23,6 +23,7 @@ SHARED = (
     "_progress",
     "_privacy_loss",
     "_secure_random",
+    "_versions",
     "errors",
 )
 """What everybody may import."""

@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import captum
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import file_sha256
 from safexplain._files import made_folder
+from safexplain._versions import versions
 from safexplain.audit.report import ReportData, write_report
 from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures
 from safexplain.audit.signals import Signals
@@ -171,9 +170,7 @@ def environment(model: nn.Module, seed: int) -> dict[str, str]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "safexplain": version("safexplain"),
-        "torch": torch.__version__,
-        "captum": captum.__version__,
+        **versions(),
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": f"{device.type} ({hardware})",

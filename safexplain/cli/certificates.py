@@ -25,12 +25,15 @@ def verify_command(
         Path | None, typer.Option(help="Public key (ed25519, PEM) with which the certificate must be signed.")
     ] = None,
     any_verdict: Annotated[bool, typer.Option(help="Accept the verdicts leak and inconclusive as well.")] = False,
+    any_version: Annotated[
+        bool, typer.Option(help="Accept a certificate that the versions installed here would refuse to serve.")
+    ] = False,
     json_: Json = False,
 ) -> int:
     """Check that a certificate is intact, is about this model file, and says certified or holds by construction."""
     from safexplain.cli.run.verify import verify
 
-    return verify(certificate, model, public_key, any_verdict, json_)
+    return verify(certificate, model, public_key, any_verdict, any_version, json_)
 
 
 def sign_command(

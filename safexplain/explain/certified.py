@@ -1,7 +1,7 @@
 """The explainer that a certificate is about, and no other: how production loads what was audited.
 
-Class, model, hardening, options and versions are the audited ones, or nothing is built. The noise key is the
-service's own: the audit had another, and no certificate holds one.
+Class, model, hardening and options are the audited ones, and the versions release the same, or nothing is built. The
+noise key is the service's own: the audit had another, and no certificate holds one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import captum
 import torch
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256, model_digest
 from safexplain._digest.model_state import network_of
+from safexplain._versions import compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG
@@ -230,7 +229,8 @@ def load_audited(
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
     if certificate.judgement.policy.release == "prediction":
         raise CertificateError(f"{path} is about predictions alone, and certifies no explanation; audit what is served")
-    _check_versions(certificate.environment, path)
+    if problems := compatibility(certificate.environment, certificate.libraries).problems:
+        raise CertificateError(f"{path} cannot be served here: {' '.join(problems)}")
     model, digest = checked_model(model)
     if digest.hex() not in certificate.digests(MODEL_DIGEST):
         names = ", ".join(certificate.subject)
@@ -324,15 +324,6 @@ def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: st
             f"{file} is another file than the certificate's: expected the SHA-256 {', '.join(named)}, got {found};"
             " load that file"
         )
-
-
-def _check_versions(audited: Mapping[str, str], path: str | Path) -> None:
-    for name, here in (("safexplain", version("safexplain")), ("captum", captum.__version__)):
-        if audited[name] != here:
-            raise CertificateError(
-                f"{path} was made with {name} {audited[name]:.40}, and this is {here}: install that version, or audit"
-                " again"
-            )
 
 
 def _constructor(

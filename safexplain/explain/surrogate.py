@@ -12,11 +12,9 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-import captum
 import numpy as np
 import torch
 from captum.attr import Saliency
@@ -27,6 +25,7 @@ from safexplain._digest import OPAQUE_DIGEST, checked_digest, digest, file_sha25
 from safexplain._digest.model_state import network_of
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
+from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.answers import (
     Explainer,
@@ -333,9 +332,7 @@ class PublicExplainer:
             except OSError as error:
                 raise InputError(f"the model file {file} cannot be read: {error.strerror or error}") from None
         environment = {
-            "safexplain": version("safexplain"),
-            "torch": torch.__version__,
-            "captum": captum.__version__,
+            **versions(),
             "python": platform.python_version(),
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         }

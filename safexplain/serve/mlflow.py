@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._versions import VERSION
 from safexplain.errors import (
     ConfigurationError,
     InputError,
@@ -237,7 +238,7 @@ def _saving(
             "model_config": dict.fromkeys(SETTINGS) | dict(model_config or {}),
             "signature": _signature(),
             "pip_requirements": [
-                f"safexplain[mlflow]=={version('safexplain')}",
+                f"safexplain[mlflow]=={VERSION}",
                 f"torch=={version('torch').partition('+')[0]}",
             ],
             **options,

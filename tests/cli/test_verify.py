@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedSaliency
+from safexplain._versions import RELEASE_FORMAT, VERSION, versions
 from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
 from safexplain.audit.report.words import limits
@@ -42,7 +43,7 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
         audit=replace(judged or audited(), uses=2, forced=True).to_dict(),
         utility=None,
         materials={},
-        environment={"safexplain": "0.1.0", "captum": "0.9.0", "torch": "2.5"},
+        environment=versions() | more.get("environment", {}),
         notes=more.get("notes", ["Only 4 reference models"]),
         native=audited(LEAK).summary(),
         limits=limits(audited(), None),
@@ -88,6 +89,50 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
         "Only 4 reference models",
     ):
         assert said in out, said
+
+
+LATER = f"{VERSION.rpartition('.')[0]}.99"
+
+
+def test_a_certificate_of_another_patch_release_is_verified_and_says_so(cli: Cli, tmp_path: Path) -> None:
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", environment={"safexplain": LATER, "torch": "2.5"})
+    code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
+    assert (code, err) == (0, "")
+    assert f"safexplain {LATER} (release format {RELEASE_FORMAT}), captum" in out
+    assert "yes: these versions release what was audited" in out
+    assert f"made with safexplain {LATER}, which releases the same as {VERSION}" in out
+    assert "made with torch 2.5, and here is " in out
+    content = json.loads(cli("verify", "certificate.json", "--model", "model.pt", "--json")[1])
+    assert (content["serves_here"]["serves"], content["serves_here"]["problems"]) == (True, [])
+    assert len(content["serves_here"]["notes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("made_with", "install"),
+    [
+        ({"safexplain": "0.1.0"}, "safexplain==0.1.*"),
+        ({"safexplain": LATER, "release_format": "99"}, f"safexplain=={LATER}"),
+        ({"captum": "0.8.0"}, "captum==0.8.0"),
+    ],
+    ids=["minor", "format", "captum"],
+)
+def test_versions_that_would_not_serve_it_fail_and_say_what_to_install(
+    cli: Cli, tmp_path: Path, made_with: dict[str, str], install: str
+) -> None:
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", environment=made_with)
+    arguments = ("verify", "certificate.json", "--model", "model.pt")
+    code, out, err = cli(*arguments)
+    assert (code, out) == (1, "")
+    for said in ("is intact, but could not be served here", f'pip install "{install}"', "or audit again"):
+        assert said in err, said
+    assert err.count("\n") == 1
+    assert not json.loads(cli(*arguments, "--json")[1])["verified"]
+    code, out, err = cli(*arguments, "--any-version")
+    assert (code, err) == (0, "")
+    assert "no: it was made with" in out
+    assert f'pip install "{install}"' in out
+    content = json.loads(cli(*arguments, "--any-version", "--json")[1])
+    assert (content["verified"], content["serves_here"]["serves"]) == (True, False)
 
 
 def test_json_is_one_object_with_the_same(cli: Cli) -> None:

@@ -52,11 +52,14 @@ from safexplain import (
     ledger,
     recourse,
 )
+from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
 from safexplain.verdict import stats
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"
+FORMATS = HERE / "release_formats.json"
+"""For each `RELEASE_FORMAT` the digests of what is released under it."""
 KEY = b"the golden record's noise key..."
 ENVIRONMENT = {"SAFEXPLAIN_NOISE_KEY": KEY.decode()}
 
@@ -810,6 +813,52 @@ def kept(subject: str) -> dict[str, Any]:
     return joined(kept_values()[subject])
 
 
+RELEASES = ("hardening", "hardening as JSON", "explainers")
+"""Subjects that are what certified explainers release, and what their noise is a function of."""
+
+
+def release_digests() -> dict[str, str]:
+    """Of everything that the committed record says is released: a name -> a digest."""
+    found: dict[str, str] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(inner, f"{path}/{name}")
+        elif isinstance(value, np.ndarray):
+            found[path] = digest(value)[:16]
+        else:
+            found[path] = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+    for subject in RELEASES:
+        content = kept(subject)
+        for name in content.keys() - {"samples", "machine"}:  # rows of one array; where it was made
+            walk(content[name], f"{subject}/{name}")
+    return dict(sorted(found.items()))
+
+
+def moved(recorded: dict[str, str], present: dict[str, str]) -> list[str]:
+    """What was released before and is another number now, or gone; what is new moves nothing."""
+    return [name for name, value in recorded.items() if present.get(name) != value]
+
+
+def release_formats() -> dict[str, dict[str, str]]:
+    """The committed digests by release format."""
+    return json.loads(FORMATS.read_text()) if FORMATS.exists() else {}
+
+
+def record_format() -> None:
+    """Keep the digests of the record under the present format; SystemExit where they are another format's."""
+    known, present = release_formats(), release_digests()
+    if other := moved(known.get(str(RELEASE_FORMAT), {}), present):
+        raise SystemExit(
+            f"{len(other)} releases are other numbers than release format {RELEASE_FORMAT} has: {', '.join(other[:5])}."
+            " Certificates name this format: count RELEASE_FORMAT in safexplain/_versions.py up, say so in"
+            " CHANGELOG.md under Privacy, and run this again; or restore tests/golden"
+        )
+    FORMATS.write_text(written({**known, str(RELEASE_FORMAT): present}) + "\n")
+
+
 def written(values: Any, depth: int = 4) -> str:
     """JSON with a line for each entry of the outer levels."""
     if depth == 0 or not isinstance(values, dict) or not values:
@@ -833,6 +882,9 @@ def main(subjects: list[str]) -> None:
         arrays.update(packed.vectors())  # for subjects that go on from this one, too
     VALUES.write_text(written({name: values[name] for name in SUBJECTS if name in values}) + "\n")
     np.savez_compressed(ARRAYS, **{name: arrays[name] for name in sorted(arrays)})
+    kept_values.cache_clear()
+    kept_arrays.cache_clear()
+    record_format()
     print(f"{VALUES.name}: {VALUES.stat().st_size:,} bytes, {ARRAYS.name}: {ARRAYS.stat().st_size:,} bytes")
 
 

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import captum
 import numpy as np
 import pytest
 import record
+
+from safexplain._versions import CAPTUM, RELEASE_FORMAT
 
 GRID = 2.0**-8
 """The coarsest grid that an explanation of 64 features is rounded to here: rounding may fall on either side."""
@@ -93,6 +96,37 @@ def test_an_explainer_releases_the_same_numbers_about_the_same_weights(name):
     assert same(found, kept, 1e-4, 1.01 * GRID)
     if "plain" in kept:
         assert same(found["plain"], kept["plain"], 1e-4, 1e-5)
+
+
+# --- the release format -----------------------------------------------------------------------------------------------
+
+
+def test_the_release_format_changes_whenever_a_recorded_release_does():
+    """Certificates name the format, so that one made by another version is served only where releases are the same."""
+    known = record.release_formats()
+    assert list(known) == [str(n) for n in range(1, RELEASE_FORMAT + 1)], "one entry for each format, this the last"
+    present = record.release_digests()
+    assert not record.moved(known[str(RELEASE_FORMAT)], present), (
+        "releases moved: count RELEASE_FORMAT in safexplain/_versions.py up, and run tests/golden/record.py"
+    )
+    assert present.keys() == known[str(RELEASE_FORMAT)].keys(), "new in the record: run tests/golden/record.py"
+
+
+def test_a_release_that_moves_under_the_same_format_is_refused_by_the_record_and_a_new_one_is_not(monkeypatch):
+    known = record.release_digests()
+    assert len(known) > 200
+    one = next(name for name in known if name.endswith("IG/plain"))
+    assert record.moved(known, known | {one: "0" * 16}) == [one]
+    assert record.moved(known, {name: known[name] for name in known if name != one}) == [one]
+    assert not record.moved(known, known | {"explainers/a new one": "0" * 16})
+    monkeypatch.setattr(record, "release_digests", lambda: known | {one: "0" * 16})
+    with pytest.raises(SystemExit, match="count RELEASE_FORMAT"):
+        record.record_format()
+
+
+def test_this_captum_is_one_under_which_the_record_is_the_same():
+    """Those who add a version to CAPTUM run this file under it."""
+    assert captum.__version__ in CAPTUM
 
 
 # --- accounting -------------------------------------------------------------------------------------------------------

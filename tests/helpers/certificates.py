@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from safexplain._versions import versions
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import (
     CONFIGURATION,
@@ -158,7 +159,7 @@ def made(judgement: Judgement = CERTIFIED, **changes: Any) -> dict[str, Any]:
         "audit": audited(judgement),
         "utility": {"top_overlap": 0.9},
         "materials": {"signals.npz sha256": "ef" * 32},
-        "environment": {"safexplain": "0.1.0", "captum": "0.9.0", "torch": "2.5"},
+        "environment": versions(),
         "notes": ["a note"],
         "native": {"verdict": "leak", "sentence": "Leak proven.", "levels": []},
         "limits": [("One attack", "A stronger attack may find more.")],

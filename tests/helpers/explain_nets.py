@@ -3,15 +3,14 @@
 import threading
 from dataclasses import replace
 
-import captum
 import numpy as np
 import pytest
 import torch
 from certificates import CERTIFIED, CONTROLS, ONCE
 from torch import nn
 
-import safexplain
 from safexplain._digest import model_digest
+from safexplain._versions import versions
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
@@ -147,7 +146,7 @@ def certificate(path, model, **changes):
     )  # whose attack there finds more
     judgement = Judgement(policy, evidence, 5000, 5000, references, CONTROLS, uses=1)
     explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
-    environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
+    environment = versions()
     content = statement(
         subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
         explainer=explainer,

@@ -1,8 +1,8 @@
 """What `safexplain verify` and `safexplain sign` run.
 
 A certificate is by audit, or by construction; which one is the first thing that is said. Exit codes of verify: 0
-intact, of this very file, and certified (or by construction); 1 anything else that the certificate or the model is to
-blame for, in one line; 2 wrong usage.
+intact, of this very file, certified (or by construction), and served by the versions that are installed here; 1
+anything else that the certificate, the model or the versions are to blame for, in one line; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from safexplain._digest import file_sha256
+from safexplain._versions import FORMAT, Compatibility, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
@@ -37,7 +38,14 @@ BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could
 BY_CONSTRUCTION = "by construction: no audit was run, no attack judged; it rests on the assumptions below"
 
 
-def verify(certificate: Path, model: Path | None, public_key: Path | None, any_verdict: bool, json_: bool) -> int:
+def verify(
+    certificate: Path,
+    model: Path | None,
+    public_key: Path | None,
+    any_verdict: bool,
+    any_version: bool,
+    json_: bool,
+) -> int:
     """Check that a certificate is intact, about this very model file, and says certified, or holds by construction.
 
     Args:
@@ -45,6 +53,7 @@ def verify(certificate: Path, model: Path | None, public_key: Path | None, any_v
         model: file that is to be deployed; None: none is given.
         public_key: with which the certificate must be signed; None: it need not be.
         any_verdict: accept others than certified.
+        any_version: accept one that the installed versions would not serve.
         json_: print one JSON object.
 
     Raises:
@@ -62,7 +71,13 @@ def verify(certificate: Path, model: Path | None, public_key: Path | None, any_v
         elif found.verdict != "certified" and not any_verdict:
             raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
         else:
-            lines, more = _lines(found), _content(found)
+            here = None if of_endpoint else compatibility(found.environment, found.libraries)
+            if here is not None and here.problems and not any_version:
+                raise CertificateError(
+                    f"{certificate} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
+                    " the same: --any-version)"
+                )
+            lines, more = _lines(found) | _serves(here), _content(found) | {"serves_here": _serves_content(here)}
         content = {"verified": True, "kind": found.kind, "signature": found.signature, **more}
     except CertificateError as error:
         reason = _printable(str(error))
@@ -99,6 +114,21 @@ def sign(certificate: Path, key: Path, out: Path | None) -> int:
     path = write_json(out or certificate, sign_certificate(found.statement, key))
     typer.echo(f"{path} is signed.")
     return 0
+
+
+def _serves(here: Compatibility | None) -> dict[str, str | list[str]]:
+    """Whether an explainer is loaded from the certificate in this environment, for people; None: it never is."""
+    if here is None:
+        return {}
+    said = [f"no: {problem}" for problem in here.problems] or ["yes: these versions release what was audited"]
+    return {"serves_here": [*said, *here.notes]}
+
+
+def _serves_content(here: Compatibility | None) -> dict[str, Any] | None:
+    """The same for programs."""
+    if here is None:
+        return None
+    return {"serves": not here.problems, "problems": list(here.problems), "notes": list(here.notes)}
 
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
@@ -214,7 +244,8 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         ),
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
         "controls_not_run": not_run or ["none: all were run"],
-        "made_with": f"safexplain {certificate.environment['safexplain']}, captum {certificate.environment['captum']},"
+        "made_with": f"safexplain {certificate.environment['safexplain']} (release format"
+        f" {certificate.environment.get(FORMAT, 'not stated')}), captum {certificate.environment['captum']},"
         f" torch {certificate.environment['torch']}",
         "notes": list(certificate.notes) or ["none"],
         "limits": [f"{headline} {says}" for headline, says in certificate.limits] or ["none stated"],

@@ -127,6 +127,14 @@ class Certificate:
         return self.judgement.verdict
 
     @property
+    def libraries(self) -> dict[str, str]:
+        """Distribution -> version of the libraries that explainers of tables run, beside Captum."""
+        each = [self.options, *(value for value in self.options.values() if isinstance(value, Mapping))]
+        made_with = [found for options in each if isinstance(found := options.get("made_with"), Mapping)]
+        named = [found for made in made_with if isinstance(found := made.get("libraries"), Mapping)]
+        return {str(name): str(number) for libraries in named for name, number in libraries.items()}
+
+    @property
     def endpoint(self) -> str | None:
         """URL of the service whose answers were audited, without the model being seen; None: a model was audited."""
         return next((name for name, digests in self.subject.items() if ANSWERS_DIGEST in digests), None)

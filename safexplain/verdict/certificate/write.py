@@ -70,7 +70,7 @@ def statement(
         audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.
         utility: `Utility.to_dict()` or None.
         materials: name -> digest of data, signals and recipe.
-        environment: versions of safexplain, captum and torch, seed, device.
+        environment: `versions()`, and what else: seed, device.
         notes: caveats a reader must know.
         privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
         canaries: `CanaryResult.to_dict()` of that training, if it was audited so.

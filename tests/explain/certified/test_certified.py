@@ -17,8 +17,9 @@ from torch import nn
 
 import safexplain
 import safexplain.explain
-from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm
+from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm, _versions
 from safexplain._digest import file_sha256, model_digest
+from safexplain._versions import RELEASE_FORMAT, VERSION
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.hardened import Hardened
@@ -209,6 +210,29 @@ def test_a_certificate_of_something_else_is_refused(tmp_path: Path, changes: dic
         return
     with pytest.raises(CertificateError, match=said):
         HardenedIG.from_certificate(model, path)
+
+
+@pytest.mark.parametrize("released", [None, Hardening.recommended(), Hardening.none()], ids=["noise", "set", "plain"])
+def test_a_certificate_of_another_patch_release_serves_the_same_where_the_release_format_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: Hardening | None
+) -> None:
+    model, x = image_net(), images()
+    path = certificate(tmp_path, model, hardening=released or Hardening.ranked())
+    answer = HardenedIG.from_certificate(model, path).attribute(x, target=1)
+    monkeypatch.setattr(_versions, "VERSION", f"{VERSION.rpartition('.')[0]}.99")
+    assert torch.equal(HardenedIG.from_certificate(model, path).attribute(x, target=1), answer)
+    monkeypatch.setattr(_versions, "RELEASE_FORMAT", RELEASE_FORMAT + 1)
+    with pytest.raises(CertificateError, match=rf'release format {RELEASE_FORMAT}, here .*"safexplain=={VERSION}"'):
+        HardenedIG.from_certificate(model, path)
+
+
+def test_a_library_of_another_version_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    model = image_net()
+    made_with = {"libraries": {"lime": "0.0.1"}}
+    for options in ({"made_with": made_with}, {"IG": {"made_with": made_with}}):
+        path = certificate(tmp_path, model, explainer={"options": options})
+        with pytest.raises(CertificateError, match=r'made with lime 0\.0\.1, .*pip install "lime==0\.0\.1"'):
+            HardenedIG.from_certificate(model, path)
 
 
 def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path) -> None:
