@@ -1,0 +1,244 @@
+# %% [markdown]
+# # Serving: certified explanations behind an API
+#
+# A hardened explainer in a notebook protects nobody: whoever holds the Python object holds the model. The boundary is the
+# network. In this notebook you
+#
+# 1. audit a model and start a service from its certificate,
+# 2. ask it as a client would, and as an attacker would,
+# 3. read its metrics and replace the model while it runs,
+# 4. audit the service from outside, by its answers alone.
+#
+# Everything runs in this process, on a free port. It takes about two minutes on two busy cores.
+# You need `pip install "safexplain[serve,endpoint]"`.
+
+# %% [markdown]
+# ## A certified model
+#
+# Digits again, and a small network. How an audit works is the subject of [another notebook](images.md); here it only has to
+# give us a certificate.
+
+# %%
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+digits = load_digits()
+x = torch.tensor(digits.data / 16, dtype=torch.float32)
+y = torch.tensor(digits.target)
+spare, pool = x[:300], slice(300, None)  # 300 digits are nobody's: queries, and public rows for the service
+member = np.random.default_rng(1).random(len(x) - 300) < 0.5
+
+
+def build(seed=0):
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def train(seed):
+    torch.manual_seed(seed)
+    net, inside = build(), x[pool][member]
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(20):
+        for batch in torch.randperm(len(inside)).split(32):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inside[batch]), y[pool][member][batch]).backward()
+            optimizer.step()
+    return net.eval()
+
+
+# %%
+from pathlib import Path
+
+from safexplain import HardenedInputXGradient, Hardening
+from safexplain.audit import Policy, Population, Recipe, audit
+from safexplain.loading import load_model
+
+recipe = Recipe(optimizer="adam", lr=3e-3, epochs=20, batch_size=32)
+policy = Policy(fpr=0.05, max_tpr=0.1, confidence=0.9, patience=(1, 5), references=8, reason="a short notebook")
+given = {"build": build, "member": member, "references": 8, "policy": policy}
+
+
+def save(net, file):
+    batch = torch.export.Dim("batch")
+    torch.export.save(torch.export.export(net, (x[:2],), dynamic_shapes=({0: batch},)), file)
+
+
+def release(seed, folder):
+    """Train, audit, and put model and certificate side by side."""
+    Path(folder).mkdir(exist_ok=True)
+    save(train(seed), Path(folder) / "model.pt2")
+    net = load_model(Path(folder) / "model.pt2").model  # audited is the file that will be served
+    run = audit(net, Population.of(x[pool], y[pool]), recipe, explainer=HardenedInputXGradient,
+                hardening=Hardening.recommended(), **given)  # fmt: skip
+    run.save(folder)
+    return run.verdict
+
+
+print(release(0, "release"))
+
+# %% [markdown]
+# ## Start the service
+#
+# On the command line this is one line:
+#
+#     safexplain serve --model release/model.pt2 --certificate release/certificate.json --public-data rows.npz
+#
+# It refuses to start without an intact certificate that is about this very model and says "certified". Here we start it from
+# Python, with small budgets so that we can see them run out: 20 distinct questions a client a day, 3 of them about one map.
+
+# %%
+import logging
+import socket
+import threading
+import time
+
+import httpx
+import uvicorn
+
+from safexplain.serve import Limits, Service, app
+
+logging.getLogger("safexplain.serve").setLevel("CRITICAL")  # what operators read; here it would stand between the cells
+
+service = Service.load(
+    "release/model.pt2",
+    "release/certificate.json",
+    ledger="sqlite:///questions.db",
+    public=spare.numpy(),
+    limits=Limits(questions=20, looks=3),
+)
+server = uvicorn.Server(uvicorn.Config(app(service), log_level="critical"))
+listening = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+while not server.started:
+    time.sleep(0.01)
+url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+client = httpx.Client(base_url=url, headers={"X-Client-Id": "clinic"}, timeout=60)
+print(client.get("/health/ready").json()["status"])
+
+# %% [markdown]
+# ## Ask
+#
+# Two protocols are spoken. The first is the plain one, `instances` in and `explanations` out:
+
+# %%
+answer = client.post("/v1/models/model:explain", json={"instances": spare[:1].tolist()})
+print(answer.status_code, "pixels that count:", np.flatnonzero(answer.json()["explanations"][0]).tolist())
+
+# %% [markdown]
+# The second is the Open Inference Protocol (V2), with named tensors. What leaves is the explanation, the predicted class, and
+# the digest of the certificate. No scores, no base values, no echo of the input:
+
+# %%
+tensor = {"name": "input", "shape": [1, 64], "datatype": "FP32", "data": spare[0].tolist()}
+answer = client.post("/v2/models/model/infer", json={"inputs": [tensor]}).json()
+print({output["name"]: output["shape"] for output in answer["outputs"]}, list(answer["parameters"]))
+
+# %% [markdown]
+# ## What a client cannot choose
+#
+# The audit was about the class that the model predicts, explained with the audited options. A client who asks for another class
+# would get maps that nobody audited, so the service refuses, and says which field is to blame:
+
+# %%
+answer = client.post("/v1/models/model:explain", json={"instances": spare[:1].tolist(), "target": 3})
+print(answer.status_code, answer.json()["field"], "-", answer.json()["detail"])
+
+# %% [markdown]
+# ## Patience costs budget
+#
+# An attacker who asks about one image again and again, a little different each time, averages out whatever is random, and sees
+# how the label changes nearby. The same question again is free, and gets the same answer. A *near-duplicate* counts as another look at the same map,
+# and there are only three:
+
+# %%
+noise = 0.01 * torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+statuses = [
+    client.post("/v1/models/model:explain", json={"instances": [(spare[1] + shift).tolist()]}).status_code
+    for shift in noise
+]
+print(statuses)
+
+# %% [markdown]
+# And 20 distinct questions a day in all. Another client has a budget of its own:
+
+# %%
+statuses = [
+    client.post("/v1/models/model:explain", json={"instances": [row.tolist()]}).status_code for row in spare[10:40]
+]
+print(statuses.count(200), "answered,", statuses.count(429), "refused")
+last = client.post("/v1/models/model:explain", json={"instances": [spare[50].tolist()]})
+print(last.json()["title"], "- renews:", last.json()["renews"] is not None)
+other = client.post("/v1/models/model:explain", json={"instances": [spare[50].tolist()]}, headers={"X-Client-Id": "lab"})
+print("another client:", other.status_code)
+
+# %% [markdown]
+# In production the header comes from the gateway that authenticates. A client who may write it himself has as many budgets as
+# he likes.
+#
+# ## What the operator sees
+#
+# Prometheus metrics, which name no client, and a log line for each request, which holds no input:
+
+# %%
+for line in client.get("/metrics").text.splitlines():
+    if line.startswith("safexplain_requests_total"):
+        print(line)
+
+# %% [markdown]
+# ## Replace the model while it runs
+#
+# A model and its certificate are replaced together. If they do not belong together, the old pair is served on:
+
+# %%
+before = service.digest
+save(train(1), "release/model.pt2")  # the certificate is still that of the old model
+try:
+    service.reload()
+except Exception as error:
+    print(type(error).__name__)
+print("still serving the old certificate:", service.digest == before, "-", client.get("/health/ready").json()["status"])
+
+# %%
+print(release(1, "release"))  # a new model, audited
+service.reload()
+print("serving a new certificate:", service.digest != before, "-", client.get("/health/ready").json()["status"])
+
+# %% [markdown]
+# `safexplain serve` looks at the files every few seconds and does this by itself.
+#
+# ## Audit it from outside
+#
+# You need no access to a model to audit a service; you need to know who was in its training set. `Endpoint` takes the place
+# of the model. The reference models imitate what the service says about itself. The auditor is a client with a larger budget,
+# so he gets a service of his own here:
+
+# %%
+server.should_exit = True
+open_to_audit = Service.load("release/model.pt2", "release/certificate.json", limits=Limits(questions=10**6))
+server = uvicorn.Server(uvicorn.Config(app(open_to_audit), log_level="critical"))
+listening = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+while not server.started:
+    time.sleep(0.01)
+url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models/model:explain"
+
+# %%
+from dataclasses import replace
+
+from safexplain.audit.endpoint.target import Endpoint
+
+Path("service.toml").write_text('format = "kserve-v1"\n[request]\nheaders = { X-Client-Id = "auditor" }\n[asking]\nrate = 1000\n')
+endpoint = Endpoint(url, "service.toml", classes=10)
+given["policy"] = replace(policy, patience=(1,), uncounted=True)
+found = audit(endpoint, Population.of(x[pool], y[pool]), recipe, explainer=HardenedInputXGradient,
+              hardening=Hardening.recommended(), **given)  # fmt: skip
+print(found.verdict)
+server.should_exit = True
+
+# %% [markdown]
+# That verdict is about the answers which the service gave during the audit; nothing binds it to answer tomorrow as it did
+# today. To certify a model for production, audit its file, as above.
+#
+# Next: [every option of the service](../serving.md), [other platforms](../platforms.md) (KServe, MLServer, MLflow, Ray, BentoML),
+# [auditing foreign APIs](../endpoint-audit.md).
