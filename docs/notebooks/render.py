@@ -84,16 +84,21 @@ def page(notebook: nbformat.NotebookNode, stem: str) -> tuple[str, dict[str, str
         parts.append(f"```python\n{cell.source}\n```")
         if text := "".join(output.text for output in cell.outputs if output.get("name") == "stdout"):
             parts.append(f"```text\n{text.rstrip()}\n```")
-        for drawn in (output.data["image/svg+xml"] for output in cell.outputs if "image/svg+xml" in output.get("data", {})):
+        for drawn in (
+            output.data["image/svg+xml"] for output in cell.outputs if "image/svg+xml" in output.get("data", {})
+        ):
             number = len(figures) // 2 + 1
             called = re.search(r"# Figure: (.+)", cell.source)
             if called is None:
-                raise ValueError(f'{stem}: a cell that draws needs a comment "# Figure: what it shows", for readers who cannot see it')
+                raise ValueError(
+                    f'{stem}: a cell that draws needs a comment "# Figure: what it shows", for readers who cannot see it'
+                )
             for scheme, ink in (("light", INK), ("dark", DARK_INK)):
                 figures[f"{stem}-{number}-{scheme}.svg"] = drawn.replace(INK, ink)
             parts.append(
                 "\n".join(
-                    f"![{called[1]}](figures/{stem}-{number}-{scheme}.svg#only-{scheme})" for scheme in ("light", "dark")
+                    f"![{called[1]}](figures/{stem}-{number}-{scheme}.svg#only-{scheme})"
+                    for scheme in ("light", "dark")
                 )
             )
     return "\n\n".join(part for part in parts if part) + "\n", figures

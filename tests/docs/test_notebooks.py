@@ -41,7 +41,7 @@ def outputs(page: str) -> list[str]:
 
 
 def agree(printed: str, shown: str) -> bool:
-    """The same words and the same verdicts; numbers as trained networks repeat them, within a quarter or three units."""
+    """The same words and verdicts; numbers as trained networks repeat them, within a quarter or three units."""
     if re.sub(NUMBER, "#", printed).split() != re.sub(NUMBER, "#", shown).split():
         return False
     pairs = zip(re.findall(NUMBER, printed), re.findall(NUMBER, shown), strict=True)
@@ -65,7 +65,7 @@ def test_a_page_has_the_cells_of_its_notebook_in_their_order(source: Path) -> No
     assert len(told) > 10
     for is_code, text in told:
         title, _, rest = text.partition("\n") if text.startswith("# ") and at == 0 else ("", "", text)
-        for part in (title, rest.strip()):
+        for part in filter(None, (title, rest.strip())):
             shown = f"```python\n{part}\n```" if is_code else part
             place = page.find(shown, at)
             assert place >= 0, f"run: python docs/notebooks/render.py {source.stem}; not in the page: {part[:60]!r}"
@@ -106,7 +106,7 @@ def test_a_notebook_runs_without_a_warning_and_finds_what_its_page_says(source: 
     assert run.printed(notebook, "stderr") == ""
     text, figures = run.page(notebook, source.stem)
     shown = source.with_suffix(".md").read_text()
-    assert {name for name in figures} == {path.name for path in (NOTEBOOKS / "figures").glob(f"{source.stem}-*.svg")}
+    assert set(figures) == {path.name for path in (NOTEBOOKS / "figures").glob(f"{source.stem}-*.svg")}
     assert len(outputs(text)) == len(outputs(shown)) > 0
     for printed, kept in zip(outputs(text), outputs(shown), strict=True):
         assert agree(printed, kept), f"printed\n{printed}\nthe page shows\n{kept}"
