@@ -8,14 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import estimator_digest, is_estimator
+from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError
 
 
@@ -87,6 +90,9 @@ class EstimatorModule(nn.Module):
         estimator: fitted, with `predict_proba`. Inputs are given to it as rows of float32, under the names of the
             columns that it was fitted with, where it has such.
         classes: number of outputs; classes the estimator has not seen get probability 0. None: those that it has seen.
+        columns: what the numbers of a row stand for, where the estimator takes texts or missing numbers; it is then
+            given the frame that they stand for. None: themselves.
+        labels: (classes,) of the outputs, for an estimator that has not seen all of them. None: see below.
 
     Labels that are whole numbers from 0 on are the places of the outputs; others stand in the order of `classes_`.
 
@@ -95,18 +101,24 @@ class EstimatorModule(nn.Module):
         InputError: it is not fitted.
     """
 
-    def __init__(self, estimator: Any, classes: int | None = None) -> None:
+    def __init__(
+        self, estimator: Any, classes: int | None = None, *, columns: Columns | None = None, labels: Any = None
+    ) -> None:
         super().__init__()
         if not hasattr(estimator, "predict_proba"):
             raise ConfigurationError(
                 f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
             )
-        if not isinstance(seen := getattr(estimator, "classes_", None), np.ndarray):
+        if not isinstance(getattr(estimator, "classes_", None), np.ndarray):
             raise InputError(
                 f"expected a fitted {type(estimator).__name__} of one label, and it has no classes_; fit it"
             )
-        self.estimator = estimator
-        self.classes = int(places_of(seen).max()) + 1 if classes is None else classes
+        self.estimator, self.columns = estimator, columns
+        self.labels = labels
+        self.classes = int(self.places().max()) + 1 if classes is None else classes
+        if columns is not None:  # which tell what the rows mean, and so are a part of the model
+            coded = hashlib.sha256(columns.to_json().encode()).digest()
+            self.register_buffer("coding", torch.frombuffer(bytearray(coded), dtype=torch.uint8))
         if not is_estimator(estimator) or estimator_digest(estimator) is None:
             self.register_buffer("identity", torch.frombuffer(bytearray(_pickled(estimator)), dtype=torch.uint8))
         self.train(False)
@@ -116,12 +128,31 @@ class EstimatorModule(nn.Module):
         out = np.zeros((len(x), self.classes), dtype=np.float32)
         rows: Any = x.detach().cpu().flatten(1).numpy()
         names = getattr(self.estimator, "feature_names_in_", None)
-        if len(rows) and names is not None:
+        if len(rows) and self.columns is not None:
+            rows = self.columns.decode(rows)
+        elif len(rows) and names is not None:
             rows = import_module("pandas").DataFrame(rows, columns=names)
         if len(rows):
-            found, places = self.estimator.predict_proba(rows), places_of(self.estimator.classes_)
-            out[:, places] = found
+            with _without_threads(len(rows)):
+                out[:, self.places()] = self.estimator.predict_proba(rows)
         return torch.from_numpy(out).to(x.device)
+
+    def places(self) -> NDArray[np.int64]:
+        """Of each class that the estimator has seen, the output."""
+        seen = self.estimator.classes_
+        return places_of(seen) if self.labels is None else np.searchsorted(np.asarray(self.labels), seen)
+
+
+FEWEST_FOR_THREADS = 20_000
+"""Rows below which starting joblib's threads takes longer than they save."""
+
+
+def _without_threads(rows: int) -> AbstractContextManager[Any]:
+    """Few rows are predicted in this thread, however many threads an estimator was made with."""
+    if rows >= FEWEST_FOR_THREADS:
+        return nullcontext()
+    quiet: AbstractContextManager[Any] = import_module("joblib").parallel_config("sequential")
+    return quiet
 
 
 def _pickled(value: Any) -> bytes:
@@ -132,10 +163,16 @@ def _pickled(value: Any) -> bytes:
         return os.urandom(32)
 
 
-def places_of(seen: Any) -> Any:
+def places_of(seen: Any) -> NDArray[np.int64]:
     """Of each of the labels of an estimator, the output of its `EstimatorModule`."""
-    whole = seen.dtype.kind in "biuf" and bool((seen == np.floor(seen)).all()) and bool((seen >= 0).all())
-    return seen.astype(np.int64) if whole else np.arange(len(seen))
+    return np.asarray(seen.astype(np.int64) if are_places(seen) else np.arange(len(seen)))
+
+
+def are_places(labels: Any) -> bool:
+    """Whether the labels of an estimator are the places of its outputs: whole numbers from 0 on."""
+    if labels.dtype.kind not in "biuf":
+        return False
+    return bool((labels == np.floor(labels)).all()) and bool((labels >= 0).all())
 
 
 def as_module(model: Any, classes: int | None = None) -> Any:

@@ -30,7 +30,8 @@ SHARED = (
 
 MAY_IMPORT = {
     **dict.fromkeys(SHARED, ()),
-    "outputs": (),
+    "columns": (),
+    "outputs": ("columns",),
     "faithfulness": ("outputs",),
     "native_maps": ("outputs",),
     "hardening": (),
@@ -40,14 +41,15 @@ MAY_IMPORT = {
     "dp": ("verdict",),
     "ledger": ("verdict",),
     "recourse": ("dp", "ledger", "verdict"),
-    "audit": ("faithfulness", "native_maps", "outputs", "verdict", "dp", "recourse"),
+    "audit": ("columns", "faithfulness", "native_maps", "outputs", "verdict", "dp", "recourse"),
     "tune": ("audit", "explain", "faithfulness", "hardening", "outputs", "verdict"),
-    "loading": ("outputs",),
-    "serve": ("explain", "hardening", "ledger", "loading", "outputs", "verdict"),
+    "loading": ("columns", "outputs"),
+    "serve": ("columns", "explain", "hardening", "ledger", "loading", "outputs", "verdict"),
     "testing": ("explain", "hardening", "outputs"),
     "cli": (
         "__init__",
         "audit",
+        "columns",
         "dp",
         "explain",
         "hardening",

@@ -57,7 +57,7 @@ class ModelCache:
 
     def has(self, key: str) -> bool:
         """Whether something is stored under a key."""
-        return (self.folder / f"{key}.pt").is_file()
+        return any((self.folder / f"{key}.{kind}").is_file() for kind in ("pt", "model"))
 
     def save(self, key: str, model: nn.Module) -> None:
         """Store the weights, all or nothing.
@@ -67,6 +67,18 @@ class ModelCache:
         """
         state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
+
+    def load_file(self, key: str, read: Callable[[Path], bool]) -> bool:
+        """Read what `save_bytes` stored; False where there is nothing, or `read` says that it is damaged."""
+        return bool(self._store.load(f"{key}.model", read))
+
+    def save_bytes(self, key: str, raw: bytes) -> None:
+        """Store a model as bytes, all or nothing.
+
+        Raises:
+            InputError: the disk is full or not writable; what was stored before stays.
+        """
+        self._store.save(f"{key}.model", lambda path: path.write_bytes(raw))
 
     def checkpoint(self, key: str) -> Path:
         """Where the model of this key is kept while it trains."""

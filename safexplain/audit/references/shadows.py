@@ -29,7 +29,7 @@ from safexplain.audit.references.executors import (
     train_elsewhere,
     weights_as_bytes,
 )
-from safexplain.audit.references.training import fit_estimator, is_batchable, train_models
+from safexplain.audit.references.training import EstimatorTraining, is_batchable, train_models
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
@@ -93,8 +93,8 @@ def train_shadows(
 
     Networks of linear layers and activations train as batched computations, others in a plain loop. With `cache`, each
     finished model is stored under a key of recipe, data, members, initial weights and code version: an interrupted run
-    resumes, a changed one does not reuse. Models that are not built by `build` (a callable without it, scikit-learn
-    estimators) would need pickles and are not stored.
+    resumes, a changed one does not reuse. Models that are not built by `build` would need pickles and are not stored;
+    of estimators, an `EstimatorTraining` may know how they are written without.
 
     Everything random about a model follows from `seed` and its own number: a part of the models, and more of them, are
     bit for bit those of the whole (networks that train as batched computations: see `training.train_together`).
@@ -108,7 +108,7 @@ def train_shadows(
         population: the pool.
         train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`, called with the global generator
             seeded too; or a scikit-learn classifier, which is cloned, seeded where it or its steps have
-            `random_state`, and fitted.
+            `random_state`, and fitted; or an `EstimatorTraining`, which says more of one.
         build: makes an untrained model from a seed.
         models: how many.
         only: numbers of the models that are trained, a part of 0 .. models - 1; None: all.
@@ -149,7 +149,9 @@ def train_shadows(
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     if isinstance(train, Recipe) and build is None:
         raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
-    estimator = hasattr(train, "fit") and hasattr(train, "get_params")
+    if hasattr(train, "fit") and hasattr(train, "get_params"):
+        train = EstimatorTraining(train)
+    estimator = isinstance(train, EstimatorTraining)
     if not (estimator or callable(train) or isinstance(train, Recipe)):
         raise ConfigurationTypeError(
             f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
@@ -157,7 +159,7 @@ def train_shadows(
     job = _Job(
         train=train,
         build=None if estimator else build,
-        train_key=_train_key(train) if store and not estimator else "",
+        train_key=_train_key(train) if store else "",
         x=population.x,
         y=population.y,
         classes=population.classes,
@@ -170,7 +172,8 @@ def train_shadows(
         code=code_digest(__name__) if executor is not None else "",
     )
     starts = [job.start(place) for place in range(len(member))]
-    keys = ["" if start is None else job.key(place, start) for place, start in enumerate(starts)]
+    kept = estimator and executor is None  # what workers send back is an estimator, which is no tensor
+    keys = ["" if start is None and not kept else job.key(place, start) for place, start in enumerate(starts)]
     if executor is None:
         return Shadows(tuple(job.fit(range(len(member)), starts, keys, store, progress)), member, numbers)
 
@@ -232,6 +235,8 @@ def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
 
 def _train_key(train: Any) -> str:
     """Of what trains; "" where its identity across runs cannot be told."""
+    if isinstance(train, EstimatorTraining):
+        return train.key()
     try:
         return digest(train.to_toml() if isinstance(train, Recipe) else train)
     except Undigestable:
@@ -271,7 +276,7 @@ class _Job:
             dp = self.train.dp if isinstance(self.train, Recipe) else None
             return model if dp is None else as_it_trains(model, dp)
 
-    def key(self, place: int, start: nn.Module) -> str:
+    def key(self, place: int, start: nn.Module | None) -> str:
         """Of everything that makes a model; "" where that cannot be told."""
         if not self.train_key:
             return ""
@@ -291,13 +296,14 @@ class _Job:
         if isinstance(self.train, Recipe):
             return self._by_recipe(self.train, places, [start for start in starts if start is not None], keys, store,
                                    progress)  # fmt: skip
+        if isinstance(self.train, EstimatorTraining):
+            return self._by_estimator(self.train, places, keys, store, progress)
         found = []
         for done, (place, start, key) in enumerate(zip(places, starts, keys, strict=True)):
             if start is not None and store and key and store.load(key, start):
                 found.append(start)
             else:
-                found.append(self._by_estimator(place) if self.build is None and hasattr(self.train, "fit")
-                             else self._by_callable(place))  # fmt: skip
+                found.append(self._by_callable(place))
                 if store and key and start is not None and _stands_for(start, found[-1], self.x[:4]):
                     store.save(key, found[-1])
             found[-1] = found[-1].to(self.device).eval()
@@ -352,10 +358,25 @@ class _Job:
             raise ConfigurationTypeError(f"train(x, y, generator) must return a module, got {type(model).__name__}")
         return model
 
-    def _by_estimator(self, place: int) -> nn.Module:
-        rows, seed = self.member[place], mixed_seed(self.seed, 0, self.numbers[place]) % 2**31
+    def _by_estimator(
+        self,
+        train: EstimatorTraining,
+        places: Sequence[int],
+        keys: Sequence[str],
+        store: ModelCache | None,
+        progress: Progress,
+    ) -> list[nn.Module]:
+        found: list[nn.Module] = []
         x, y = self.x.flatten(1).numpy(), self.y.numpy()
-        return fit_estimator(self.train, x[rows], y[rows], classes=self.classes, seed=seed)
+        for done, (place, key) in enumerate(zip(places, keys, strict=True)):
+            model = train.load(store, key, self.classes)
+            if model is None:
+                rows, seed = self.member[place], mixed_seed(self.seed, 0, self.numbers[place]) % 2**31
+                model = train.fitted(x[rows], y[rows], classes=self.classes, seed=seed)
+                train.keep(store, key, model)
+            found.append(model.to(self.device).eval())
+            progress("training", done + 1, len(places))
+        return found
 
     def _generator(self, place: int) -> torch.Generator:
         return torch.Generator().manual_seed(mixed_seed(self.seed, self.base + 1, self.numbers[place]))

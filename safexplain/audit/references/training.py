@@ -7,10 +7,16 @@ scikit-learn classifier trains by its own `fit`, and becomes a module.
 
 from __future__ import annotations
 
+import io
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +25,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
+from safexplain._digest import digest, estimator_digest
 from safexplain.audit.recipe import ROWS, Recipe, Tick, check_finite, descend
 from safexplain.audit.references.batches import fits, moved
+from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.dp_training import train_private_models
 from safexplain.audit.references.resume import Checkpoint
+from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
 
@@ -243,21 +252,119 @@ def _padded(chosen: Sequence[Tensor], width: int) -> Tensor:
     return torch.stack([F.pad(index, (0, width - len(index))) for index in chosen])
 
 
-def fit_estimator(
-    estimator: Any, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int
-) -> EstimatorModule:
-    """A clone of a scikit-learn classifier, seeded where it or its steps have `random_state`, and fitted.
+class Keeper(Protocol):
+    """Writes fitted estimators as bytes and reads them without running code that is in them."""
+
+    def write(self, estimator: Any) -> bytes:
+        """The bytes; ValueError, TypeError where there are none for it."""
+
+    def read(self, raw: bytes) -> Any:
+        """Of `write`; an `InputError` where they are damaged or of something else."""
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorTraining:
+    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own.
 
     Args:
-        estimator: left as it is.
-        x: (members, d) inputs.
-        y: (members,) labels.
-        classes: outputs of the module.
-        seed: of everything random in it.
+        estimator: whose hyper-parameters they have; left as it is.
+        labels: of the outputs, where the estimator is fitted on others than 0, 1, ...; y then counts their places.
+        columns: what the numbers of a row stand for, see `EstimatorModule`.
+        keeper: writes finished ones, so that an interrupted audit is taken up; None: they are not stored.
+        given: hyper-parameters that are said by hand, in place of the estimator's own.
     """
-    from sklearn.base import clone
 
-    one = clone(estimator)
-    states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
-    one.set_params(**dict.fromkeys(states, seed))
-    return EstimatorModule(one.fit(x, y), classes)
+    estimator: Any
+    labels: NDArray[Any] | None = None
+    columns: Columns | None = None
+    keeper: Keeper | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
+        """A clone, seeded where it or its steps have `random_state`, and fitted.
+
+        Args:
+            x: (members, d) inputs.
+            y: (members,) labels.
+            classes: outputs of the module.
+            seed: of everything random in it.
+
+        Raises:
+            InputError: it cannot be fitted on these rows.
+        """
+        from sklearn.base import clone
+        from sklearn.exceptions import ConvergenceWarning
+
+        one = clone(self.estimator).set_params(**self.given)
+        states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
+        one.set_params(**dict.fromkeys(states, seed))
+        rows, labels = (
+            x if self.columns is None else self.columns.decode(x),
+            y if self.labels is None else self.labels[y],
+        )
+        names = getattr(self.estimator, "feature_names_in_", None)
+        if self.columns is None and names is not None and len(names) == x.shape[1]:
+            rows = import_module("pandas").DataFrame(x, columns=list(names))
+        try:
+            with (
+                redirect_stdout(io.StringIO()),  # which LightGBM and verbose estimators write to
+                warnings.catch_warnings(action="ignore", category=ConvergenceWarning),
+                import_module("joblib").parallel_config("threading", n_jobs=torch.get_num_threads()),
+            ):
+                one.fit(rows, labels)
+        except Exception as error:  # whatever an estimator raises
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(
+                f"a clone of {type(self.estimator).__name__} cannot be fitted on {len(y):,} rows:"
+                f" {type(error).__name__}: {reason:.200}"
+            ) from error
+        return EstimatorModule(one, classes, columns=self.columns, labels=self.labels)
+
+    def key(self) -> str:
+        """Of all that makes one, beside data and seed; "" where that cannot be told, or none is stored."""
+        from sklearn.base import clone
+
+        named = estimator_digest(clone(self.estimator).set_params(**self.given))
+        if named is None or self.keeper is None:
+            return ""
+        columns = "" if self.columns is None else self.columns.to_json()
+        labels = [] if self.labels is None else self.labels.tolist()
+        versions = [(name, sys.modules[name].__version__) for name in LIBRARIES if name in sys.modules]
+        return digest("estimator", named, columns, repr(labels), repr(versions))
+
+    def load(self, store: ModelCache | None, key: str, classes: int) -> EstimatorModule | None:
+        """What was kept under a key, if anything was."""
+        if store is None or not key or self.keeper is None:
+            return None
+        found: list[Any] = []
+
+        def read(path: Path) -> bool:
+            assert self.keeper is not None
+            try:
+                found.append(self.keeper.read(path.read_bytes()))
+            except (InputError, OSError):
+                return False
+            return True
+
+        if not store.load_file(key, read):
+            return None
+        return EstimatorModule(found[0], classes, columns=self.columns, labels=self.labels)
+
+    def keep(self, store: ModelCache | None, key: str, model: nn.Module) -> None:
+        """Keep a finished one, if it can be written."""
+        if store is None or not key or self.keeper is None or not isinstance(model, EstimatorModule):
+            return
+        try:
+            raw = self.keeper.write(model.estimator)
+        except (ValueError, TypeError, AttributeError):  # of a kind that cannot be
+            return
+        store.save_bytes(key, raw)
+
+    def __str__(self) -> str:
+        params = {**self.estimator.get_params(), **self.given}
+        lines = [f"{name} = {value!r}" for name, value in sorted(params.items()) if value is not None]
+        return "\n".join([f"# {type(self.estimator).__name__}", *lines]) + "\n"
+
+
+LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+"""Whose versions make another model of the same hyper-parameters."""

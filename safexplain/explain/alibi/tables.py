@@ -237,6 +237,10 @@ class HardenedTreeShap(_ShapOfRows):
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
         if not isinstance(forward, EstimatorModule):
             raise InputError(f"TreeShap explains trees of scikit-learn, got {type(forward).__name__}")
+        if forward.columns is not None:
+            raise InputError(
+                "TreeShap reads the trees, which know nothing of the codes of the columns; use AlibiKernelShap"
+            )
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)
         explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))

@@ -28,7 +28,7 @@ from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
-from safexplain.outputs import EstimatorModule, places_of
+from safexplain.outputs import EstimatorModule
 
 __all__ = ["HardenedKernelExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
@@ -372,10 +372,14 @@ class HardenedTreeExplainer(HardenedShap):
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
         if not isinstance(forward, EstimatorModule):
             raise InputError(f"TreeExplainer explains forests and boosted trees, got {type(forward).__name__}")
+        if forward.columns is not None:
+            raise InputError(
+                "TreeExplainer reads the trees, which know nothing of the codes of the columns; use KernelExplainer"
+            )
         background = None if made.background is None else made.background.rows.copy()
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, background, hardening=hardening, model_digest=digest, **made.made)
-        explainer._places = [int(place) for place in places_of(forward.estimator.classes_)]
+        explainer._places = forward.places().tolist()
         return explainer
 
 

@@ -15,7 +15,7 @@ from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import load_table, names_of, whole_numbers
+from safexplain.loading.data.tables import Features, load_table, names_of, whole_numbers
 from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
@@ -31,6 +31,7 @@ def load_data(
     group: str | None = None,
     slices: Sequence[str] = (),
     drop_slices: bool = False,
+    features: Features | None = None,
 ) -> AuditData:
     """Load the data of an audit. Nothing is standardised: it must come as the model expects it.
 
@@ -53,6 +54,7 @@ def load_data(
             feature. None: of an .npz the array `groups`, where it is there.
         slices: Names of columns or arrays by which results are sliced. Columns of a table stay features.
         drop_slices: They do not.
+        features: How the columns of a table become numbers; None: see `load_table`.
 
     Raises:
         InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use.
@@ -62,7 +64,7 @@ def load_data(
         if group is not None or slices:
             raise InputError(f"{path} is a folder of images, which has no columns; give groups and slices in an .npz")
         return load_images(Path(path))
-    return _load_file(path, label, "member", group, tuple(slices), drop_slices)
+    return _load_file(path, label, "member", group, tuple(slices), drop_slices, features)
 
 
 def load_records(
@@ -110,6 +112,7 @@ def _load_file(
     group: str | None = None,
     slices: tuple[str, ...] = (),
     drop_slices: bool = False,
+    features: Features | None = None,
 ) -> AuditData:
     """Arrays or a table; without a name for what tells membership, all rows are members."""
     raw, where = read_bytes(path, "data"), str(path)
@@ -122,6 +125,7 @@ def _load_file(
             group_column=group,
             slice_columns=slices,
             drop_slices=drop_slices,
+            features=features,
         )
     wanted = ("x", "y", *(name for name in (member_column, group, *slices) if name))
     arrays = _read_npz(raw, where, tuple(dict.fromkeys(wanted)))
@@ -129,13 +133,13 @@ def _load_file(
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
-    features = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
+    columns = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
     member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
     named = arrays.get(group or "groups")
     groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
     sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
     scaled = arrays["x"].dtype == np.uint8 and x.ndim == 4
-    return AuditData(x, y, member, class_names, features, sha256(raw), where, groups, sliced, scaled)
+    return AuditData(x, y, member, class_names, columns, sha256(raw), where, groups, sliced, scaled)
 
 
 def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:

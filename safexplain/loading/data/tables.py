@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def load_table(
     group_column: str | None = None,
     slice_columns: Sequence[str] = (),
     drop_slices: bool = False,
+    features: Features | None = None,
 ) -> AuditData:
     """Read a table and encode its columns.
 
@@ -43,6 +45,7 @@ def load_table(
         group_column: Name of the column that tells which rows belong together, which is no feature.
         slice_columns: Names of columns by which results are sliced.
         drop_slices: These are no features.
+        features: (frame, path) -> (n, d) numbers and their names, in place of this encoding.
 
     Raises:
         InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
@@ -50,7 +53,7 @@ def load_table(
         MissingExtraError: pandas or pyarrow is not installed.
     """
     pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    frame = _read(pandas, raw, where)
+    frame = read_table(pandas, raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
     wanted = [("label", label), ("member", member_column), ("group", group_column)]
     for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
@@ -65,11 +68,27 @@ def load_table(
     if group_column is not None:
         groups = names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
     beside = {label, member_column, group_column, *(slice_columns if drop_slices else ())}
-    x, names = _features(pandas, frame.drop(columns=[name for name in frame.columns if name in beside]), where)
+    encode = features or one_hot_features
+    x, names = encode(frame.drop(columns=[name for name in frame.columns if name in beside]), where)
     return AuditData(x, y, member, class_names, names, sha256(raw), where, groups, named)
 
 
-def _read(pandas: Any, raw: bytes, where: str) -> Any:
+Features = Callable[[Any, str], tuple[NDArray[np.float32], tuple[str, ...]]]
+"""(frame of the features, path) -> (n, d) numbers, and the name of each column of them."""
+
+
+def read_table(pandas: Any, raw: bytes, where: str) -> Any:
+    """A frame, with a row at least, and columns with a name of their own each.
+
+    Args:
+        pandas: the library.
+        raw: CSV or Parquet.
+        where: its path, for messages.
+
+    Raises:
+        InputError: something else.
+        MissingExtraError: pyarrow is not installed.
+    """
     if raw[:4] == b"PAR1":
         require("pyarrow", extra="tabular", purpose="reading a Parquet table")
         read = pandas.read_parquet
@@ -143,8 +162,9 @@ def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
     return np.array([str(value) for value in values.tolist()])
 
 
-def _features(pandas: Any, frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    types = pandas.api.types
+def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Numbers as they are, and one 0/1 column for each value of a text column; InputError where that cannot be."""
+    types = importlib.import_module("pandas").api.types
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
     for name in frame.columns:

@@ -7,7 +7,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import sha256
+from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
@@ -25,11 +26,13 @@ from safexplain.loading.models.architectures import (
     builder,
     current_directory_importable,
 )
+from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
 from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder, read_weights
 from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
+from safexplain.outputs import EstimatorModule
 
-_FORMATS = "a torch.export archive, a state_dict (torch.save or safetensors) or a pickled model"
+_FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a pickled model; {FILES}"
 
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
@@ -87,6 +90,8 @@ class LoadedModel:
         fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
         sha256: Hexadecimal SHA-256 of the file; of a folder, of the weights in it.
         preprocessing: What a folder of transformers says was done to images; None: nothing is known.
+        classifier: The fitted classifier inside the model, where the file holds one of scikit-learn, XGBoost or
+            LightGBM: it is fitted again, and has no untrained network.
     """
 
     model: nn.Module
@@ -94,6 +99,18 @@ class LoadedModel:
     fresh_unavailable: str
     sha256: str
     preprocessing: Preprocessing | None = None
+    classifier: FittedClassifier | None = None
+
+    @classmethod
+    def of_classifier(cls, found: FittedClassifier, columns: Columns | None = None) -> LoadedModel:
+        """Of a fitted classifier.
+
+        Args:
+            found: the classifier.
+            columns: what the numbers of its rows stand for; None: themselves.
+        """
+        why = "an estimator is fitted again, and not built"
+        return cls(EstimatorModule(found.estimator, columns=columns), None, why, found.file, classifier=found)
 
 
 def load_model(
@@ -102,6 +119,8 @@ def load_model(
     arch: str | None = None,
     trust_pickle: bool = False,
     input_shape: tuple[int, ...] | None = None,
+    trust_types: Sequence[str] = (),
+    columns: str | Path | None = None,
 ) -> LoadedModel:
     """Load a model file of any of the formats that can be audited, told apart by content, not by name.
 
@@ -115,6 +134,8 @@ def load_model(
     - A folder as `save_pretrained` of transformers writes it, of an image classifier. The model is a
       `safexplain.outputs.Logits`, and nothing is downloaded. With `arch="hf-pretrained:BASE"`, reference models
       start from the weights of another folder, as the model did; else from new weights.
+    - A classifier of scikit-learn, XGBoost or LightGBM: skops, the boosters' own formats, or joblib with
+      `trust_pickle`; see `estimators.load_estimator`.
 
     Args:
         path: The file, or the folder.
@@ -123,6 +144,8 @@ def load_model(
             fit the file's weights.
         trust_pickle: Allow the file to run code on this machine.
         input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
+        trust_types: Of a skops file, names of types that are accepted although skops does not trust them.
+        columns: Of a classifier that takes texts or missing numbers, the file columns.json of its audit.
 
     Raises:
         InputError: the file is missing, unreadable, damaged, not a model, needs `arch` or `trust_pickle`,
@@ -132,6 +155,11 @@ def load_model(
     if is_folder(path):
         return _load_folder(Path(path), arch, trust_pickle, input_shape)
     raw, where = read_bytes(path, "model"), str(path)
+    if identify_estimator(raw) is not None:
+        if arch is not None:
+            raise InputError(f"--arch is how a network is built, and {where} holds a classifier; leave it out")
+        found = load_estimator(path, trust_pickle=trust_pickle, trust_types=trust_types)
+        return LoadedModel.of_classifier(found, None if columns is None else Columns.read(columns))
     kind = identify(raw, where)
     build: Callable[[int], nn.Module] | None = None
     shape: tuple[int | None, ...] | None = input_shape

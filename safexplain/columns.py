@@ -1,0 +1,274 @@
+"""The columns of a table as numbers, and back: text columns as codes, missing numbers as a number of their own.
+
+A pipeline of a bank takes a frame with text columns; explainers perturb rows of numbers. In between stands a code: each
+text column is the place of its value in a list, from 0 on, and a missing number is one number below all others. The
+model decodes before it answers, so that it sees what it was trained on: a code is rounded and kept in the list, and
+whatever is nearer to the missing number than to the smallest real one is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._files import write_whole
+from safexplain.errors import InputError
+
+__all__ = ["Column", "Columns"]
+
+MOST_CATEGORIES = 256
+"""Different values of a text column that are coded; a column with more of them names rows."""
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Args:
+        name: of the column.
+        categories: values of a text column, in the order of their codes; None among them: no value. Of a column of
+            numbers: None.
+        missing: the number that stands for a missing one; None: no number is missing.
+        least: the smallest number that is not missing, where some are.
+    """
+
+    name: str
+    categories: tuple[str | None, ...] | None = None
+    missing: float | None = None
+    least: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its numbers are the column's own."""
+        return self.categories is None and self.missing is None
+
+    @classmethod
+    def of(cls, values: Any, name: str) -> Self:
+        """How a column of a pandas frame is coded.
+
+        Raises:
+            InputError: it holds neither numbers nor texts, or too many different texts.
+        """
+        if _numeric(values):
+            numbers = _numbers(values)
+            there = numbers[~np.isnan(numbers)]
+            if len(there) == len(numbers):
+                return cls(name)
+            if not len(there):
+                raise InputError(f"column {name!r} holds no value at all; remove it")
+            low, high = float(there.min()), float(there.max())
+            if not math.isfinite(low) or not math.isfinite(high):
+                raise InputError(f"column {name!r} holds infinite numbers; expected finite ones, or none (missing)")
+            code = np.float32(low - max(1.0, high - low))
+            return cls(name, None, float(code), low)
+        texts = _texts(values, name)
+        known = sorted({text for text in texts if text is not None})
+        if len(known) > MOST_CATEGORIES:
+            raise InputError(
+                f"text column {name!r} has {len(known)} different values (at most {MOST_CATEGORIES} are coded); remove"
+                " it if it names rows, or group its values before training"
+            )
+        return cls(name, (*known, *((None,) if None in texts else ())))
+
+    def encode(self, values: Any) -> Rows:
+        """Codes (n,) of the values of a column.
+
+        Raises:
+            InputError: a text that is not in the list, texts where there were numbers, or the reverse.
+        """
+        if self.categories is None:
+            if not _numeric(values):
+                raise InputError(f"column {self.name!r}: expected numbers, got {_first_text(values)!r:.40}")
+            numbers = _numbers(values)
+            if self.missing is not None:
+                numbers = np.where(np.isnan(numbers), self.missing, numbers)
+            with np.errstate(over="ignore"):
+                return np.asarray(numbers.astype(np.float32))
+        places = {value: i for i, value in enumerate(self.categories)}
+        texts = _texts(values, self.name)
+        if unknown := next((text for text in texts if text not in places), ""):
+            known = ", ".join(repr(value) for value in self.categories[:5])
+            raise InputError(
+                f"column {self.name!r} holds {unknown!r:.40}, which has no code; expected one of {known}, ..."
+            )
+        if None in texts and None not in places:
+            raise InputError(f"column {self.name!r} has empty values, and had none when its codes were made; fill them")
+        return np.array([places[text] for text in texts], dtype=np.float32)
+
+    def decode(self, codes: NDArray[Any]) -> Any:
+        """(n,) texts, None where there is none, of a text column; numbers, NaN where they are missing, of others."""
+        if self.categories is not None:
+            places = np.clip(np.rint(np.nan_to_num(codes)), 0, len(self.categories) - 1).astype(np.int64)
+            return np.array(self.categories, dtype=object)[places]
+        if self.missing is None or self.least is None:
+            return codes
+        return np.where(codes < (self.missing + self.least) / 2, np.float32(np.nan), codes)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, in the order in which a model takes them.
+
+    Args:
+        columns: one or more.
+        as_category: text columns are given to the model as pandas categories, as LightGBM and XGBoost want them;
+            otherwise as the plain texts that `read_csv` gives.
+    """
+
+    columns: tuple[Column, ...]
+    as_category: bool = False
+
+    @classmethod
+    def of(cls, frame: Any, names: Sequence[str] | None = None) -> Self:
+        """How the columns of a pandas frame are coded.
+
+        Args:
+            frame: all rows that there are: codes must not depend on who is a member.
+            names: of its columns, in the order of the model; None: all.
+        """
+        wanted = list(frame.columns) if names is None else list(names)
+        return cls(tuple(Column.of(frame[name], str(name)) for name in wanted))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is coded: all columns are numbers, and none is missing."""
+        return all(column.plain for column in self.columns)
+
+    @property
+    def categorical_names(self) -> dict[int, list[str]]:
+        """Place of each text column -> the names of its codes."""
+        return {
+            i: ["(missing)" if value is None else value for value in column.categories]
+            for i, column in enumerate(self.columns)
+            if column.categories is not None
+        }
+
+    def encode(self, frame: Any) -> Rows:
+        """(n, d) float32 of a pandas frame, whose other columns are left out.
+
+        Raises:
+            InputError: a column is missing, or holds what has no code.
+        """
+        if absent := [name for name in self.names if name not in frame.columns]:
+            raise InputError(f"expected the columns {', '.join(self.names[:8])}; missing: {', '.join(absent[:8])}")
+        return np.stack([column.encode(frame[column.name]) for column in self.columns], axis=1)
+
+    def decode(self, rows: NDArray[Any]) -> Any:
+        """The pandas frame that (n, d) codes stand for.
+
+        Raises:
+            InputError: rows have another number of columns.
+        """
+        if rows.ndim != 2 or rows.shape[1] != len(self.columns):
+            raise InputError(f"expected rows of {len(self.columns)} columns, got {rows.shape}")
+        pandas = import_module("pandas")
+        return pandas.DataFrame({c.name: self._decoded(pandas, c, rows[:, i]) for i, c in enumerate(self.columns)})
+
+    def _decoded(self, pandas: Any, column: Column, codes: NDArray[Any]) -> Any:
+        values = column.decode(codes)
+        if column.categories is None:
+            return values
+        if self.as_category:
+            return pandas.Categorical(values, categories=[value for value in column.categories if value is not None])
+        return pandas.Series([math.nan if value is None else value for value in values], dtype=_text_type(pandas))
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        columns = []
+        for column in self.columns:
+            coded: dict[str, Any] = {"name": column.name}
+            if column.categories is not None:
+                coded["categories"] = list(column.categories)
+            if column.missing is not None:
+                coded |= {"missing": column.missing, "least": column.least}
+            columns.append(coded)
+        return json.dumps({"columns": columns, "as_category": self.as_category}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Of `to_json`.
+
+        Raises:
+            InputError: something else.
+        """
+        try:
+            read = json.loads(text)
+            return cls(tuple(_column_of(entry) for entry in read["columns"]), bool(read.get("as_category", False)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"expected the columns of a table as JSON, as an audit writes them: {error!s:.80}"
+            ) from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write them to a file, all or nothing."""
+        return write_whole(path, f"{self.to_json()}\n".encode())
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """From the file columns.json that an audit wrote.
+
+        Raises:
+            InputError: the file cannot be read, or holds something else.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the columns in {path} cannot be read: {error!s:.80}") from None
+        return cls.from_json(text)
+
+
+def _column_of(entry: Mapping[str, Any]) -> Column:
+    name, categories = entry["name"], entry.get("categories")
+    if not isinstance(name, str):
+        raise TypeError("a column's name is a text")
+    if categories is not None and not (categories and all(c is None or isinstance(c, str) for c in categories)):
+        raise TypeError(f"the categories of {name} are texts")
+    missing, least = (None if entry.get(key) is None else float(entry[key]) for key in ("missing", "least"))
+    return Column(name, None if categories is None else tuple(categories), missing, least)
+
+
+def _numeric(values: Any) -> bool:
+    types = import_module("pandas").api.types
+    return bool(types.is_numeric_dtype(values)) and not types.is_complex_dtype(values)  # true/false counts as numeric
+
+
+def _numbers(values: Any) -> NDArray[np.float64]:
+    numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    return numbers
+
+
+def _texts(values: Any, name: str) -> list[str | None]:
+    """Texts, None where there is none; InputError where something else is there."""
+    empty = values.isna().to_numpy()
+    found = [None if gone else value for gone, value in zip(empty, values.tolist(), strict=True)]
+    other = next((value for value in found if value is not None and not isinstance(value, str | bool)), None)
+    if other is not None:
+        raise InputError(
+            f"column {name!r} holds {other!s:.40} ({type(other).__name__}), neither a number nor a text; convert it or"
+            " remove it"
+        )
+    return [None if value is None else str(value) for value in found]
+
+
+def _first_text(values: Any) -> Any:
+    return next((value for value in values.tolist() if isinstance(value, str)), None)
+
+
+def _text_type(pandas: Any) -> Any:
+    """What `read_csv` makes of texts: objects, and from pandas 3 on its own type."""
+    return object if int(pandas.__version__.partition(".")[0]) < 3 else "str"

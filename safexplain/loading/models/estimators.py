@@ -1,0 +1,631 @@
+"""Classifiers of scikit-learn, XGBoost and LightGBM from files: told by their bytes, loaded without running their code.
+
+    skops                        types by name; what is neither known to be harmless nor accepted by name is refused
+    XGBoost's JSON and UBJSON,   the libraries' own formats, which hold numbers
+    LightGBM's text
+    joblib, pickle               only where the user trusts whoever made the file: loading one can run any code
+
+skops itself trusts no type whose C code believes the numbers in a file. Such of scikit-learn's are accepted here, after
+these numbers were checked: the nodes of every tree point forward, and to features that there are.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._digest import sha256
+from safexplain.errors import InputError, MissingExtraError
+from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.models.architectures import current_directory_importable
+
+__all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
+
+Format = Literal["skops", "pickle", "xgboost", "lightgbm"]
+
+FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), or a joblib file with --trust-pickle"
+"""What can be read, in words."""
+
+SAVE_AS_SKOPS = 'skops.io.dump(model, "model.skops")'
+
+HARMLESS = (
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "lightgbm.basic.Booster",
+    "lightgbm.sklearn.LGBMClassifier",
+    "numpy.dtype",
+    "sklearn._loss.link.LogitLink",
+    "sklearn._loss.link.MultinomialLogit",
+    "sklearn._loss.loss.HalfBinomialLoss",
+    "sklearn._loss.loss.HalfMultinomialLoss",
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    "sklearn.tree._tree.Tree",
+    "sklearn.utils._bunch.Bunch",
+    "xgboost.core.Booster",
+    "xgboost.sklearn.XGBClassifier",
+)
+"""Types that skops does not trust and that are accepted here: they hold numbers, which are checked where C code
+believes them (trees), or which their own library reads as it reads its files."""
+
+_COMPRESSED: Mapping[bytes, Callable[[bytes], bytes]] = {
+    b"\x78": zlib.decompress,
+    b"\x1f\x8b": gzip.decompress,
+    b"BZh": bz2.decompress,
+    b"\xfd7zXZ": lzma.decompress,
+}
+"""First bytes of what joblib compresses."""
+
+_ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
+
+_OBJECTIVES = {
+    "xgboost": ("binary:logistic", "multi:softprob", "multi:softmax"),
+    "lightgbm": ("binary", "multiclass", "multiclassova", "cross_entropy"),
+}
+"""Of classifiers, by library."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedClassifier:
+    """A classifier that was fitted, and how it is fitted again.
+
+    Args:
+        estimator: fitted, with `predict_proba` and `classes_`.
+        again: with the hyper-parameters of reference models; it is cloned and may be unfitted.
+        file: its SHA-256, hexadecimal.
+        untold: hyper-parameters that the file does not tell, by the names that a recipe has for them; the library's
+            defaults stand in `again`.
+        notes: what the reader of an audit must know of it.
+        trusted: types that the user accepted by name.
+    """
+
+    estimator: Any
+    again: Any
+    file: str
+    untold: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the columns that it was fitted with; None: it does not know them, or they are but numbered."""
+        found = getattr(self.estimator, "feature_names_in_", None)
+        if found is None:
+            return None
+        names = tuple(str(name) for name in found)
+        numbered = all(name in (f"Column_{i}", f"f{i}") for i, name in enumerate(names))
+        return None if numbered else names
+
+    @property
+    def width(self) -> int | None:
+        """How many columns it takes; None: it does not say."""
+        found = getattr(self.estimator, "n_features_in_", None)
+        return None if found is None else int(found)
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """Its labels, in the order of its outputs."""
+        return np.asarray(self.estimator.classes_)
+
+
+def identify_estimator(raw: bytes) -> Format | None:
+    """Which of the formats some bytes are; None: none of them. A pickle counts where it names an estimator."""
+    if raw[:4] == b"PK\x03\x04":
+        with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            return "skops" if "schema.json" in archive.namelist() else None
+        return None
+    if raw[:1] == b"{" and b"learner" in raw[:64]:
+        return "xgboost"
+    if raw[:1] == b"{" and re.match(rb'\{\s*"(learner|version)"', raw[:64]):
+        return "xgboost"
+    if raw.startswith(b"tree\n") and b"version=" in raw[:64]:
+        return "lightgbm"
+    if raw[:1] == b"\x80":
+        return "pickle" if _ESTIMATORS.search(raw) else None
+    for start, unpack in _COMPRESSED.items():
+        if raw.startswith(start):
+            with contextlib.suppress(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+                return "pickle" if unpack(raw)[:1] == b"\x80" else None
+    return None
+
+
+def load_estimator(
+    path: str | Path, *, trust_pickle: bool = False, trust_types: Sequence[str] = ()
+) -> FittedClassifier:
+    """A fitted classifier from a file of any of the formats, told apart by content.
+
+    Args:
+        path: the file.
+        trust_pickle: allow a joblib file or a pickle to run code on this machine.
+        trust_types: names of types in a skops file that are accepted although skops does not trust them. Loading one
+            imports the module that it is in, and runs what that type does when it is made.
+
+    Raises:
+        InputError: the file is missing, damaged, of another kind, or of another version of its library; it holds a
+            regressor, something unfitted, or no probabilities; a pickle that is not trusted, or types that are not.
+        MissingExtraError: the library is not installed.
+    """
+    raw, where = read_bytes(path, "model"), str(path)
+    kind = identify_estimator(raw)
+    if kind is None:
+        raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
+    notes: tuple[str, ...] = ()
+    if kind == "xgboost":
+        found = _xgboost(raw, where)
+    elif kind == "lightgbm":
+        found = _lightgbm(raw, where)
+    else:
+        with _versions(where) as notes_of_versions:
+            trusted = tuple(trust_types)
+            estimator = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
+        notes = tuple(notes_of_versions)
+        found = _of_python(estimator, where)
+    check_classifier(found.estimator, where)
+    return replace(found, file=sha256(raw), notes=(*notes, *found.notes), trusted=tuple(trust_types))
+
+
+# ----------------------------------------------------------------------------------------------------------- formats
+
+
+def _library(name: str, where: str) -> Any:
+    """XGBoost or LightGBM, which no extra of this package brings."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        reason = "which is not installed" if isinstance(error, ModuleNotFoundError) else one_line(error)
+        raise MissingExtraError(
+            f"{where} is a model of {name}, and reading it needs {name}, {reason}: pip install {name}", name=name
+        ) from None
+
+
+def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
+    skops = require("skops.io", extra="tabular", purpose=f"{where} is a skops file; reading it")
+    try:
+        unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
+    except Exception as error:  # the error class is the library's own
+        raise InputError(f"the skops file {where} is damaged: {one_line(error)}; save it again") from None
+    refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
+    if refused:
+        accept = " ".join(f"--trust-type {name}" for name in refused)
+        raise InputError(
+            f"{where} holds types that are not known to be harmless: {', '.join(refused)}. Loading one can run its"
+            f" code; if you know them and trust whoever made the file, accept them by name: {accept}"
+        )
+    for name in ("xgboost", "lightgbm"):
+        if any(one.startswith(f"{name}.") for one in unknown):
+            _library(name, where)
+    try:
+        with current_directory_importable():
+            estimator = skops.loads(raw, trusted=unknown)
+    except Exception as error:  # of the library, or of a type in the file
+        raise InputError(
+            f"the skops file {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; save it again with"
+            f" scikit-learn {version('scikit-learn')}, or install the version that it was made with"
+        ) from None
+    check_trees(estimator, where)
+    return estimator
+
+
+def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
+    if not trusted:
+        raise InputError(
+            f"{where} is a pickle (joblib) of Python objects, and loading one can run any code. Save the model as"
+            f" {SAVE_AS_SKOPS} instead (pip install skops), a booster by its own save_model; or pass --trust-pickle if"
+            " you trust whoever made the file"
+        )
+    joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
+    try:
+        with current_directory_importable():
+            return joblib.load(io.BytesIO(raw))
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the pickle {where} needs {error.name}, which is not installed: pip install {error.name}, in the version"
+            " that the model was made with"
+        ) from None
+    except Exception as error:  # whatever a pickle raises
+        raise InputError(
+            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; it was made with other"
+            f" versions of its libraries (here: scikit-learn {version('scikit-learn')}), or is damaged"
+        ) from None
+
+
+@contextlib.contextmanager
+def _versions(where: str) -> Iterator[list[str]]:
+    """Refuse estimators of another release of scikit-learn, of which it warns itself.
+
+    Another patch of the same release is a note, in the list that is given.
+    """
+    from sklearn.exceptions import InconsistentVersionWarning
+
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield notes
+    for one in seen:
+        if not isinstance(one.message, InconsistentVersionWarning):
+            continue
+        made, here = one.message.original_sklearn_version, one.message.current_sklearn_version
+        if made.split(".")[:2] != here.split(".")[:2]:
+            raise InputError(
+                f"{where} was made with scikit-learn {made}, and here is {here}, which may read it wrongly: pip install"
+                f" scikit-learn=={made}, or train and save it with {here}"
+            )
+        if not notes:
+            notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
+
+
+def _of_python(found: Any, where: str) -> FittedClassifier:
+    """What a skops file or a pickle holds."""
+    search = getattr(found, "best_estimator_", None)
+    notes: tuple[str, ...] = ()
+    if search is not None and hasattr(found, "best_params_"):
+        notes = (
+            f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models have the"
+            " hyper-parameters that it chose, without a search of their own.",
+        )
+        found = search
+    if not hasattr(found, "get_params") or not hasattr(found, "fit"):
+        held = f"a dictionary ({', '.join(map(str, list(found)[:5]))})" if isinstance(found, Mapping) else ""
+        raise InputError(
+            f"{where} holds {held or 'a ' + type(found).__name__}; expected one fitted classifier, such as a"
+            " scikit-learn Pipeline: save that alone"
+        )
+    again, more = _stopped_early(found)
+    return FittedClassifier(found, again, "", (), (*notes, *more))
+
+
+def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
+    """A booster that was stopped by a validation set: its clones train as many rounds as it kept, without one."""
+    from sklearn.base import clone
+
+    last = found.steps[-1][1] if hasattr(found, "steps") else found
+    prefix = f"{found.steps[-1][0]}__" if hasattr(found, "steps") else ""
+    library = type(last).__module__.partition(".")[0]
+    if library not in ("xgboost", "lightgbm"):
+        return found, ()
+    params, rounds = last.get_params(), None
+    if library == "xgboost" and params.get("early_stopping_rounds"):
+        with contextlib.suppress(AttributeError):
+            rounds = int(last.best_iteration) + 1
+    if library == "lightgbm" and (best := getattr(last, "best_iteration_", None)):
+        rounds = int(best)
+    if rounds is None:
+        return found, ()
+    stop = {f"{prefix}early_stopping_rounds": None} if library == "xgboost" else {}
+    again = clone(found).set_params(**{f"{prefix}n_estimators": rounds}, **stop)
+    return again, (
+        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set.",
+    )
+
+
+def _xgboost(raw: bytes, where: str) -> FittedClassifier:
+    xgboost = _library("xgboost", where)
+    made = re.search(rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)', raw[-256:]) or re.search(
+        rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)', raw[:256]
+    )
+    here = tuple(int(part) for part in xgboost.__version__.split(".")[:2])
+    if made and (int(made[1]), int(made[2])) > here:
+        newer = f"{int(made[1])}.{int(made[2])}"
+        raise InputError(
+            f'{where} was made with XGBoost {newer}, and here is {xgboost.__version__}: pip install "xgboost>={newer}"'
+        )
+    model = xgboost.XGBClassifier()
+    try:
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(raw))
+        saved = json.loads(bytes(booster.save_raw("json")))
+        _check_objective("xgboost", saved["learner"]["objective"]["name"], where)
+        model.load_model(bytearray(raw))
+    except InputError:
+        raise
+    except Exception as error:  # of the library
+        reason = next(
+            (line for line in str(error).splitlines() if "Check failed" in line or "rror" in line), str(error)
+        )
+        raise InputError(
+            f"XGBoost {xgboost.__version__} cannot read {where}: {one_line(reason)}; it is damaged, or of a version"
+            " that this one does not read: save it again"
+        ) from None
+    learner = saved["learner"]
+    boosted = learner["gradient_booster"]
+    trees = boosted.get("gbtree", boosted).get("model", {})
+    params: dict[str, Any] = {"booster": boosted["name"], "objective": learner["objective"]["name"]}
+    untold = ["learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight"]
+    told = ""
+    if "trees" in trees:
+        parallel = int(trees["gbtree_model_param"].get("num_parallel_tree", 1))
+        outputs = max(int(learner["learner_model_param"]["num_class"]), 1)
+        rounds = len(trees["trees"]) // max(outputs * parallel, 1)
+        depth = max((_depth(tree) for tree in trees["trees"]), default=0)
+        params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
+        told = f"{rounds} rounds of trees at most {depth} levels deep are read from the model; "
+    again = xgboost.XGBClassifier(
+        **{**params, "enable_categorical": bool(model.get_params().get("enable_categorical"))}
+    )
+    note = (
+        f"XGBoost's file does not tell how it was trained: {told}{', '.join(untold)} are XGBoost's defaults in the"
+        " reference models unless --recipe gives them."
+    )
+    return FittedClassifier(model, again, "", tuple(untold), (note,))
+
+
+def _depth(tree: Mapping[str, Any]) -> int:
+    """Of a tree in XGBoost's JSON, whose nodes stand after their parents."""
+    left, right, deep = tree["left_children"], tree["right_children"], [0] * len(tree["left_children"])
+    for node, children in enumerate(zip(left, right, strict=True)):
+        for child in children:
+            if child > node:
+                deep[child] = deep[node] + 1
+    return max(deep, default=0)
+
+
+_OF_LIGHTGBM = {
+    "boosting": "boosting_type",
+    "num_iterations": "n_estimators",
+    "bin_construct_sample_cnt": "subsample_for_bin",
+    "min_gain_to_split": "min_split_gain",
+    "min_sum_hessian_in_leaf": "min_child_weight",
+    "min_data_in_leaf": "min_child_samples",
+    "bagging_fraction": "subsample",
+    "bagging_freq": "subsample_freq",
+    "feature_fraction": "colsample_bytree",
+    "lambda_l1": "reg_alpha",
+    "lambda_l2": "reg_lambda",
+}
+"""LightGBM's names of parameters -> those of its scikit-learn classifier."""
+
+_KEPT = (
+    *("learning_rate", "num_leaves", "max_depth", "max_bin", "min_data_in_bin", "feature_fraction_bynode"),
+    *("extra_trees", "max_delta_step", "linear_lambda", "linear_tree", "drop_rate", "max_drop", "skip_drop"),
+    *("top_rate", "other_rate", "data_sample_strategy", "path_smooth", "cat_l2", "cat_smooth", "max_cat_to_onehot"),
+    *("max_cat_threshold", "min_data_per_group", "pos_bagging_fraction", "neg_bagging_fraction", "is_unbalance"),
+    *("scale_pos_weight", "boost_from_average", "sigmoid", "use_missing", "zero_as_missing", "enable_bundle"),
+    *("xgboost_dart_mode", "uniform_drop", "monotone_penalty", "bagging_by_query", "deterministic"),
+)
+"""Parameters that shape a model, and have the same name."""
+
+
+def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
+    lightgbm = _library("lightgbm", where)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"the LightGBM model {where} is damaged: it is no text; save it again") from None
+    made = re.search(r"^version=(\S+)", text, re.MULTILINE)
+    if made and made[1] not in ("v2", "v3", "v4"):
+        raise InputError(
+            f"{where} is in LightGBM's format {made[1]:.20}, and {lightgbm.__version__} reads v4: install the version"
+            " that it was made with"
+        )
+    objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
+    _check_objective("lightgbm", objective[1] if objective else "none", where)
+    if "end of trees" not in text:
+        raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of trees'; save it again")
+    try:
+        booster = lightgbm.Booster(model_str=text)
+    except Exception as error:  # of the library
+        raise InputError(f"the LightGBM model {where} is damaged: {one_line(error)}; save it again") from None
+    params: dict[str, Any] = dict(booster.params or {})
+    outputs = max(int(booster.num_model_per_iteration()), 1)
+    rounds = booster.num_trees() // outputs
+    chosen: dict[str, Any] = {
+        _OF_LIGHTGBM.get(name, name): value for name, value in params.items() if name in _OF_LIGHTGBM or name in _KEPT
+    }
+    again = lightgbm.LGBMClassifier(
+        **{**chosen, "n_estimators": rounds, "objective": objective[1] if objective else None}
+    )
+    notes: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+    if "learning_rate" not in params:
+        untold = ("learning_rate", "num_leaves", "max_depth", "min_child_samples", "reg_lambda", "subsample")
+        notes = (
+            f"The LightGBM file does not tell how it was trained: {rounds} rounds are read from the model;"
+            f" {', '.join(untold)} are LightGBM's defaults in the reference models unless --recipe gives them.",
+        )
+    return FittedClassifier(as_classifier(booster), again, "", untold, notes)
+
+
+def as_classifier(booster: Any) -> Any:
+    """LightGBM's scikit-learn classifier of a booster, which the library itself cannot make of a file."""
+    import lightgbm
+
+    outputs = max(int(booster.num_model_per_iteration()), 1)
+    model = lightgbm.LGBMClassifier()
+    classes = np.arange(max(outputs, 2))
+    from sklearn.preprocessing import LabelEncoder
+
+    model._Booster = booster
+    model._n_features = model._n_features_in = booster.num_feature()
+    model._n_classes, model._classes = len(classes), classes
+    model._le = LabelEncoder().fit(classes)
+    model._objective = "binary" if outputs == 1 else "multiclass"
+    model._best_iteration = None
+    model.fitted_ = True
+    return model
+
+
+def _check_objective(library: str, objective: str, where: str) -> None:
+    if objective.split()[0] in _OBJECTIVES[library]:
+        return
+    kind = (
+        "a regressor"
+        if objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
+        else "no classifier"
+    )
+    raise InputError(
+        f"{where} is {kind} of {library} (objective {objective:.40}); an audit needs class probabilities: expected one"
+        f" of {', '.join(_OBJECTIVES[library])}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
+
+
+def check_classifier(estimator: Any, where: str) -> None:
+    """Refuse what gives no class probabilities.
+
+    Raises:
+        InputError: a regressor, something unfitted, without `predict_proba`, of several labels or of one class.
+    """
+    from sklearn.base import is_classifier, is_regressor
+    from sklearn.utils.validation import check_is_fitted
+
+    name = type(estimator).__name__
+    if is_regressor(estimator):
+        raise InputError(f"{where} holds a regressor ({name}); an audit needs a classifier, which gives probabilities")
+    try:
+        check_is_fitted(estimator)
+        seen = getattr(estimator, "classes_", None)
+    except Exception as error:  # NotFittedError, and whatever else a half-made one raises
+        raise InputError(f"{where} holds an unfitted {name} ({one_line(error, 80)}); fit it, then save it") from None
+    if not is_classifier(estimator) and not hasattr(estimator, "predict_proba"):
+        raise InputError(
+            f"{where} holds a {name}, which is no classifier; save the whole pipeline, classifier included"
+        )
+    if not hasattr(estimator, "predict_proba"):
+        raise InputError(
+            f"{where} holds a {name}, which has no predict_proba; train one that gives probabilities (SVC:"
+            " probability=True, others: inside CalibratedClassifierCV)"
+        )
+    if isinstance(seen, list):
+        raise InputError(f"{where} holds a {name} of {len(seen)} labels at once; audit one model for each label")
+    if seen is None or len(seen) < 2:
+        raise InputError(f"{where} holds a {name} of fewer than two classes; an audit needs two or more")
+
+
+def check_trees(estimator: Any, where: str) -> None:
+    """Refuse trees whose nodes point outside of themselves: C code would follow them wherever they point.
+
+    Raises:
+        InputError: such a tree.
+    """
+    for value in _parts(estimator, set()):
+        kind = type(value)
+        if kind.__name__ == "Tree" and kind.__module__ == "sklearn.tree._tree":
+            _check_nodes(
+                value.children_left, value.children_right, value.feature, value.n_features, value.node_count, where
+            )
+        elif kind.__name__ == "TreePredictor":
+            nodes, wide = value.nodes, np.iinfo(np.int32).max
+            inner = nodes["is_leaf"] == 0
+            left, right = (np.where(inner, nodes[side].astype(np.int64), -1) for side in ("left", "right"))
+            _check_nodes(left, right, nodes["feature_idx"].astype(np.int64), wide, len(nodes), where)
+            sets = nodes["bitset_idx"][inner & (nodes["is_categorical"] != 0)]
+            if len(sets) and int(sets.max()) >= min(
+                len(value.raw_left_cat_bitsets), len(value.binned_left_cat_bitsets)
+            ):
+                raise _broken(where)
+    _check_widths(estimator, where)
+
+
+def _check_nodes(left: Any, right: Any, feature: Any, features: int, count: int, where: str) -> None:
+    at = np.arange(count)
+    left, right, feature = (np.asarray(a, dtype=np.int64) for a in (left, right, feature))
+    if not (len(left) == len(right) == len(feature) == count) or count < 1:
+        raise _broken(where)
+    inner = left != -1
+    for child in (left[inner], right[inner]):
+        if ((child <= at[inner]) | (child >= count)).any():
+            raise _broken(where)
+    if ((feature[inner] < 0) | (feature[inner] >= features)).any():
+        raise _broken(where)
+
+
+def _check_widths(estimator: Any, where: str) -> None:
+    """Every tree splits on columns that its forest takes: a forest hands rows to its trees without counting them."""
+    for owner in _parts(estimator, set()):
+        width = getattr(owner, "n_features_in_", None)
+        if not isinstance(width, int | np.integer) or not hasattr(owner, "__dict__"):
+            continue
+        inside = [vars(owner).get("estimators_"), vars(owner).get("_predictors"), vars(owner).get("tree_")]
+        for tree in _parts(inside, set()):
+            kind = type(tree).__name__
+            if kind == "Tree" and tree.n_features > width and not _selects(owner):
+                raise _broken(where)
+            if kind == "TreePredictor" and tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) >= max(
+                width, getattr(owner, "n_features_", width)
+            ):
+                raise _broken(where)
+
+
+def _selects(owner: Any) -> bool:
+    """Whether an ensemble's parts are pipelines of their own, which may make more columns than it takes."""
+    return not type(owner).__module__.startswith(("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree"))
+
+
+def _broken(where: str) -> InputError:
+    return InputError(
+        f"{where} holds a tree whose nodes point outside of it: the file is damaged or made to do harm; save it again"
+    )
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+    """An object and what is in it: attributes, items, arrays of objects."""
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, Mapping):
+            stack += list(one.values())
+        elif isinstance(one, list | tuple | set):
+            stack += list(one)
+        elif isinstance(one, np.ndarray):
+            stack += one.reshape(-1).tolist() if one.dtype == object else []
+        elif hasattr(one, "__dict__") and not type(one).__module__.startswith("builtins"):
+            stack += list(vars(one).values())
+
+
+@dataclass(frozen=True)
+class SkopsKeeper:
+    """How finished reference models are kept: as skops files, which are read as strictly as any.
+
+    Args:
+        trusted: types that the user accepted by name.
+    """
+
+    trusted: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trusted: Sequence[str] = ()) -> SkopsKeeper | None:
+        """None where skops is not installed."""
+        try:
+            import skops.io  # noqa: F401
+        except ImportError:
+            return None
+        return cls(tuple(trusted))
+
+    def write(self, estimator: Any) -> bytes:
+        """The bytes of an estimator that `read` takes; ValueError where it would not."""
+        from skops import io as skops
+
+        raw: bytes = skops.dumps(estimator)
+        if set(map(str, skops.get_untrusted_types(data=raw))) - set(HARMLESS) - set(self.trusted):
+            raise ValueError("it holds types that are not known to be harmless")
+        return raw
+
+    def read(self, raw: bytes) -> Any:
+        """The estimator; InputError where it is none."""
+        return _skops(raw, "a stored reference model", self.trusted)
