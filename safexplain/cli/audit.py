@@ -64,6 +64,13 @@ def audit_command(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows that may be known to everybody, for explainers made from such, as LimeTabular; form of --data.",
+            rich_help_panel=EXPLANATION,
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="First look with few models and examples; no certificate.", rich_help_panel=RUN),
@@ -82,7 +89,7 @@ def audit_command(
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with begun(question, kept, pool=pretraining_pool, service=service, quick=quick) as run:
+    with begun(question, kept, pool=pretraining_pool, service=service, quick=quick, public=public) as run:
         if question.plan:
             plan = plan_audit(**run.arguments, hardening=chosen)
             return show_plan(plan, run.folder, question.json_, question.quiet)

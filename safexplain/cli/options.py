@@ -43,6 +43,10 @@ TrustPickle = Annotated[
     bool,
     typer.Option(help="Load a pickled model file, which can run any code inside it.", rich_help_panel=MODEL),
 ]
+TrustType = Annotated[
+    list[str] | None,
+    typer.Option(help="Accept this type in a skops file, by its full name. Repeatable.", rich_help_panel=MODEL),
+]
 PolicyFile = Annotated[
     Path | None,
     typer.Option("--policy", help="TOML file; the options below override it.", rich_help_panel=POLICY),
@@ -76,19 +80,23 @@ class Question:
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="torch.export file, state_dict with --arch, or folder of a transformers model.", rich_help_panel=MODEL
+            help="torch.export file, state_dict with --arch, folder of a transformers model, or a classifier of tables:"
+            " .skops, .json or .ubj of XGBoost, .txt of LightGBM, .joblib with --trust-pickle.",
+            rich_help_panel=MODEL,
         ),
     ] = None
     arch: Arch = None
     trust_pickle: TrustPickle = False
+    trust_type: TrustType = None
     explainer: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Explanation method, or several released together, as IG,Saliency.",
+            help="Explanation method, or several released together, as IG,Saliency.  [default: IG; for a classifier of"
+            " tables FeatureAblation]",
             rich_help_panel=EXPLANATION,
             autocompletion=completion.explainers,
         ),
-    ] = "IG"
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(

@@ -14,7 +14,7 @@ import torch
 import typer
 from torch import nn
 
-from safexplain._digest import model_digest
+from safexplain._digest import file_sha256, model_digest
 from safexplain._progress import shown
 from safexplain.audit import Policy, Population, Recipe
 from safexplain.audit.endpoint.client import EndpointError
@@ -23,16 +23,17 @@ from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question
+from safexplain.cli.run.classifiers import COLUMNS, DEFAULT, Tabular, check_methods, is_classifier_file, with_public
 from safexplain.cli.run.quick import QuickLook
 from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.explain import CATALOG, find_row
-from safexplain.explain.hardened import Hardened
+from safexplain.explain import find_row
+from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
-from safexplain.loading.data.load import load_data
+from safexplain.loading.data.load import load_data, load_inputs
 from safexplain.loading.models.architectures import fresh_network
 from safexplain.loading.models.huggingface import as_the_model_takes
 from safexplain.loading.models.load import LoadedModel, load_model
@@ -104,6 +105,7 @@ def begun(
     pool: Path | None = None,
     service: Service | None = None,
     quick: bool = False,
+    public: Path | None = None,
 ) -> Iterator[Begun]:
     """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
@@ -115,17 +117,23 @@ def begun(
         pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
         service: that is asked in place of a model; None: there is a model.
         quick: few reference models, examples and queries, see `cli.run.quick`.
+        public: rows of which explainers are made; None: there are none.
 
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
     """
     _check_target(question, pool, service)
     judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
-    methods, given = parse_methods(question.explainer, question.output, question.option or [])
+    of_tables = service is None and is_classifier_file(question.model)
+    chosen = question.explainer or (DEFAULT if of_tables else "IG")
+    methods, given = parse_methods(chosen, question.output, question.option or [])
+    if of_tables and pool is not None:
+        raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
     place = device_of(question.device)
     statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
+    trained: Any
     trained, stages, caveats = read_recipe(
-        question.recipe, pool, question.seed, statement if question.references else None
+        None if of_tables else question.recipe, pool, question.seed, statement if question.references else None
     )
     folder = choose_folder(question.run_dir, question.resume)
     if quick and (folder / CERTIFICATE).exists():
@@ -134,13 +142,28 @@ def begun(
     with once, shown(question.quiet or question.json_) as progress:
         columns = (question.group_column, question.slice_by or [])
         own = columns if pool is None else (None, [])
-        read, loaded, outputs, prepared = load_both(question.data, *own, _loader(question, service))
+        tabular = Tabular.of(question, public) if of_tables else None
+        if tabular is None:
+            read, loaded, outputs, prepared = load_both(question.data, *own, _loader(question, service))
+        else:
+            read, loaded, outputs, prepared = tabular.read.data, tabular.loaded, tabular.outputs, tabular.notes
+            trained = tabular.training(question.recipe)
+            prepared += tabular.untold(trained) if question.references else ()
+            check_methods(methods, tabular)
+            if question.explainer is None:
+                prepared += (_by_default(tabular),)
+                if not (question.quiet or question.json_):
+                    typer.echo(_by_default(tabular), err=True)
+        rows = tabular.read.public if tabular else None if public is None else load_inputs(public)
+        makers, given = with_public(methods, given, rows, read, tabular.read.columns if tabular else None)
         dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
         if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
             fresh, unavailable = untrained(loaded, dp)
-        by_function = isinstance(trained, TrainingFunction)
+        by_function = isinstance(trained, TrainingFunction) or tabular is not None
         references = question.references if fresh is not None or by_function else 0
         materials = {f"data {read.source} sha256": read.sha256}
+        if public is not None:
+            materials[f"public rows {public} sha256"] = file_sha256(public)
         if stages is not None and pool is not None:
             assert isinstance(trained, Recipe)
             asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
@@ -183,6 +206,8 @@ def begun(
                 tried.plan(len(asked.x), judged_by.patience)
         if not question.plan:
             make_folder(folder)
+            if tabular is not None and tabular.read.columns is not None:
+                tabular.read.columns.save(folder / COLUMNS)
         target = loaded.model
         population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
         look = None
@@ -200,7 +225,7 @@ def begun(
             "population": population,
             "recipe": trained,
             "member": member,
-            "explainer": methods[0] if len(methods) == 1 else methods,
+            "explainer": makers[0] if len(makers) == 1 else makers,
             "output": question.output,
             "arguments": given,
             "build": fresh,
@@ -306,7 +331,7 @@ def load_both(
         raise
 
 
-def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[type[Hardened]], dict[str, Any]]:
+def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[Any], dict[str, Any]]:
     """The explainers and the arguments of `attribute`, of several by their names, from the command line's words.
 
     Raises:
@@ -328,8 +353,8 @@ def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[typ
     return [method for method, _ in parsed.values()], {rows[name]: a for name, (_, a) in parsed.items() if a}
 
 
-def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Hardened], dict[str, Any]]:
-    """One explainer and the arguments of its `attribute`.
+def parse_method(name: str, output: str, options: list[str]) -> tuple[Any, dict[str, Any]]:
+    """One hardened class, and the options of its explainer and its calls.
 
     Raises:
         ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
@@ -347,13 +372,15 @@ def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Harde
             parsed = value
         values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
     row = find_row(name)
-    if row.entry != "attribute":
-        methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
-        raise ConfigurationError(
-            f"{row.name} is made from public rows, which the command line does not take: audit it from Python, with"
-            f" explainer={row.hardened_name}.catalogued(public=rows); here, expected one of {methods}"
-        )
-    return HARDENED[row.name], values
+    return (HARDENED[row.name] if row.entry == "attribute" else OF_ROWS[row.name]), values
+
+
+def _by_default(tabular: Tabular) -> str:
+    """What explains a classifier of tables where nobody says."""
+    return (
+        f"No --explainer: {DEFAULT}, which works with every classifier ({type(tabular.found.estimator).__name__} has no"
+        " gradient). Name the explainer that is served: a verdict is about the one that was audited."
+    )
 
 
 def parse_hardening(text: str) -> Hardening:
