@@ -24,6 +24,7 @@ from safexplain.audit.references.training import train_one
 from safexplain.cli.audit import audit_command
 from safexplain.cli.options import Question
 from safexplain.cli.run import demo
+from safexplain.cli.run.classifiers import check_public
 from safexplain.cli.run.question import parse_hardening, parse_methods
 from safexplain.cli.tune import tune_command
 from safexplain.errors import ConfigurationError
@@ -442,7 +443,6 @@ def test_several_explainers_groups_and_slices_come_from_the_command_line(
         ("IG,Saliency", ["n_steps=4"], "METHOD.NAME=VALUE"),
         ("IG,Saliency", ["Lime.n_samples=4"], "METHOD.NAME=VALUE"),
         ("IG,Tarot", [], "Tarot"),
-        ("IG,ProtoDash", [], "made from public rows"),
         ("", [], "expected one of IG"),
         ("IG,Saliency,IG", [], "each is released once"),
     ],
@@ -450,6 +450,14 @@ def test_several_explainers_groups_and_slices_come_from_the_command_line(
 def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, options: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"(?i){said}"):
         parse_methods(explainers, "probability", options)
+
+
+def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these() -> None:
+    methods, _ = parse_methods("IG,ProtoDash", "probability", [])
+    with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: expected --public FILE"):
+        check_public(methods, None, Path("data.npz"))
+    with pytest.raises(ConfigurationError, match="leave it out"):
+        check_public(methods[:1], Path("public.npz"), Path("data.npz"))
 
 
 def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None:

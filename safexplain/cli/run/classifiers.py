@@ -237,6 +237,24 @@ def has_trees(estimator: Any) -> bool:
     return module.startswith((*inside, "xgboost.", "lightgbm."))
 
 
+def check_public(methods: list[Any], public: Path | None, data: Path) -> None:
+    """Refuse explainers of rows without public rows, and public rows of which nothing is made.
+
+    Raises:
+        ConfigurationError: either.
+    """
+    of_rows = [method for method in methods if method._row.entry != "attribute"]
+    if public is None and (needing := [method for method in of_rows if method._needs]):
+        raise ConfigurationError(
+            f"{needing[0]._row.name} is made from public rows: expected --public FILE, rows that may be known to"
+            f" everybody and were not trained on, in the form of {data.name}, without label and member"
+        )
+    if public is not None and not of_rows:
+        raise ConfigurationError(
+            f"--public is for explainers that are made from public rows ({', '.join(OF_ROWS)}); leave it out"
+        )
+
+
 def with_public(
     methods: list[Any],
     given: Mapping[str, Any],
@@ -255,26 +273,14 @@ def with_public(
 
     Returns:
         What makes each explainer, and the options that are left for its calls.
-
-    Raises:
-        ConfigurationError: public rows are missing, or nothing is made of them.
     """
     made, left = [], dict(given)
-    if public is not None and all(method._row.entry == "attribute" for method in methods):
-        raise ConfigurationError(
-            f"--public is for explainers that are made from public rows ({', '.join(OF_ROWS)}); leave it out"
-        )
     for method in methods:
         row: Row = method._row
         if row.entry == "attribute":
             made.append(method)
             continue
         own: dict[str, Any] = dict(left if len(methods) == 1 else left.get(row.name, {}))
-        if public is None and method._needs:
-            raise ConfigurationError(
-                f"{row.name} is made from public rows: --public FILE, rows that may be known to everybody, in the form"
-                " of --data (without label and member)"
-            )
         chosen = {**_known(method._makes, read, columns), **{k: v for k, v in own.items() if k in method._makes}}
         made.append(method.catalogued(public=public, **chosen))
         rest = {name: value for name, value in own.items() if name not in method._makes}

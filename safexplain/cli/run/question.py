@@ -23,7 +23,15 @@ from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question
-from safexplain.cli.run.classifiers import COLUMNS, DEFAULT, Tabular, check_methods, is_classifier_file, with_public
+from safexplain.cli.run.classifiers import (
+    COLUMNS,
+    DEFAULT,
+    Tabular,
+    check_methods,
+    check_public,
+    is_classifier_file,
+    with_public,
+)
 from safexplain.cli.run.quick import QuickLook
 from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
@@ -127,6 +135,7 @@ def begun(
     of_tables = service is None and is_classifier_file(question.model)
     chosen = question.explainer or (DEFAULT if of_tables else "IG")
     methods, given = parse_methods(chosen, question.output, question.option or [])
+    check_public(methods, public, question.data)
     if of_tables and pool is not None:
         raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
     place = device_of(question.device)
