@@ -1,0 +1,1 @@
+"""What every explainer of the catalog leaks, natively and hardened, on one small task each."""

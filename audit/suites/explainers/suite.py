@@ -1,0 +1,531 @@
+"""What every explainer of the catalog leaks, natively and hardened, and what the hardened answer is still worth.
+
+One small task for each kind of input, models that overfit, and every method of `safexplain.explain.CATALOG` on them:
+
+    digits      8 x 8 images of scikit-learn, a small CNN: methods for inputs, layers and neurons. The layer is the last
+                convolution; the neuron is the sum over it
+    heloc       loans, an MLP: methods for rows of a table
+    trees       the same rows, gradient boosting: methods that explain trees alone
+
+Half of a pool are members, by coin flips. Models take turns as the target; the others are the attacker's references.
+Every model is asked once about every example, about the class that it predicts. Three attackers are compared:
+
+    labels      the likelihood ratio of the predicted label alone, which any prediction service releases
+    native      the complete stack of `safexplain.audit.attacks` on the label and the native answer
+    hardened    the same stack on the label and the hardened answer, which is what the hardened class releases if it is
+                not told otherwise
+
+Given are the members found (true-positive rate) at 1 % false positives and the area under the ROC curve, means over the
+targets, with 95 % intervals from resampling examples; ties are broken at random. The stack is fixed beforehand. It
+keeps to the labels where the rest does not help on other models; "always" is the same stack without that rule. "At
+most" is the largest one-sided 95 % upper bound, over all attacks of the suite that read the answer, of what they add to
+the labels. Attacks that train on whole maps are left out, and nobody asks twice: `audit.suites.releases` does both, for
+six explainers.
+
+Utility, over all examples of the targets: the overlap of the top features (a tenth, at least four), rank correlation
+and cosine with the native numbers; and, where the numbers stand for parts of the input, deletion: how far the explained
+probability falls when the top features that count for the class are set to 0, natively and hardened.
+
+Methods that need modules all the way explain the logit, the others the probability; `explains` says which. What cannot
+be measured says why.
+
+    python -m audit.suites.explainers [--task digits|heloc|trees|all] [--method NAME ...] [--data DIR] [--out FILE]
+                                      [--cache DIR] [--quick]
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from captum._utils.models.linear_model import SkLearnLasso
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain import Hardening, Probability
+from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train_shadows, utility
+from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
+from safexplain.audit.collect import summarise
+from safexplain.audit.queries import Predictions, predict
+from safexplain.errors import InputError, RefusedError, SafexplainError
+from safexplain.explain import CATALOG, default_layer
+from safexplain.explain.alibi.base import anchor_hardening
+from safexplain.explain.feature_groups import find_groups
+from safexplain.explain.row import Row
+from safexplain.explain.served import OF_ROWS
+from safexplain.explain.wrap import HARDENED
+from safexplain.outputs import EstimatorModule, are_probabilities
+from safexplain.verdict.evidence import WHOLE_MAP
+
+from ...shared.resampling import interpolated_rates
+from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, write_json
+from ..releases.suite import Always, apart, smaller
+from ..releases.tasks import TASKS as RELEASE_TASKS
+
+Floats = NDArray[np.floating[Any]]
+
+FPRS = (0.01,)
+ONE_SIDED, TWO_SIDED = 1.6449, 1.96
+BATCH = 100
+RESAMPLES = 400
+BACKGROUND = 20
+"""Public rows that explainers of tables compare with."""
+SIZES = {"digits": (600, 17, 4), "heloc": (400, 13, 4), "trees": (400, 13, 4)}
+"""Examples, models, and how many of them take turns as the target."""
+QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2)}
+CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
+"""What the stored methods depend on, beside the code here."""
+
+STEPS = {"n_steps": 16}
+TUNNEL = {"nt_samples": 10, "stdevs": 0.1}
+SAMPLES = {"n_samples": 10}
+COALITIONS = {"n_samples": 50, "perturbations_per_eval": 50}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("IG", "InternalInfluence", "LayerConductance", "LayerIntegratedGradients"), STEPS),
+    **dict.fromkeys(("NeuronConductance", "NeuronIntegratedGradients"), STEPS),
+    **dict.fromkeys(("SmoothGrad", "VarGrad"), TUNNEL),
+    **dict.fromkeys(("GradientShap", "LayerGradientShap", "NeuronGradientShap"), SAMPLES),
+    "ShapleyValueSampling": {"n_samples": 8, "perturbations_per_eval": 16},
+    **dict.fromkeys(("KernelShap", "Lime"), COALITIONS),
+    "LimeTabular": {"num_samples": 500},
+    "AlibiKernelShap": {"nsamples": 128, "l1_reg": False},
+    "KernelExplainer": {"nsamples": 128},
+}
+"""Options beside those that a method cannot do without; methods of `SQUARES` get squares of 2 x 2 pixels."""
+SQUARES = ("FeatureAblation", "FeaturePermutation", "ShapleyValueSampling", "KernelShap", "Lime")
+CHANNELS = ("LayerFeatureAblation", "LayerFeaturePermutation")
+"""Methods whose groups are the channels of the layer."""
+FEWER = {"Anchors": 100}
+"""Examples, for methods that take a second or more for each."""
+DEFAULTS: Mapping[str, Callable[[bytes], Hardening]] = {"Anchors": anchor_hardening, "ProtoDash": Hardening.ranked}
+"""What a hardened class releases if it is not told otherwise, where that is not `Hardening.recommended()`."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the tasks
+
+
+class SmallCNN(nn.Module):
+    """For 1 x 8 x 8, of modules that every method of Captum has a rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> logits (batch, 10)."""
+        logits: Tensor = self.head(torch.flatten(self.body(x), 1))
+        return logits
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data and models.
+
+    Args:
+        name: of the task.
+        pool: of which members are drawn.
+        public: rows that nobody trained on.
+        train: a recipe or a scikit-learn classifier.
+        build: makes an untrained network.
+        models, targets: how many.
+        source: of the data.
+    """
+
+    name: str
+    pool: Population
+    public: Population
+    train: Any
+    build: Callable[[int], nn.Module] | None
+    models: int
+    targets: int
+    source: dict[str, Any]
+
+
+def task_of(name: str, quick: bool, folder: Path) -> Task:
+    """A task by its name."""
+    n, models, targets = (QUICK if quick else SIZES)[name]
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(y))
+        x, y = x[order].reshape(-1, 1, 8, 8) / 16.0, y[order]
+        recipe = Recipe(lr=2e-3, epochs=5 if quick else 40, batch_size=32)
+        return Task(name, Population.of(x[600 : 600 + n], y[600 : 600 + n]), Population.of(x[1200:], y[1200:]), recipe,
+                    lambda seed: SmallCNN(), models, targets, {"file": "bundled with scikit-learn"})  # fmt: skip
+    of = RELEASE_TASKS["heloc" if name == "heloc" else "heloc_trees"]("quick" if quick else "small", folder)
+    pool, public = (Population.of(p.x[:n].numpy(), p.y[:n].numpy()) for p in (of.pool, of.public))
+    return Task(name, pool, public, of.train, of.build, models, targets, of.source)
+
+
+@dataclass
+class Trained:
+    """A task with its models.
+
+    Args:
+        task: of the models.
+        shadows: the models, and who trained on what.
+        said: what they predict.
+        known: for each target, what was found in the labels alone; methods share it.
+    """
+
+    task: Task
+    shadows: Shadows
+    said: Predictions
+    known: dict[int, Scorer]
+
+    @classmethod
+    def of(cls, task: Task, cache: Path, progress: Progress) -> Trained:
+        """Trained, or read from the cache."""
+        shadows = train_shadows(task.pool, task.train, build=task.build, models=task.models, progress=progress,
+                                cache=None if task.build is None else str(cache))  # fmt: skip
+        return cls(task, shadows, predict(shadows, task.pool, patience=(1,), progress=progress), {})
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(m, n) what every model predicts, and is asked to explain."""
+        return np.asarray(self.said.values["label"].astype(np.int64))
+
+    def first(self, n: int) -> Trained:
+        """The same models, asked about the first n examples."""
+        if n >= len(self.task.pool):
+            return self
+        pool = Population.of(self.task.pool.x[:n].numpy(), self.task.pool.y[:n].numpy())
+        shadows = replace(self.shadows, membership=self.shadows.membership[:, :n])
+        said = predict(shadows, pool, patience=(1,), progress=Progress())
+        return Trained(replace(self.task, pool=pool), shadows, said, {})
+
+    def accuracy(self) -> dict[str, float]:
+        """Share of right labels."""
+        right, member = self.labels == self.task.pool.y.numpy(), self.shadows.membership
+        return {"members": float(right[member].mean()), "non_members": float(right[~member].mean())}
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the models answered.
+
+    Args:
+        native, hardened: (m, n, k) numbers.
+        explains: "probability" or "logit".
+        hardening: in words.
+        places: (features,) which number each part of the input belongs to; None where the numbers are of no input.
+    """
+
+    native: Floats
+    hardened: Floats
+    explains: str
+    hardening: str
+    places: NDArray[np.int64] | None
+
+
+def squares(x: Tensor) -> Tensor:
+    """(1, 1, 8, 8) squares of 2 x 2 pixels."""
+    return (torch.arange(8)[:, None] // 2 * 4 + torch.arange(8)[None] // 2).view(1, 1, 8, 8)
+
+
+def arguments_of(row: Row, x: Tensor) -> dict[str, Any]:
+    """Of one call, beside inputs and target."""
+    chosen = dict(OPTIONS.get(row.name, {}))
+    if row.name in SQUARES:
+        chosen["feature_mask"] = squares(x)
+    if row.name in CHANNELS:
+        chosen["layer_mask"] = torch.arange(32).view(1, 32, 1, 1).expand(1, 32, 4, 4).contiguous()
+    return row.options(x, chosen)
+
+
+def made(row: Row, model: nn.Module, hardening: Hardening) -> Any:
+    """The hardened class of a row on a model."""
+    layer = () if row.of == "input" else (default_layer(model),)
+    options = {"interpretable_model": SkLearnLasso(alpha=1e-4)} if row.name == "Lime" else {}
+    return HARDENED[row.name](model, *layer, hardening=hardening, **options)
+
+
+def of_maps(row: Row, trained: Trained, progress: Progress) -> Answers:
+    """Maps of a method of Captum, or ours: native ones, reduced to the numbers they are made of, and then hardened.
+
+    The hardened class itself is asked about the first batch, and must release the same.
+    """
+    pool, hardening = trained.task.pool, Hardening.recommended()
+    explains = "probability" if _explains_probability(row, trained) else "logit"
+    native: list[Floats] = []
+    groups: Tensor | None = None
+    for i, net in enumerate(trained.shadows.models):
+        model = Probability(net).eval() if explains == "probability" else net.eval()
+        rows = []
+        for start in range(0, len(pool), BATCH):
+            x = pool.x[start : start + BATCH]
+            target = torch.from_numpy(trained.labels[i, start : start + BATCH])
+            found = _ask(made(row, model, Hardening.none()), row, x, target)
+            if not rows and not native:
+                groups = _groups(row, x, found)
+                released = _numbers(_ask(made(row, model, hardening), row, x, target), groups)
+                if not torch.equal(released, hardening(_numbers(found, groups))):
+                    raise AssertionError(f"{row.hardened_name} does not release what its hardening makes of the map")
+            rows.append(_numbers(found, groups))
+        native.append(torch.cat(rows).double().numpy())
+        progress(row.name, i + 1, len(trained.shadows.models))
+    maps = np.stack(native)
+    hardened = np.stack([hardening(torch.from_numpy(each)).numpy() for each in maps])
+    return Answers(maps, hardened, explains, repr(hardening.clip), _places(row, maps.shape[2], groups))
+
+
+def _explains_probability(row: Row, trained: Trained) -> bool:
+    x, target = trained.task.pool.x[:2], torch.from_numpy(trained.labels[0, :2])
+    try:
+        _ask(made(row, Probability(trained.shadows.models[0]).eval(), Hardening.none()), row, x, target)
+    except (RefusedError, InputError):
+        return False
+    return True
+
+
+def _ask(explainer: Any, row: Row, x: Tensor, target: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 -- KernelShap draws from it
+    inputs = x.detach().clone().requires_grad_(row.leaf_inputs)
+    asked = arguments_of(row, x) | ({"target": target} if row.target else {})
+    found: Tensor = explainer.attribute(inputs, **asked).detach()
+    return found
+
+
+def _groups(row: Row, x: Tensor, found: Tensor) -> Tensor | None:
+    """(features,) of one example, the number of the group that each is of."""
+    tensors = (found,) if row.of == "layer" and row.name in CHANNELS else (x,)
+    groups = find_groups(arguments_of(row, x), tensors)
+    return None if groups is None else groups.canonical(tensors)[0].flatten()
+
+
+def _numbers(found: Tensor, groups: Tensor | None) -> Tensor:
+    flat = found.flatten(1)
+    if groups is None:
+        return flat
+    first = np.unique(groups.numpy(), return_index=True)[1]
+    return flat[:, first]
+
+
+def _places(row: Row, k: int, groups: Tensor | None) -> NDArray[np.int64] | None:
+    if row.of != "input" and row.name not in ("GradCAM", "GradCAMPlusPlus", "GuidedGradCam"):
+        return None
+    if groups is not None:
+        return np.unique(groups.numpy(), return_inverse=True)[1].astype(np.int64)
+    return np.arange(64) if k == 64 else squares(torch.zeros(1)).flatten().numpy()
+
+
+def of_rows(row: Row, trained: Trained, progress: Progress) -> Answers:
+    """Numbers of a method for rows of a table, asked natively and hardened; each model's noise has its own key."""
+    pool, public = trained.task.pool, trained.task.public.x[:BACKGROUND].numpy()
+    make = OF_ROWS[row.name].catalogued(public=public)
+    options = dict(OPTIONS.get(row.name, {}))
+    both: tuple[list[Floats], list[Floats]] = ([], [])
+    said = ""
+    for i, net in enumerate(trained.shadows.models):
+        model = net if isinstance(net, EstimatorModule) else Probability(net).eval()
+        target = torch.from_numpy(trained.labels[i])
+        key = bytes([i]) * 32
+        hardening = DEFAULTS[row.name](key) if row.name in DEFAULTS else Hardening.recommended()
+        said = ", ".join(repr(part) for part in (hardening.clip, hardening.noise) if part is not None)
+        for found, how in zip(both, (Hardening.none(), hardening), strict=True):
+            np.random.seed(0)  # noqa: NPY002 -- native explainers draw from it
+            found.append(make(model, hardening=how).attribute(pool.x, target=target, **options).double().numpy())
+        if i == 2 and all(np.array_equal(both[0][0], other) for other in both[0][1:]):
+            raise Unasked
+        progress(row.name, i + 1, len(trained.shadows.models))
+    native, hardened = (np.stack(found) for found in both)
+    features = int(pool.x.shape[1])
+    return Answers(native, hardened, "probability", said, np.arange(features) if native.shape[2] == features else None)
+
+
+class Unasked(Exception):
+    """Three models gave the same answers: the explainer does not ask the model."""
+
+
+# ---------------------------------------------------------------------------------------------------------- judgement
+
+
+def judged(trained: Trained, maps: Floats, resamples: int) -> dict[str, Any]:
+    """Members found by the labels alone and by the complete stack on labels and answers."""
+    n = maps.shape[1]
+    drawn = np.random.default_rng(0xB007).multinomial(n, np.full(n, 1 / n), size=resamples).T
+    weights = np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)
+    values = {k: v for k, v in trained.said.values.items() if k == "label"}
+    each = [summarise(torch.from_numpy(rows)) for rows in maps]
+    values |= {name: np.stack([found[name].numpy() for found in each]) for name in each[0]}
+    signals = Signals(trained.shadows.membership, values, maps.astype(np.float32), {})
+    rows = [apart(row) for row in _rows(signals)]
+    views = {f"{view}_{WHOLE_MAP}": make(values_of(signals, WHOLE_MAP)) for view, make in VIEWS.items()}
+    signals = replace(signals, values={**signals.values, **views})
+    rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
+    for target in range(trained.task.targets):
+        scorer = Scorer(signals, rows, target=target, training=np.ones(n, dtype=bool), known=trained.known.get(target))
+        trained.known.setdefault(target, scorer)
+        for row, scores in zip(rows, scorer.scores(target), strict=True):
+            member = trained.shadows.membership[target]
+            rates[row].append(interpolated_rates(scores, member, weights, FPRS))
+    mean = {row: np.mean(found, axis=0) for row, found in rates.items()}
+    labels = next(mean[row] for row in rows if row.baseline)
+    stack = next(row for row in rows if row.name == "Stacked" and not row.baseline)
+    always = next(row for row in rows if type(row.attack) is Always)
+    others = [row for row in rows if row.role == "explanation+label" and type(row.attack) is Stacked]
+    out: dict[str, Any] = {"labels": _pair(labels), "stack": _pair(mean[stack]), "always": _pair(mean[always]),
+                           "adds": _pair(mean[stack] - labels)}  # fmt: skip
+    added = {f"{row.name} on {row.signal}": _pair(mean[row] - labels)["tpr"] for row in others}
+    best = max(added, key=lambda name: added[name]["value"])
+    out["strongest"] = {"attack": best, **added[best]}
+    out["at_most"] = max(found["value"] + ONE_SIDED * found["se"] for found in added.values())
+    return out
+
+
+def _rows(signals: Signals) -> list[SuiteRow]:
+    rows = []
+    for row in fitting(signals, Policy(patience=(1,), training=0.0)):
+        if not (row.baseline or (row.role == "explanation+label" and row.columns)):
+            continue
+        if row.columns and row.columns[-1].learns and row.name != "Stacked":
+            continue
+        row = smaller(row)
+        rows.append(row)
+        if row.name == "Stacked" and not row.baseline:
+            rows.append(replace(row, name="Always", attack=Always(row.attack.fpr)))  # type: ignore[attr-defined]
+    return rows
+
+
+def _pair(replicates: Floats) -> dict[str, dict[str, float]]:
+    return {
+        name: {"value": float(each[0]), "se": float(each[1:].std(ddof=1))}
+        for name, each in zip(("auc", "tpr"), replicates, strict=True)
+    }
+
+
+def useful(trained: Trained, answers: Answers) -> dict[str, Any]:
+    """Agreement with the native numbers, and deletion where they stand for parts of the input."""
+    t, k = trained.task.targets, answers.native.shape[2]
+    top = min(k, max(4, round(0.1 * k)))
+    kept = utility(*(a[:t].reshape(-1, k) for a in (answers.native, answers.hardened)), top_fraction=top / k)
+    out: dict[str, Any] = {"overlap": kept.top_overlap, "rank_correlation": kept.rank_correlation,
+                           "cosine": kept.cosine}  # fmt: skip
+    if answers.places is not None:
+        for name, maps in (("native", answers.native), ("hardened", answers.hardened)):
+            lost = [deletion(trained, i, maps[i], answers.places, top) for i in range(t)]
+            out[f"deletion_{name}"] = float(np.mean(lost))
+    return out
+
+
+def deletion(trained: Trained, i: int, numbers: Floats, places: NDArray[np.int64], top: int) -> float:
+    """How far the probability falls when the top numbers above 0 are taken away; among equals at random."""
+    x = trained.task.pool.x
+    draw = np.random.default_rng(0)
+    order = draw.permutation(numbers.shape[1])
+    place = np.argsort(np.argsort(-numbers[:, order], axis=1, kind="stable"), axis=1)
+    chosen = np.zeros(numbers.shape, dtype=bool)
+    chosen[:, order] = (place < top) & (numbers[:, order] > 0)
+    keep = torch.from_numpy(~chosen[:, places]).float().view_as(x)
+    target = torch.from_numpy(trained.labels[i])[:, None]
+    with torch.no_grad():
+        before, after = (trained.shadows.models[i](inputs) for inputs in (x, x * keep))
+    before, after = (p if are_probabilities(p) else p.softmax(1) for p in (before, after))
+    return float((before - after).gather(1, target).mean())
+
+
+def measure(row: Row, tasks: Callable[[str], Trained], progress: Progress) -> dict[str, Any]:
+    """Everything about one method, or why it cannot be measured."""
+    start = time.process_time()
+    reasons = []
+    names = ("digits",) if row.entry == "attribute" and row.name not in OF_ROWS else ("heloc", "trees")
+    for name in names:
+        trained = tasks(name)
+        trained = trained.first(FEWER.get(row.name, len(trained.task.pool)))
+        try:
+            answers = (of_maps if name == "digits" else of_rows)(row, trained, progress)
+        except Unasked:
+            return {
+                "reason": "it compares the row with public rows and never asks the model: three models that were"
+                " trained on different data gave the same answers, so that they tell nothing about training data"
+            }
+        except SafexplainError as error:
+            reasons.append(str(error))
+            continue
+        except TypeError as error:  # of Alibi, beside a shap that it was not written for
+            reasons.append(f"Alibi and shap {version('shap')} do not fit each other: {error}")
+            continue
+        native, hardened = (judged(trained, maps, RESAMPLES) for maps in (answers.native, answers.hardened))
+        return {
+            "task": name,
+            "examples": len(trained.task.pool),
+            "explains": answers.explains,
+            "numbers": answers.native.shape[2],
+            "hardening": answers.hardening,
+            "labels": native.pop("labels"),
+            "native": native,
+            "hardened": {k: v for k, v in hardened.items() if k != "labels"},
+            "utility": useful(trained, answers),
+            "cpu_seconds": round(time.process_time() - start, 1),
+        }
+    return {"reason": "; ".join(dict.fromkeys(reasons))}
+
+
+def show(name: str, r: dict[str, Any]) -> None:
+    """One line."""
+    if "reason" in r:
+        print(f"{name:28} not measured: {r['reason']}", flush=True)
+        return
+    rates = (r["labels"], r["native"]["stack"], r["hardened"]["stack"])
+    found = " ".join(f"{100 * f['tpr']['value']:5.1f} +-{196 * f['tpr']['se']:4.1f}" for f in rates)
+    print(f"{name:28} {r['task']:6} {r['numbers']:4} labels, native, hardened: {found} | overlap"
+          f" {r['utility']['overlap']:.2f} | {r['cpu_seconds']} s", flush=True)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite."""
+    p = parser("explainers", __doc__)
+    p.add_argument("--method", nargs="+", choices=tuple(CATALOG), help="these alone; others keep their results")
+    options = p.parse_args(argv)
+    warnings.simplefilter("ignore")
+    parts = Parts(options.cache / "explainers", __package__, *CODE)
+    out, progress, ready = destination(options), Progress(), dict[str, Trained]()
+
+    def tasks(name: str) -> Trained:
+        if name not in ready:
+            ready[name] = Trained.of(task_of(name, options.quick, options.data), options.cache / "models", progress)
+        return ready[name]
+
+    start = time.perf_counter()
+    methods = dict(earlier(out, options.quick).get("methods", {})) if out.is_file() else {}
+    for name in options.method or CATALOG:
+        methods[name] = parts.get([name, options.quick], lambda: measure(CATALOG[name], tasks, progress))  # noqa: B023
+        show(name, methods[name])
+    about = {
+        name: {"examples": len(t.task.pool), "models": t.task.models, "targets": t.task.targets,
+               "accuracy": t.accuracy(), "data": t.task.source}
+        for name, t in ((name, tasks(name)) for name in SIZES)
+    }  # fmt: skip
+    results = {"tasks": about, "methods": {name: methods[name] for name in CATALOG if name in methods}}
+    run = provenance(time.perf_counter() - start)
+    run["versions"] |= {name: _version(name) for name in ("alibi", "shap", "lime", "aix360")}
+    head = {"suite": "explainers", "quick": options.quick, "fpr": FPRS[0], "resamples": RESAMPLES, **run}
+    write_json(out, rounded(head | {"results": results}))
+    print(f"written to {out}")
+    return 0
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
