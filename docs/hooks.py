@@ -62,7 +62,7 @@ def _with_pages(nav: Any) -> Any:
     if isinstance(nav, dict):
         return {title: _with_pages(item) for title, item in nav.items()}
     if found := re.fullmatch(r"reference/(\w+)/index\.md", nav):
-        first, *pages = _sections()[found[1]]
+        _, *pages = _sections()[found[1]]
         return [nav, *({page.title: f"reference/{found[1]}/{page.name}.md"} for page in pages)]
     return nav
 

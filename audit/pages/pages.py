@@ -88,6 +88,9 @@ def _benchmark(name: str, shows: str, time: str, needs: str = "nothing") -> Suit
 
 
 PAGES = (
+    Page("explainers", "Every explainer", (_suite(
+        "explainers", "members found from each explainer of the catalog, natively and hardened, beside the label alone,"
+        " and what the hardened answer is worth, on one small task each", "`heloc.npz`", "20 min"),)),
     Page("paper_a", "The published table, and what it is", (_suite(
         "paper_a", 'the published low-rate figures of "Explaining the Model, Protecting Your Data" (Huang et al.) come'
         " from swapped axes and a wrong index; what the same scores really find", "`paper_a_ixg_signals.npz`",

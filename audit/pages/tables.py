@@ -18,6 +18,7 @@ from ..suites.bound_errors import tables as bound_tables
 from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
 from ..suites.dp_attacks import tables as dp_tables
+from ..suites.explainers import tables as explainer_tables
 from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
@@ -196,6 +197,7 @@ def dp_head(found: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     "attack_table: scores": ("attack_table", attack_scores),
     "attack_table: comparison": ("attack_table", attack_comparison),
     "attack_table: sentences": ("attack_table", sentences),

@@ -1,4 +1,4 @@
-"""The pictures of the reference pages: what every explainer answers natively and hardened, and what every mechanism does.
+"""The pictures of the reference pages: what explainers answer natively and hardened, and what mechanisms do.
 
     python docs/figures/make_pictures.py [--data DIR] [--only NAME ...]
 
@@ -112,7 +112,7 @@ def maps_of(row: Row, case: Any) -> tuple[Tensor, Tensor, str]:
     options = dict(OPTIONS.get(row.name, {}))
     if row.name in ("LayerFeatureAblation", "LayerFeaturePermutation"):
         options["layer_mask"] = torch.arange(64).view(1, 1, 8, 8).expand(1, 64, 8, 8).contiguous()
-    if "groups" in row.needs.__name__ and row.name != "ShapleyValues":
+    if row.name == "NeuronFeatureAblation" or ("groups" in row.needs.__name__ and row.name != "ShapleyValues"):
         options["feature_mask"] = case.mask
     chooses = row.target and row.name != "LayerFeaturePermutation"  # Captum 0.9.0 chooses the target twice there
     asked = row.options(x, options) | ({"target": case.target} if chooses else {})

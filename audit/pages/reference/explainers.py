@@ -301,4 +301,5 @@ def thumbnails() -> str:
             f' 100%; {style}" }}](reference/explainers/{row.name}.md)<figcaption markdown="span">'
             f"[{row.name}](reference/explainers/{row.name}.md)</figcaption></figure>"
         )
-    return '<div class="gallery" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"
+    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 0.8rem"
+    return f'<div style="{grid}" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"

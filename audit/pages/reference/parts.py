@@ -60,7 +60,8 @@ def picture(name: str, words: str, width: int = 440) -> str | None:
     if name not in pictures():
         return None
     file = pictures()[name]["file"]
-    style = f"width: {width}px; image-rendering: pixelated" if file.endswith(".png") else f"width: {width + 240}px"
+    png = file.endswith(".png")
+    style = f"width: {width if png else width + 240}px; max-width: 100%{'; image-rendering: pixelated' if png else ''}"
     return f'![{words}](../../figures/reference/{file}){{ style="{style}" }}'
 
 

@@ -29,8 +29,7 @@ probability falls when the top features that count for the class are set to 0, n
 Methods that need modules all the way explain the logit, the others the probability; `explains` says which. What cannot
 be measured says why.
 
-    python -m audit.suites.explainers [--task digits|heloc|trees|all] [--method NAME ...] [--data DIR] [--out FILE]
-                                      [--cache DIR] [--quick]
+    python -m audit.suites.explainers [--method NAME ...] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ BATCH = 100
 RESAMPLES = 400
 BACKGROUND = 20
 """Public rows that explainers of tables compare with."""
-SIZES = {"digits": (600, 17, 4), "heloc": (400, 13, 4), "trees": (400, 13, 4)}
+SIZES = {"digits": (600, 17, 4), "heloc": (200, 9, 4), "trees": (200, 9, 4)}
 """Examples, models, and how many of them take turns as the target."""
 QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2)}
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
@@ -104,8 +103,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 SQUARES = ("FeatureAblation", "FeaturePermutation", "ShapleyValueSampling", "KernelShap", "Lime")
 CHANNELS = ("LayerFeatureAblation", "LayerFeaturePermutation")
 """Methods whose groups are the channels of the layer."""
-FEWER = {"Anchors": 100}
-"""Examples, for methods that take a second or more for each."""
+SLOW = {"Anchors": "its search takes about a second for each row, and an audit asks thousands of them"}
+"""Methods that are measured only where `--method` names them, and why."""
 DEFAULTS: Mapping[str, Callable[[bytes], Hardening]] = {"Anchors": anchor_hardening, "ProtoDash": Hardening.ranked}
 """What a hardened class releases if it is not told otherwise, where that is not `Hardening.recommended()`."""
 
@@ -199,15 +198,6 @@ class Trained:
     def labels(self) -> NDArray[np.int64]:
         """(m, n) what every model predicts, and is asked to explain."""
         return np.asarray(self.said.values["label"].astype(np.int64))
-
-    def first(self, n: int) -> Trained:
-        """The same models, asked about the first n examples."""
-        if n >= len(self.task.pool):
-            return self
-        pool = Population.of(self.task.pool.x[:n].numpy(), self.task.pool.y[:n].numpy())
-        shadows = replace(self.shadows, membership=self.shadows.membership[:, :n])
-        said = predict(shadows, pool, patience=(1,), progress=Progress())
-        return Trained(replace(self.task, pool=pool), shadows, said, {})
 
     def accuracy(self) -> dict[str, float]:
         """Share of right labels."""
@@ -450,7 +440,6 @@ def measure(row: Row, tasks: Callable[[str], Trained], progress: Progress) -> di
     names = ("digits",) if row.entry == "attribute" and row.name not in OF_ROWS else ("heloc", "trees")
     for name in names:
         trained = tasks(name)
-        trained = trained.first(FEWER.get(row.name, len(trained.task.pool)))
         try:
             answers = (of_maps if name == "digits" else of_rows)(row, trained, progress)
         except Unasked:
@@ -511,6 +500,10 @@ def main(argv: list[str] | None = None) -> int:
     start = time.perf_counter()
     methods = dict(earlier(out, options.quick).get("methods", {})) if out.is_file() else {}
     for name in options.method or CATALOG:
+        if name in SLOW and not options.method:
+            reason = f"{SLOW[name]}: `python -m audit.suites.explainers --method {name}` takes hours, and was not run"
+            methods.setdefault(name, {"reason": reason})
+            continue
         methods[name] = parts.get([name, options.quick], lambda: measure(CATALOG[name], tasks, progress))  # noqa: B023
         show(name, methods[name])
     about = {
