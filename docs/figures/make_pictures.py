@@ -190,7 +190,7 @@ def bars(name: str, panels: Mapping[str, tuple[list[str], list[float]]]) -> str:
         for j, (label, value) in enumerate(zip(labels, values, strict=True)):
             y = height + j * row
             start, length = zero + min(value, 0) * reach, abs(value) * reach
-            colour = "#762a83" if value >= 0 else "#1b7837"
+            colour = "#c0392b" if value >= 0 else "#2f7fc1"
             parts.append(f'<text x="{x0 + left - 6}" y="{y + 11}" text-anchor="end">{escape(label)}</text>')
             parts.append(
                 f'<rect x="{start:.1f}" y="{y + 1}" width="{max(length, 0.8):.1f}" height="12" fill="{colour}"/>'

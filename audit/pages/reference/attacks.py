@@ -15,7 +15,7 @@ from safexplain.audit import attacks
 from safexplain.audit.attacks import suite
 
 from ...shared.run import markdown
-from .parts import ReferencePage, cited, docstring, first_paragraph, percent, result, signature
+from .parts import ReferencePage, cited, docstring, facts, first_paragraph, percent, result, signature
 
 READS = {
     "explanation": "the explanation",
@@ -121,12 +121,12 @@ def page(kind: Any) -> str:
         f"# {name}",
         first_paragraph(kind),
         "## At a glance",
-        markdown(("", ""), [
+        facts([
             ("Reads", _reads(name)),
             ("Source", source_of(kind)),
             ("Needs reference models", "no" if _alone(kind) else "yes"),
             ("Higher score", "the example was in the training set"),
-        ], left=2),
+        ]),
         "## When it is judged",
         _judged(name),
         "## Use it",

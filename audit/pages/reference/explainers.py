@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
+from functools import cache
 from typing import Any
 
 import safexplain
@@ -15,7 +17,7 @@ from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 
 from ...shared.run import markdown
-from .parts import ReferencePage, cited, percent, picture, pictures, result, signature, with_interval
+from .parts import ReferencePage, cited, facts, percent, picture, pictures, result, signature, with_interval
 
 LIBRARIES = {"captum": "Captum", "alibi": "Alibi", "aix360": "AIX360", "lime": "LIME", "shap": "SHAP",
              "safexplain": "safexplain"}  # fmt: skip
@@ -36,7 +38,7 @@ ELSEWHERE = {
 
 def explainer_pages() -> list[ReferencePage]:
     """The overview and a page for each row."""
-    return [_overview(), *(ReferencePage(row.name, row.hardened_name, page(row)) for row in CATALOG.values())]
+    return [_overview(), *(ReferencePage(row.name, row.name, page(row)) for row in CATALOG.values())]
 
 
 def page(row: Row) -> str:
@@ -49,7 +51,7 @@ def page(row: Row) -> str:
         _imports(row),
         _calls(row),
         "## At a glance",
-        markdown(("", ""), _facts(row), left=2),
+        facts(_facts(row)),
         "## What it leaks",
         _measured(row),
         "## What is refused",
@@ -71,11 +73,17 @@ def _picture(row: Row) -> str:
         shows = pictures()[row.name]["shows"]
         side = "Native answer on the left, hardened answer on the right"
         if row.name in OF_ROWS:
-            return f"{found}\n\n*{side}: {shows}. Grey lines without a bar are features that are not released.*"
+            return f"{found}\n\n*{side}: {shows}. A name without a bar was not released.*"
         photo = picture("photo", "The explained image", 215)
         kind = "a layer's map, added up over its channels, " if row.of == "layer" else ""
-        return f"{photo} {found}\n\n*{side}: {kind}for {shows}. Purple counts for the class, green against it.*"
+        return f"{photo} {found}\n\n*{side}: {kind}for {shows}. {_colours(row)}*"
     return "*No picture yet: `python docs/figures/make_pictures.py` draws it.*"
+
+
+def _colours(row: Row) -> str:
+    if row.of == "neuron":
+        return "Red raises the neuron, blue lowers it; maps of magnitudes are purple."
+    return "Red counts for the class, blue against it; maps of magnitudes are purple."
 
 
 def _class(row: Row) -> Any:
@@ -190,7 +198,7 @@ def _measured(row: Row) -> str:
             f" {used['deletion_hardened']:.2f}; with the native top features, by {used['deletion_native']:.2f}."
         )
     task = {"digits": "handwritten digits and a small CNN", "heloc": "loans (HELOC) and an MLP",
-            "trees": "loans (HELOC) and boosted trees"}[measured["task"]]  # fmt: skip
+            "trees": "loans (HELOC) and a random forest"}[measured["task"]]  # fmt: skip
     how = (
         f"Measured on {task}: {n} examples, half of them members; {about['models']} models, of which"
         f" {about['targets']} take turns as the target and the others are the attacker's references; one question an"
@@ -252,9 +260,8 @@ def _more(row: Row) -> list[str]:
     return lines
 
 
+@cache
 def _text(name: str) -> str:
-    import json
-
     return json.dumps(result(name))
 
 
@@ -297,9 +304,9 @@ def thumbnails() -> str:
         file = pictures()[row.name]["file"]
         style = "image-rendering: pixelated" if file.endswith(".png") else ""
         cards.append(
-            f'<figure markdown="span">[![{row.name}, native and hardened](figures/reference/{file}){{ style="width:'
-            f' 100%; {style}" }}](reference/explainers/{row.name}.md)<figcaption markdown="span">'
-            f"[{row.name}](reference/explainers/{row.name}.md)</figcaption></figure>"
+            f'<div markdown>\n\n[![{row.name}, native and hardened](figures/reference/{file}){{ style="width: 100%;'
+            f' max-width: 100%; {style}" }}](reference/explainers/{row.name}.md)<br>[{row.name}]'
+            f"(reference/explainers/{row.name}.md)\n\n</div>"
         )
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 0.8rem"
     return f'<div style="{grid}" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"

@@ -14,7 +14,18 @@ from safexplain.hardening.hardening import SLOTS
 from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
 
 from ...shared.run import markdown
-from .parts import ReferencePage, cited, docstring, first_paragraph, percent, picture, pictures, result, signature
+from .parts import (
+    ReferencePage,
+    cited,
+    docstring,
+    facts,
+    first_paragraph,
+    percent,
+    picture,
+    pictures,
+    result,
+    signature,
+)
 
 SLOT = {
     "clip": "Clips come first. They bound how large an explanation can be, or replace its numbers by a fixed format.",
@@ -225,12 +236,12 @@ def part_page(name: str, slot: str, kind: Any) -> str:
     module = "safexplain" if hasattr(importlib.import_module("safexplain"), name) else kind.__module__
     parts += [
         "## At a glance",
-        markdown(("", ""), [
+        facts([
             ("Slot", SLOT.get(slot, "An amount, for masks and noise.")),
             ("Costs", about.costs),
             ("Does not protect against", about.leaves),
             ("Source", cited(about.source)),
-        ], left=2),
+        ]),
         "## Use it",
         f"```python\nfrom {module} import {name}\n```",
         signature(kind, name),
@@ -286,12 +297,12 @@ def private_page(name: str, kind: Any) -> str:
         about.does,
         "*No picture: it changes how a model is trained or what is released of a score, not a map.*",
         "## At a glance",
-        markdown(("", ""), [
+        facts([
             ("Guarantee", "differential privacy; `PrivacyStatement` says which epsilon, under both adjacencies"),
             ("Costs", about.costs),
             ("Does not protect against", about.leaves),
             ("Source", cited(about.source)),
-        ], left=2),
+        ]),
         "## Use it",
         f"```python\nfrom {package} import {name}\n```",
         _signature(kind, name),

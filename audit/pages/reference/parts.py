@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -123,6 +123,11 @@ def _unions(text: str) -> str:
         parts = sorted(dict.fromkeys(parts), key=lambda part: part == "None")
         text = text[: found.start()] + " | ".join(parts) + text[i:]
     return text
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Name and value of each, as a list."""
+    return "\n".join(f"- **{name}:** {value}" for name, value in pairs)
 
 
 def percent(value: float, signed: bool = False) -> str:

@@ -5,7 +5,7 @@ One small task for each kind of input, models that overfit, and every method of 
     digits      8 x 8 images of scikit-learn, a small CNN: methods for inputs, layers and neurons. The layer is the last
                 convolution; the neuron is the sum over it
     heloc       loans, an MLP: methods for rows of a table
-    trees       the same rows, gradient boosting: methods that explain trees alone
+    trees       the same rows, a random forest: methods that explain trees alone
 
 Half of a pool are members, by coin flips. Models take turns as the target; the others are the attacker's references.
 Every model is asked once about every example, about the class that it predicts. Three attackers are compared:
@@ -46,6 +46,7 @@ import numpy as np
 import torch
 from captum._utils.models.linear_model import SkLearnLasso
 from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestClassifier
 from torch import Tensor, nn
 
 from safexplain import Hardening, Probability
@@ -78,7 +79,7 @@ BATCH = 100
 RESAMPLES = 400
 BACKGROUND = 20
 """Public rows that explainers of tables compare with."""
-SIZES = {"digits": (600, 17, 4), "heloc": (200, 9, 4), "trees": (200, 9, 4)}
+SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4)}
 """Examples, models, and how many of them take turns as the target."""
 QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2)}
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
@@ -168,7 +169,8 @@ def task_of(name: str, quick: bool, folder: Path) -> Task:
                     lambda seed: SmallCNN(), models, targets, {"file": "bundled with scikit-learn"})  # fmt: skip
     of = RELEASE_TASKS["heloc" if name == "heloc" else "heloc_trees"]("quick" if quick else "small", folder)
     pool, public = (Population.of(p.x[:n].numpy(), p.y[:n].numpy()) for p in (of.pool, of.public))
-    return Task(name, pool, public, of.train, of.build, models, targets, of.source)
+    train = RandomForestClassifier(n_estimators=40) if name == "trees" else of.train
+    return Task(name, pool, public, train, of.build, models, targets, of.source)
 
 
 @dataclass
