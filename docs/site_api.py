@@ -94,7 +94,10 @@ def public_names(package: griffe.Module, entry: str | dict[str, list[str]]) -> l
 
 def topics() -> list[Topic]:
     """Every page of docs/api with its names; a name that several pages could have is on the first."""
-    package = griffe.load(PACKAGE, search_paths=[str(ROOT)], resolve_aliases=True, resolve_external=False)
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "site_generated.py"))
+    package = griffe.load(
+        PACKAGE, search_paths=[str(ROOT)], extensions=extensions, resolve_aliases=True, resolve_external=False
+    )
     assert isinstance(package, griffe.Module)
     at_top = {name for _, name in public_names(package, PACKAGE)}
     seen: set[str] = set()

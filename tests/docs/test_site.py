@@ -1,0 +1,243 @@
+"""The built site: every link leads somewhere, nothing comes from elsewhere, and a phone at night can show it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import numpy as np
+import pytest
+from chromium import Chromium, find_chromium, serving
+from PIL import Image
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytest.importorskip("mkdocstrings")
+
+ROOT = Path(__file__).parents[2]
+SEEN = (
+    "",
+    "quick-start/",
+    "choose/",
+    "concepts/",
+    "explainers/",
+    "cli/",
+    "threat-model/",
+    "evidence/releases/",
+    "api/",
+    "api/hardening/Hardening/",
+)
+"""The ten pages that are looked at in a browser."""
+KEPT = """
+hardening tune explainers surrogates alibi aix360 testing pretraining differential-privacy canaries recourse ledger
+serving platforms endpoint-audit scale cli threat-model statistics certificate quick-start concepts api/hardening
+api/explain api/audit api/tune api/attacks api/stats api/dp api/canaries api/recourse api/ledger api/serve api/errors
+evidence/paper_a evidence/releases evidence/red_team evidence/benchmarks evidence/peers evidence/verdict_errors
+"""
+"""Addresses that people have bookmarked."""
+PARTS = (
+    "safexplain",
+    "safexplain.hardening",
+    "safexplain.audit",
+    "safexplain.audit.attacks",
+    "safexplain.audit.canaries",
+    "safexplain.dp",
+    "safexplain.recourse",
+    "safexplain.ledger",
+    "safexplain.testing",
+)
+"""Modules whose `__all__` is public."""
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
+"""Tags that fetch something by themselves, and the attribute that says what; `link` is one, too."""
+
+
+@dataclass
+class Html(HTMLParser):
+    """What a page links to, what it loads, and what can be linked to in it."""
+
+    text: str
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+    described: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in LOADED and LOADED[tag] in values:
+            self.loads.append(values[LOADED[tag]])
+        if tag == "link" and values.get("rel") not in ("prev", "next", "canonical"):
+            self.loads.append(values["href"])
+        if tag == "meta" and values.get("name") == "description":
+            self.described.append(values.get("content", ""))
+        if tag == "img" and not values.get("alt"):
+            self.unnamed.append(values.get("src", ""))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make check` builds it: any warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Html]:
+    """Every page by its path from the root of the site, with a slash before it."""
+    return {f"/{path.relative_to(site).as_posix()}": Html(path.read_text()) for path in sorted(site.rglob("*.html"))}
+
+
+def where(page: str, link: str) -> tuple[str, str]:
+    """Path and anchor that a link of a page leads to; a folder stands for its index."""
+    path, _, anchor = urljoin(page, link).partition("#")
+    path = unquote(path.partition("?")[0])
+    return path + "index.html" if path.endswith("/") else path, unquote(anchor)
+
+
+def outside(link: str) -> bool:
+    return bool(urlsplit(link).scheme or urlsplit(link).netloc)
+
+
+def broken(pages: dict[str, Html], files: set[str]) -> list[str]:
+    """Links to what is not there, and to anchors that a page does not have."""
+    found = []
+    for page, html in pages.items():
+        for link in html.links + html.loads:
+            if outside(link) or not link:
+                continue
+            path, anchor = where(page, link)
+            if path not in files:
+                found.append(f"{page}: {link}: no such file")
+            elif anchor and path in pages and anchor not in pages[path].anchors | {"__top"}:
+                found.append(f"{page}: {link}: no such anchor")
+    return found
+
+
+def test_every_link_and_every_anchor_of_the_site_leads_somewhere(site: Path, pages: dict[str, Html]) -> None:
+    files = {f"/{path.relative_to(site).as_posix()}" for path in site.rglob("*") if path.is_file()}
+    assert len(pages) > 50
+    assert broken(pages, files) == []
+
+
+def test_a_broken_link_and_a_missing_anchor_are_found() -> None:
+    page = Html('<a href="../b/#there"></a><a href="../b/#gone"></a><a href="c/"></a><img src="d.png" alt="d">')
+    pages = {"/a/index.html": page, "/b/index.html": Html('<h2 id="there"></h2>')}
+    found = broken(pages, set(pages))
+    assert [line.rpartition(": ")[0].rpartition(": ")[2] for line in found] == ["../b/#gone", "c/", "d.png"]
+
+
+def test_no_page_loads_anything_from_another_server(site: Path, pages: dict[str, Html]) -> None:
+    assert [f"{page}: {link}" for page, html in pages.items() for link in html.loads if outside(link)] == []
+    for sheet in site.rglob("*.css"):
+        assert re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]+", sheet.read_text()) == [], sheet.name
+
+
+def test_every_page_has_a_title_and_a_description_of_its_own(pages: dict[str, Html]) -> None:
+    named = {page: html for page, html in pages.items() if page != "/404.html"}
+    assert [page for page, html in named.items() if not re.search(r"<title>[^<]+</title>", html.text)] == []
+    assert [page for page, html in named.items() if len(html.described) != 1 or len(html.described[0]) < 20] == []
+
+
+def test_every_picture_says_in_words_what_it_shows(pages: dict[str, Html]) -> None:
+    assert [f"{page}: {src}" for page, html in pages.items() for src in html.unnamed] == []
+
+
+def test_the_pages_that_others_link_to_are_where_they_were(site: Path) -> None:
+    assert [name for name in KEPT.split() if not (site / name / "index.html").is_file()] == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_public_class_has_a_page_with_its_signature(site: Path, part: str) -> None:
+    module = importlib.import_module(part)
+    written = {path.parent.name: path.read_text() for path in site.glob("api/*/*/index.html")}
+    missing = []
+    for name in module.__all__:
+        public = getattr(module, name)
+        if not inspect.isclass(public):
+            continue
+        shown = re.sub(r"<[^>]+>", "", written.get(name, ""))
+        takes_nothing = issubclass(public, Exception) or getattr(public, "_is_protocol", False)
+        if f"import {name}" not in shown or not (takes_nothing or f"{name}(" in shown):
+            missing.append(name)
+    assert missing == []
+
+
+def test_the_search_knows_pages_and_classes(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    titles = {re.sub(r"<[^>]+>", "", entry["title"]) for entry in index["docs"]}
+    assert {"Quick start", "Exit codes", "Threat model"} <= titles
+    assert any("GaussianNoise" in title for title in titles)
+    assert all(not outside(entry["location"]) for entry in index["docs"])
+
+
+browser_needed = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine: nothing was looked at"),
+]
+
+
+@pytest.fixture(scope="module")
+def url(site: Path) -> Iterator[str]:
+    with serving(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+LOOK = (Path(__file__).parent / "look.js").read_text()
+"""What there is to see on a page, measured in the browser."""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("page", SEEN, ids=lambda page: page.strip("/").replace("/", "-") or "home")
+class TestInABrowser:
+    pytestmark = browser_needed
+
+    def test_a_page_fits_its_window_and_can_be_read(
+        self, browser: Chromium, url: str, page: str, width: int, dark: bool
+    ) -> None:
+        browser.open(url + page, width=width, dark=dark)
+        seen: dict[str, Any] = browser.run(LOOK)
+        assert seen["dark"] == dark
+        assert seen["width"] == [width, width]
+        assert seen["wide"] == []
+        assert seen["blank"] == []
+        assert seen["texts"] > 20
+        assert seen["faint"] == []
+        assert all(("-dark." in src) == dark for src in seen["figures"] if re.search(r"-(dark|light)\.\w+", src))
+        assert browser.complaints() == []
+        assert [asked for asked in browser.requests() if not asked.startswith((url, "about:"))] == []
+
+    def test_a_page_is_not_blank(self, browser: Chromium, url: str, page: str, width: int, dark: bool) -> None:
+        browser.open(url + page, width=width, dark=dark)
+        browser.run("document.fonts.ready.then(() => 1)")
+        picture = np.asarray(Image.open(io.BytesIO(browser.screenshot())).convert("L"), dtype=float)
+        assert picture.shape == (900, width)
+        assert picture[200:].std() > 8
+        assert (picture[200:].mean() < 110) == dark
