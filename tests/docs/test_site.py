@@ -18,7 +18,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import numpy as np
 import pytest
-from chromium import Chromium, find_chromium, serving
+from browser import LOOK, Chromium, find_chromium, serving
 from PIL import Image
 
 pytest.importorskip("mkdocs")
@@ -183,6 +183,16 @@ def test_every_public_class_has_a_page_with_its_signature(site: Path, part: str)
     assert missing == []
 
 
+def test_the_quick_start_says_of_the_demo_what_its_figure_shows() -> None:
+    front = json.loads((ROOT / "docs" / "figures" / "front.json").read_text())
+    text = " ".join((ROOT / "docs" / "quick-start.md").read_text().split())
+    said = re.search(r"finds some (\d+) % of the members at 5 % false positives.*?add some (\d+) points", text)
+    assert said is not None
+    assert said.groups() == (f"{100 * front['labels']['1']:.0f}", f"{100 * front['native']['adds']:.0f}")
+    assert 0.2 < front["labels"]["200"] < 0.3  # "a quarter of them"
+    assert front["recommended"]["adds_bounds"][1] < 0.01  # "next to nothing"
+
+
 def test_the_search_knows_pages_and_classes(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
     titles = {re.sub(r"<[^>]+>", "", entry["title"]) for entry in index["docs"]}
@@ -207,10 +217,6 @@ def url(site: Path) -> Iterator[str]:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     with Chromium(tmp_path_factory.mktemp("chromium")) as found:
         yield found
-
-
-LOOK = (Path(__file__).parent / "look.js").read_text()
-"""What there is to see on a page, measured in the browser."""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -31,6 +31,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 """The browser reads commands from descriptor 3 and answers on 4: this puts the pipes there and becomes the browser."""
 
+LOOK = (Path(__file__).parent / "look.js").read_text()
+"""What there is to see on a page, measured in the browser."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
