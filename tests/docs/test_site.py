@@ -219,6 +219,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
         yield found
 
 
+FOUND = """
+new Promise((done) => {
+  const links = () => [...document.querySelectorAll('.md-search-result__link')].map((a) => a.href);
+  const look = () => (links().length ? done(links()) : setTimeout(look, 50));
+  setTimeout(() => done([]), 30000);
+  look();
+})
+"""
+"""Links of the search's results, once there are any."""
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("page", SEEN, ids=lambda page: page.strip("/").replace("/", "-") or "home")
@@ -247,3 +258,13 @@ class TestInABrowser:
         assert picture.shape == (900, width)
         assert picture[200:].std() > 8
         assert (picture[200:].mean() < 110) == dark
+
+
+class TestSearch:
+    pytestmark = browser_needed
+
+    def test_the_search_finds_a_class_and_asks_no_other_server(self, browser: Chromium, url: str) -> None:
+        browser.open(f"{url}?q=GaussianNoise", width=1280)
+        found = browser.run(FOUND)
+        assert any("api/hardening/GaussianNoise/" in link for link in found)
+        assert [asked for asked in browser.requests() if not asked.startswith((url, "about:"))] == []
