@@ -156,9 +156,13 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         InputError: it cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the {what} {path}: {error}") from None
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror or error}; check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read the {what} {path}: expected a TOML file, got one that is not text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"cannot read the {what} {path}: expected TOML, got a file with {error}") from None
 
 
 def from_table(kind: type[Made], values: Any, what: str) -> Made:

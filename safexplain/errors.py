@@ -19,7 +19,7 @@ def near(word: str, known: Iterable[str]) -> str:
     ('; did you mean LikelihoodRatio?', '')
     """
     by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 

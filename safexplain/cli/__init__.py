@@ -69,7 +69,7 @@ def _empty(no_args_is_help: bool) -> typer.Typer:
 
 
 def _version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
 ) -> None:
     if show:
         typer.echo(f"safexplain {safexplain.__version__}")

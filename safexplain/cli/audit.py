@@ -37,6 +37,7 @@ def audit_command(
     hardening: Annotated[
         str,
         typer.Option(
+            metavar="HARDENING",
             help="recommended, none, deepleak, JSON, or a JSON file.",
             rich_help_panel=EXPLANATION,
             autocompletion=completion.hardenings,
@@ -45,6 +46,7 @@ def audit_command(
     pretraining_pool: Annotated[
         Path | None,
         typer.Option(
+            metavar="PATH",
             help="Pre-training data with a column member: audit membership in it, not in --data.",
             rich_help_panel=DATA,
         ),
@@ -52,6 +54,7 @@ def audit_command(
     endpoint: Annotated[
         str | None,
         typer.Option(
+            metavar="URL",
             help="URL of an explanation service to audit instead of a model file.",
             rich_help_panel=MODEL,
         ),
@@ -60,7 +63,8 @@ def audit_command(
         str | None,
         typer.Option(
             "--format",
-            help="Format of the service's requests: kserve-v1, v2, json or a TOML file.  [default: json]",
+            metavar="FORMAT",
+            help="Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -73,7 +77,9 @@ def audit_command(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="First look with few models and examples; no certificate.", rich_help_panel=RUN),
+        typer.Option(
+            "--quick", metavar="", help="First look with few models and examples; no certificate.", rich_help_panel=RUN
+        ),
     ] = False,
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
@@ -100,7 +106,8 @@ def audit_command(
 
 def attack_command(
     signals: Annotated[
-        Path, typer.Argument(help="signals.npz: array membership, and arrays such as l1 or attributions.")
+        Path,
+        typer.Argument(metavar="SIGNALS", help="signals.npz with membership, and arrays such as l1 or attributions."),
     ],
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
@@ -109,7 +116,8 @@ def attack_command(
     split: Annotated[
         str,
         typer.Option(
-            help="certification, or selection: choose on it, it decides nothing.",
+            metavar="NAME",
+            help="Examples to use: certification, or selection, which decides nothing.",
             rich_help_panel=POLICY,
             autocompletion=completion.splits,
         ),

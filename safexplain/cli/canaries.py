@@ -23,12 +23,16 @@ METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
 
 def canaries_command(
     config: Annotated[
-        Path | None, typer.Option(help="TOML file: data, training, claim.", rich_help_panel=TRAINING)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="TOML file with the data, the training and the claim.", rich_help_panel=TRAINING
+        ),
     ] = None,
     preset_: Annotated[
         str | None,
         typer.Option(
             "--preset",
+            metavar="NAME",
             help=f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
             rich_help_panel=TRAINING,
             autocompletion=completion.one_of(*PRESETS),
@@ -37,25 +41,29 @@ def canaries_command(
     scenario: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(SCENARIOS)}; several separated by commas, or all.",
+            metavar="NAMES",
+            help=f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.",
             rich_help_panel=CANARY,
             autocompletion=completion.one_of(*SCENARIOS, "all"),
         ),
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option(help="Models to train, half on D and half on D'.  [default: 1000]", rich_help_panel=TRAINING),
+        typer.Option(
+            metavar="N", help="Models to train, half on D and half on D'.  \\[default: 1000]", rich_help_panel=TRAINING
+        ),
     ] = None,
     every: Annotated[
         int | None,
         typer.Option(
-            help="Also audit the model after every so many steps.  [default: steps / 10]", rich_help_panel=TRAINING
+            metavar="N", help="Also audit the model every N steps.  \\[default: steps / 10]", rich_help_panel=TRAINING
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(METHODS)}.",
+            metavar="NAME",
+            help=f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.",
             rich_help_panel=BOUND,
             autocompletion=completion.one_of(*METHODS),
         ),
@@ -63,17 +71,20 @@ def canaries_command(
     threshold: Annotated[
         str | None,
         typer.Option(
-            help="auto, split, or a number fixed in advance.",
+            metavar="T",
+            help="Threshold of the scores: auto, split, or a number fixed in advance.",
             rich_help_panel=BOUND,
             autocompletion=completion.one_of("auto", "split"),
         ),
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option(help="Confidence of the verdict.  [default: 0.95]", rich_help_panel=BOUND)
+        float | None,
+        typer.Option(metavar="NUMBER", help="Confidence of the verdict.  \\[default: 0.95]", rich_help_panel=BOUND),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
+            metavar="ROW",
             help="Row of the data to replace, or classes: one of every class in turn.",
             rich_help_panel=CANARY,
         ),
@@ -81,27 +92,36 @@ def canaries_command(
     canary: Annotated[
         Path | None,
         typer.Option(
-            help=".npz file with x and y of your own record to put in --target's place.", rich_help_panel=CANARY
+            metavar="FILE",
+            help=".npz file with x and y of your own record to put in --target's place.",
+            rich_help_panel=CANARY,
         ),
     ] = None,
     score: Annotated[
         str | None,
         typer.Option(
-            help="package.module:function that scores what your training function returns.", rich_help_panel=CANARY
+            metavar="FUNCTION",
+            help="package.module:function that scores what your training function returns.",
+            rich_help_panel=CANARY,
         ),
     ] = None,
     records: Annotated[
         int | None,
-        typer.Option(min=2, help="Records that a poison replaces.  [default: 2]", rich_help_panel=CANARY),
+        typer.Option(
+            min=2, metavar="N", help="Records that a poison replaces.  \\[default: 2]", rich_help_panel=CANARY
+        ),
     ] = None,
     one_run: Annotated[
         int,
         typer.Option(
-            min=0, help="Train one model with so many canaries, instead of many models.", rich_help_panel=TRAINING
+            min=0,
+            metavar="N",
+            help="Train a single model with N canaries instead of many models.",
+            rich_help_panel=TRAINING,
         ),
     ] = 0,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that run your training function.", rich_help_panel=RUN)
+        int, typer.Option(min=1, metavar="N", help="Processes that run your training function.", rich_help_panel=RUN)
     ] = 1,
     seed: Seed = 0,
     device: Device = "auto",

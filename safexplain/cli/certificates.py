@@ -17,16 +17,25 @@ __all__ = ["sign_command", "verify_command"]
 
 
 def verify_command(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json, signed or not.")],
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, signed or not.")],
     model: Annotated[
-        Path | None, typer.Option(help="Model file to deploy; required for the certificate of a model's audit.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Model file to deploy; required for the certificate of a model's audit."),
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(help="Public key (ed25519, PEM) with which the certificate must be signed.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Public key (ed25519, PEM) with which the certificate must be signed."),
     ] = None,
-    any_verdict: Annotated[bool, typer.Option(help="Accept the verdicts leak and inconclusive as well.")] = False,
+    any_verdict: Annotated[
+        bool, typer.Option("--any-verdict", metavar="", help="Accept the verdicts leak and inconclusive as well.")
+    ] = False,
     any_version: Annotated[
-        bool, typer.Option(help="Accept a certificate that the versions installed here would refuse to serve.")
+        bool,
+        typer.Option(
+            "--any-version",
+            metavar="",
+            help="Accept a certificate that the versions installed here would refuse to serve.",
+        ),
     ] = False,
     json_: Json = False,
 ) -> int:
@@ -37,9 +46,13 @@ def verify_command(
 
 
 def sign_command(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json, of an audit or by construction.")],
-    key: Annotated[Path, typer.Option(help="Private key (ed25519, PEM) without a password.")],
-    out: Annotated[Path | None, typer.Option(help="File to write.  [default: the certificate itself]")] = None,
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, of an audit or by construction.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private key (ed25519, PEM) without a password.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write.  \\[default: the certificate itself]")
+    ] = None,
 ) -> int:
     """Check a certificate and sign it (DSSE envelope)."""
     from safexplain.cli.run.verify import sign

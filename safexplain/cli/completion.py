@@ -17,6 +17,7 @@ import safexplain
 __all__ = ["architectures", "attacks", "devices", "explainers", "hardenings", "one_of", "outputs", "splits"]
 
 PACKAGE = Path(safexplain.__file__).parent
+TABLE = "ATTACK_NAMES"
 
 
 def explainers(incomplete: str) -> list[str]:
@@ -55,18 +56,12 @@ def method_names() -> list[str]:
 
 
 def attack_names() -> list[str]:
-    """Names that a policy's suite may have, in alphabetical order."""
-    path = PACKAGE / "audit" / "attacks" / "suite.py"
-    stacks = [
-        entry.value
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAMES"
-        for part in ast.walk(node)
-        if isinstance(part, ast.Set)
-        for entry in part.elts
-        if isinstance(entry, ast.Constant) and isinstance(entry.value, str)
+    """Names of attacks, in the order in which reports explain them."""
+    tree = ast.parse((PACKAGE / "verdict" / "evidence.py").read_text(encoding="utf-8"))
+    tables = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE
     ]
-    return sorted({*first_arguments(path, "SuiteRow"), *stacks})
+    return [key for table in tables for key in ast.literal_eval(table)]
 
 
 def first_arguments(path: Path, *functions: str) -> list[str]:

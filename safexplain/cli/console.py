@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -30,24 +30,37 @@ MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
 REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 """Headings under which `--help` groups options."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.", rich_help_panel=RUN)]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.", rich_help_panel=RUN)]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print only the verdict: no progress, no tables.", rich_help_panel=RUN)
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", help="Print only the verdict: no progress, no tables.", rich_help_panel=RUN
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.", rich_help_panel=RUN)]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of all random numbers.", rich_help_panel=RUN)]
 Device = Annotated[
-    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=completion.devices)
+    str,
+    typer.Option(
+        metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=completion.devices
+    ),
 ]
 RunDir = Annotated[
     Path | None,
-    typer.Option(help="Directory for the results.  [default: safexplain-runs/TIME]", rich_help_panel=RUN),
+    typer.Option(
+        metavar="FOLDER", help="Folder for the results.  \\[default: safexplain-runs/TIME]", rich_help_panel=RUN
+    ),
 ]
 Plan_ = Annotated[
     bool,
-    typer.Option("--plan", help="Estimate the cost and the best possible verdict; run nothing.", rich_help_panel=RUN),
+    typer.Option(
+        "--plan", metavar="", help="Estimate cost and best possible verdict; run nothing.", rich_help_panel=RUN
+    ),
 ]
 Resume = Annotated[
-    bool, typer.Option(help="Continue the run in --run-dir; finished models are kept.", rich_help_panel=RUN)
+    bool,
+    typer.Option(
+        "--resume", metavar="", help="Continue the run in --run-dir; finished models are kept.", rich_help_panel=RUN
+    ),
 ]
 
 
@@ -57,7 +70,7 @@ class Interrupted(Exception):
     @classmethod
     def of(cls, folder: Path, kept: str) -> Interrupted:
         """Says what is kept in the folder, and how the run is taken up."""
-        how = f"the same command with --run-dir {folder} --resume goes on from there"
+        how = f"repeat the command with --run-dir {folder} --resume to continue"
         return cls(f"interrupted; {kept} are kept: {how}")
 
 
@@ -78,14 +91,14 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
     """
     if run_dir is None:
         if resume:
-            raise InputError("--resume needs --run-dir: the directory of the run to take up")
+            raise InputError("--resume: expected --run-dir with the directory of the run to continue, got none")
         return Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
     if resume and not run_dir.is_dir():
-        raise InputError(f"--resume: there is no run directory {run_dir}")
+        raise InputError(f"--resume: expected a run directory, got {run_dir}, which does not exist; leave --resume out")
     if run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"--run-dir: {run_dir} is a file; give a directory")
+        raise InputError(f"--run-dir: expected a directory, got the file {run_dir}")
     if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
-        raise InputError(f"{run_dir} is not empty: pass --resume to take it up, or another --run-dir")
+        raise InputError(f"--run-dir: expected an empty directory, got {run_dir}; pass --resume to continue its run")
     return run_dir
 
 
@@ -115,7 +128,7 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}")
+        raise InputError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine has no usable CUDA device; use --device cpu or auto")
@@ -143,7 +156,7 @@ def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int
         code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
         said = "interrupted" if code == INTERRUPTED else ""
     except Exception as error:
-        said, code = _line(error)
+        said, code = _line(error, arguments)
         if os.environ.get("SAFEXPLAIN_DEBUG") and said.endswith(DEBUG):
             raise
     except KeyboardInterrupt:
@@ -188,7 +201,7 @@ class _Unheard:
         return getattr(self._stream, name)
 
 
-def _line(error: Exception) -> tuple[str, int]:
+def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """What is said of an error, and the exit code."""
     if isinstance(error, SafexplainError):
         return str(error), USAGE
@@ -203,51 +216,71 @@ def _line(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # usage errors of the parser
-        return _usage(error), USAGE
+        return _usage(error, arguments), USAGE
     return f"{type(error).__name__}: {error} {DEBUG}", USAGE
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, arguments: list[str]) -> str:
     """What is said of a command line that the parser refuses: what was expected, what came, and where help is."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "safexplain"
-    kind, message = type(error).__name__, error.format_message().rstrip(".")
+    path = context.command_path if context is not None else " ".join(["safexplain", *arguments[:1]])
+    kind, message, help_ = type(error).__name__, error.format_message().rstrip("."), f"(see {path} --help)"
     if kind == "NoArgsIsHelpError":
         typer.echo(error.format_message())
-        return f"expected a command after {path}, got none; choose one of the above"
-    help_ = f"see {path} --help"
+        return f"expected a command after {path}, got none; choose one of those above"
     if kind == "NoSuchOption":
         known = [flag for p in context.command.params for flag in (*p.opts, *p.secondary_opts)] if context else []
-        return f"expected an option of {path}, got {error.option_name}{near(error.option_name, known)}; {help_}"
+        return f"expected an option of {path}, got {error.option_name}{near(error.option_name, known)} {help_}"
     if found := re.match(r"No such command '(.*?)'", message):
         known = list(context.command.commands) if context else []
-        return f"expected a command ({', '.join(known)}), got {found[1]!r}{near(found[1], known)}; {help_}"
+        return f"expected a command ({', '.join(known)}), got {found[1]!r}{near(found[1], known)} {help_}"
     if kind == "MissingParameter" and error.param is not None:
-        return f"expected {_name(error.param)}, got none; {help_}"
+        return f"expected {_name(error.param)}, got none {help_}"
     if kind == "BadOptionUsage":
-        return f"expected a value after {error.option_name}, got none; {help_}"
-    if found := re.match(r"Got unexpected extra arguments? \((.*)\)", message):
-        return f"expected no further argument, got {found[1]!r}; {help_}"
+        return f"expected a value after {error.option_name}, got none {help_}"
+    if found := re.match(r"Got unexpected extra argument\S* \((.*)\)", message):
+        return f"expected no further argument, got {found[1]!r} {help_}"
     if kind == "BadParameter" and error.param is not None:
-        hint = _name(error.param)
-        if found := re.match(r"'(.*)' is not a valid (\w+)(?: range)?$", error.message.rstrip(".")):
-            wanted = {"integer": "a whole number", "float": "a number"}.get(found[2], f"a {found[2]}")
-            return f"{hint}: expected {wanted}, got {found[1]!r}; {help_}"
-        if found := re.match(r"(\S+) is not in the range x?(.*?)$", error.message.rstrip(".")):
-            return f"{hint}: expected a number {found[2].replace('x', 'number')}, got {found[1]}; {help_}"
-        return f"{hint}: {error.message.rstrip('.')}; {help_}"
-    return f"{message}; {help_}"
+        name, said = _name(error.param), error.message.rstrip(".")
+        given = _given(name, arguments)
+        return f"{name}: expected {_wanted(said) or said}{'' if given is None else f', got {given}'} {help_}"
+    return f"{message} {help_}"
+
+
+def _wanted(message: str) -> str:
+    """What a value had to be, from what the parser says of it; "": not known."""
+    for pattern, wanted in (
+        (r"greater than or equal to (\S+)", "a number of at least {}"),
+        (r"less than or equal to (\S+)", "a number of at most {}"),
+        (r"not in the range (.*)", "a number in the range {}"),
+        (r"valid integer", "a whole number"),
+        (r"valid (?:number|float)", "a number"),
+    ):
+        if found := re.search(pattern, message):
+            return wanted.format(*found.groups())
+    return ""
+
+
+def _given(name: str, arguments: list[str]) -> str | None:
+    """The value that was typed for an option; None: not found."""
+    for i, word in enumerate(arguments):
+        if word == name and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
 
 
 def _name(parameter: Any) -> str:
     """An option's flag or an argument's name, as `--help` has it."""
     flag: str = parameter.opts[0]
-    return flag if flag.startswith("-") else parameter.name.upper()
+    return flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
 
 
 def _fail(message: str, code: int, json_: bool) -> None:
     line = " ".join(message.split())
-    with suppress(OSError):  # nobody listens
-        if json_:
-            print(json.dumps({"error": line, "exit_code": code}), flush=True)
-        print(line if code == INTERRUPTED else f"error: {line}", file=sys.stderr, flush=True)
+    told = [(sys.stdout, json.dumps({"error": line, "exit_code": code}))] if json_ else []
+    for stream, text in [*told, (sys.stderr, line if code == INTERRUPTED else f"error: {line}")]:
+        heard = _Unheard(stream)
+        heard.write(f"{text}\n")
+        heard.flush()

@@ -24,7 +24,7 @@ __all__ = ["ledger_app"]
 Format = Literal["jsonl", "csv"]
 
 ledger_app = typer.Typer(
-    help="Show, raise and export privacy budgets.",
+    help="Show, set and export privacy budgets.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,9 +35,13 @@ Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, p
 @ledger_app.command("show")
 def show_command(
     ledger: Url,
-    principal: Annotated[str | None, typer.Option(help="Only this account, with its last charges.")] = None,
-    last: Annotated[int, typer.Option(min=0, help="Charges to list with --principal.")] = 10,
-    verify: Annotated[bool, typer.Option(help="Add up all records again and compare with the sums.")] = False,
+    principal: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this account, with its last charges.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="Charges to list with --principal.")] = 10,
+    verify: Annotated[
+        bool, typer.Option("--verify", metavar="", help="Recompute every sum from the records and compare.")
+    ] = False,
     json_: Json = False,
 ) -> int:
     """List accounts: what they have spent, what remains and when it renews."""
@@ -94,24 +98,29 @@ def show_command(
 @ledger_app.command("grant")
 def grant_command(
     ledger: Url,
-    principal: Annotated[str | None, typer.Argument(help="Whose budget; left out with --total.")] = None,
+    principal: Annotated[
+        str | None, typer.Argument(metavar="PRINCIPAL", help="Whose budget; omit with --total or --everybody.")
+    ] = None,
     *,
     epsilon: Annotated[
-        float | None, typer.Option(help="The new budget of each period; what is spent stays spent.")
+        float | None, typer.Option(metavar="NUMBER", help="New budget of each period; what was spent stays spent.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="The new delta.  [default: as before]")] = None,
-    note: Annotated[str, typer.Option(help="Why; kept with the grant.")] = "",
-    total: Annotated[bool, typer.Option("--total", help="The budget of all principals together, for ever.")] = False,
+    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="New delta.  \\[default: as before]")] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Reason, stored with the grant.")] = "",
+    total: Annotated[
+        bool, typer.Option("--total", metavar="", help="Set the budget of all principals together, without renewal.")
+    ] = False,
     questions: Annotated[
         int | None,
-        typer.Option(help="The new number of distinct questions of each period."),
+        typer.Option(metavar="N", help="New number of distinct questions in each period."),
     ] = None,
     everybody: Annotated[
-        bool, typer.Option("--everybody", help="The questions of each principal that was granted no number of its own.")
+        bool,
+        typer.Option("--everybody", metavar="", help="Set --questions for every principal without a grant of its own."),
     ] = False,
     json_: Json = False,
 ) -> int:
-    """Give a principal another budget than the ledger's; recorded with the time and the note."""
+    """Set the budget of a principal; recorded with the time and the note."""
     if (principal is not None) + total + everybody != 1:
         raise ConfigurationError(
             "give either a principal, or --total for the budget of all together, or --everybody with --questions"
@@ -135,9 +144,14 @@ def grant_command(
 @ledger_app.command("training")
 def training_command(
     ledger: Url,
-    statement: Annotated[Path, typer.Argument(help="JSON file of a privacy statement, with the digest of weights.")],
+    statement: Annotated[
+        Path, typer.Argument(metavar="STATEMENT", help="Privacy statement (JSON) with the digest of the weights.")
+    ],
     adjacency: Annotated[
-        str | None, typer.Option(help="What neighbouring data sets differ in.  [default: as for the ledger]")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Neighbouring relation: substitute or add_remove.  \\[default: as for the ledger]"
+        ),
     ] = None,
     json_: Json = False,
 ) -> int:
@@ -163,10 +177,14 @@ def training_command(
 @ledger_app.command("export")
 def export_command(
     ledger: Url,
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: standard output.")] = None,
-    format_: Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(Format))}.")] = "jsonl",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write.  \\[default: standard output]")
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="NAME", help=f"Format: {' or '.join(get_args(Format))}.")
+    ] = "jsonl",
 ) -> int:
-    """Write every recorded charge; answers stay in the ledger, their digests leave."""
+    """Export every charge. Answers stay in the ledger; only their digests are exported."""
     if format_ not in get_args(Format):
         raise ConfigurationError(f"--format: expected {' or '.join(get_args(Format))}, got {format_!r}")
     with _opened(ledger) as opened:
@@ -177,9 +195,9 @@ def export_command(
 @ledger_app.command("backup")
 def backup_command(
     ledger: Url,
-    out: Annotated[Path, typer.Argument(help="Where to write; a file that is there is replaced.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing file is replaced.")],
 ) -> int:
-    """Copy an SQLite ledger while it is in use; a copy of its file alone would miss what its log holds."""
+    """Copy an SQLite ledger that is in use. Copying the file alone would miss its log."""
     with _opened(ledger) as opened:
         opened.backup(out)
     return 0
@@ -198,7 +216,7 @@ def _opened(url: str) -> Ledger:
     url = url if "://" in url else f"sqlite:///{url}"
     file = Path(url.removeprefix("sqlite:///"))
     if url.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
-        raise InputError(f"there is no ledger at {file}; the service that charges it makes it")
+        raise InputError(f"expected a ledger at {file}, got no such file; it is created by the service that charges it")
     return Ledger(url)
 
 

@@ -34,65 +34,96 @@ from safexplain.cli.console import (
 Arch = Annotated[
     str | None,
     typer.Option(
-        help="Network: timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
+        metavar="NETWORK",
+        help=" timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
         rich_help_panel=MODEL,
         autocompletion=completion.architectures,
     ),
 ]
 TrustPickle = Annotated[
     bool,
-    typer.Option(help="Load a pickled model file, which can run any code inside it.", rich_help_panel=MODEL),
+    typer.Option(
+        "--trust-pickle", metavar="", help="Load a pickled model, which can run any code.", rich_help_panel=MODEL
+    ),
 ]
 TrustType = Annotated[
     list[str] | None,
-    typer.Option(help="Accept this type in a skops file, by its full name. Repeatable.", rich_help_panel=MODEL),
+    typer.Option(
+        metavar="TYPE", help="Accept this type in a skops file, by its full name. Repeatable.", rich_help_panel=MODEL
+    ),
 ]
 PolicyFile = Annotated[
     Path | None,
-    typer.Option("--policy", help="TOML file; the options below override it.", rich_help_panel=POLICY),
+    typer.Option("--policy", metavar="FILE", help="TOML file; the options below override it.", rich_help_panel=POLICY),
 ]
 PolicyFpr = Annotated[
     float | None,
-    typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]", rich_help_panel=POLICY),
+    typer.Option(
+        metavar="NUMBER", help="False-positive rate of the attacks.  \\[default: 0.01]", rich_help_panel=POLICY
+    ),
 ]
 MaxTpr = Annotated[
     float | None,
-    typer.Option(help="Largest tolerated share of members found.  [default: 0.03]", rich_help_panel=POLICY),
+    typer.Option(
+        metavar="NUMBER", help="Largest tolerated share of members found.  \\[default: 0.03]", rich_help_panel=POLICY
+    ),
 ]
 Attacks = Annotated[
     str | None,
     typer.Option(
-        help="Attacks to run, separated by commas.  [default: all that apply]",
+        metavar="NAMES",
+        help="Attacks to run, separated by commas.  \\[default: all that apply]",
         rich_help_panel=POLICY,
         autocompletion=completion.attacks,
     ),
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
 
-    data: Annotated[
-        Path,
-        typer.Option(help=".npz file, table with columns label and member, or folder of images.", rich_help_panel=DATA),
-    ]
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="torch.export file, state_dict with --arch, folder of a transformers model, or a classifier of tables:"
-            " .skops, .json or .ubj of XGBoost, .txt of LightGBM, .joblib with --trust-pickle.",
-            rich_help_panel=MODEL,
+            metavar="MODEL",
+            help="torch.export file, state_dict with --arch, transformers folder, or classifier of tables: .skops,"
+            " .json or .ubj of XGBoost, .txt of LightGBM, .joblib with --trust-pickle.",
         ),
     ] = None
     arch: Arch = None
     trust_pickle: TrustPickle = False
     trust_type: TrustType = None
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help=".npz file, table with columns label and member, or folder of images.",
+            rich_help_panel=DATA,
+        ),
+    ]
+    group_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column that is equal for all rows of one person.  \\[default: groups of an .npz file]",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    slice_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column by whose values the report breaks down results. Repeatable.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
     explainer: Annotated[
         str | None,
         typer.Option(
-            help="Explanation method, or several released together, as IG,Saliency.  [default: IG; for a classifier of"
-            " tables FeatureAblation]",
+            metavar="NAMES",
+            help="Explanation method, or several released together, as IG,Saliency."
+            "  \\[default: IG; FeatureAblation for a classifier of tables]",
             rich_help_panel=EXPLANATION,
             autocompletion=completion.explainers,
         ),
@@ -100,6 +131,7 @@ class Question:
     option: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME=VALUE",
             help="Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
             rich_help_panel=EXPLANATION,
         ),
@@ -107,6 +139,7 @@ class Question:
     output: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="Model output to explain: probability or logit.",
             rich_help_panel=EXPLANATION,
             autocompletion=completion.outputs,
@@ -115,22 +148,15 @@ class Question:
     references: Annotated[
         int,
         typer.Option(
-            min=0, help="Reference models to train; 0 runs threshold attacks only.", rich_help_panel=REFERENCES
+            min=0,
+            metavar="N",
+            help="Reference models to train; 0 runs threshold attacks only.",
+            rich_help_panel=REFERENCES,
         ),
     ] = 16
     recipe: Annotated[
-        Path | None, typer.Option(help="TOML file: how the model was trained.", rich_help_panel=REFERENCES)
-    ] = None
-    group_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column that is equal for all rows of one person.  [default: groups of an .npz file]",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-    slice_by: Annotated[
-        list[str] | None,
-        typer.Option(help="Column by whose values the report breaks down results. Repeatable.", rich_help_panel=DATA),
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),
     ] = None
     policy: PolicyFile = None
     policy_fpr: PolicyFpr = None
@@ -138,11 +164,17 @@ class Question:
     attacks: Attacks = None
     privacy: Annotated[
         Path | None,
-        typer.Option(help="Privacy statement (JSON) of the model's training with DP.", rich_help_panel=REFERENCES),
+        typer.Option(
+            metavar="FILE", help="Privacy statement (JSON) of the model's training with DP.", rich_help_panel=REFERENCES
+        ),
     ] = None
     canaries: Annotated[
         Path | None,
-        typer.Option(help="canaries.json from `safexplain canaries` on that training.", rich_help_panel=REFERENCES),
+        typer.Option(
+            metavar="FILE",
+            help="canaries.json from `safexplain canaries` on that training.",
+            rich_help_panel=REFERENCES,
+        ),
     ] = None
     seed: Seed = 0
     device: Device = "auto"
@@ -172,7 +204,8 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
         mine = {p.name: given.pop(p.name) for p in own}
         return command(Question(**given), **mine)
 
-    parameters = [*shared[:2], *(p.replace(kind=only) for p in own), *shared[2:]]
+    run = next(i for i, p in enumerate(shared) if p.name == "seed")  # own options come before those of every command
+    parameters = [*shared[:run], *(p.replace(kind=only) for p in own), *shared[run:]]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat

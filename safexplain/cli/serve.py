@@ -11,8 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from safexplain.cli.console import Device, device_of
+from safexplain.cli import completion
+from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of
+from safexplain.cli.options import Arch, TrustPickle
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+
+LIMITS = "Limits"
+"""Heading of the options that limit questions."""
 
 LEDGER = "sqlite:///safexplain-ledger.db"
 """Where questions are counted where nothing else is said: in the working directory."""
@@ -23,48 +28,134 @@ read, and a worker that is ended before it is ready never is."""
 
 
 def serve_command(
-    model: Annotated[Path, typer.Option(help="torch.export file, state_dict with --arch, or transformers folder.")],
+    model: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="torch.export file, state_dict with --arch, or transformers folder.",
+            rich_help_panel=MODEL,
+        ),
+    ],
     certificate: Annotated[
-        Path | None, typer.Option(help="Its certificate; may only be left out with --uncertified and --explainer.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:FOLDER or module:function.")] = None,
-    trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
-    key_file: Annotated[
-        Path | None, typer.Option(help="File with the noise key.  [default: SAFEXPLAIN_NOISE_KEY]")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificate of the model; optional only with --uncertified and --explainer.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(help="The certificate must be signed with its private key.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public key (ed25519, PEM) with which the certificate must be signed.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    arch: Arch = None,
+    trust_pickle: TrustPickle = False,
+    input_range: Annotated[
+        str | None,
+        typer.Option(metavar="LOW:HIGH", help="Smallest and largest value of an input.", rich_help_panel=MODEL),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the model in URLs.", rich_help_panel=MODEL)
+    ] = "model",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", rich_help_panel=EXPLANATION),
+    ] = None,
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities",
+            metavar="",
+            help="Return class probabilities too, if the certificate covers them.",
+            rich_help_panel=EXPLANATION,
+        ),
+    ] = False,
+    uncertified: Annotated[
+        bool,
+        typer.Option(
+            "--uncertified", help="Serve without a certificate; every answer says so.", rich_help_panel=EXPLANATION
+        ),
+    ] = False,
+    explainer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Explanation method, with --uncertified.",
+            rich_help_panel=EXPLANATION,
+            autocompletion=completion.explainers,
+        ),
+    ] = None,
+    hardening: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Hardening (JSON), with --uncertified.  \\[default: recommended]",
+            rich_help_panel=EXPLANATION,
+        ),
     ] = None,
     ledger: Annotated[
-        str, typer.Option(help="Where questions are counted: sqlite:///file.db or postgresql://...")
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Ledger that counts questions: sqlite:///file.db or postgresql://...",
+            rich_help_panel=LIMITS,
+        ),
     ] = LEDGER,
-    cache: Annotated[str | None, typer.Option(help="redis://..., where several workers remember answers.")] = None,
+    questions: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Distinct questions of a client in a period.", rich_help_panel=LIMITS),
+    ] = 1000,
+    looks: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Near-duplicates of one question, itself included.", rich_help_panel=LIMITS
+        ),
+    ] = 5,
+    period: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="day, week, month or lifetime.",
+            rich_help_panel=LIMITS,
+            autocompletion=completion.one_of("day", "week", "month", "lifetime"),
+        ),
+    ] = "day",
     public_data: Annotated[
-        Path | None, typer.Option(help="Public rows (.npz or a table): they tell near-duplicates from new questions.")
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Public rows that tell near-duplicates from new questions.",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Distinct questions of a client in a period.")] = 1000,
-    looks: Annotated[int, typer.Option(min=1, help="Of these, near-duplicates of one, itself included.")] = 5,
-    period: Annotated[str, typer.Option(help="day, week, month or lifetime.")] = "day",
-    input_range: Annotated[str | None, typer.Option(help="LOW:HIGH, numbers that an input may have.")] = None,
-    uncertified: Annotated[bool, typer.Option(help="Serve what is not certified; every answer says so.")] = False,
-    probabilities: Annotated[bool, typer.Option(help="Give them too, if the certificate is about them.")] = False,
-    explainer: Annotated[str | None, typer.Option(help="Without a certificate: a method of the catalog.")] = None,
-    hardening: Annotated[
-        str | None, typer.Option(help="Without a certificate: a JSON file.  [default: recommended]")
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="redis://..., so that workers share answers.", rich_help_panel=LIMITS),
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the model, in URLs.")] = "model",
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=RUN)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on.", rich_help_panel=RUN)
+    ] = 8000,
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes.", rich_help_panel=RUN)] = 1,
     watch: Annotated[
-        float, typer.Option(min=0, help="Seconds between looks at the files, loaded again if changed.")
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How often to check for changed files and reload.", rich_help_panel=RUN
+        ),
     ] = 5.0,
     audit_log: Annotated[
-        Path | None, typer.Option(help="File for the log of who asked when.  [default: stderr]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Log of who asked when.  \\[default: stderr]", rich_help_panel=RUN),
     ] = None,
     device: Device = "cpu",
 ) -> int:
-    """Serve a model's hardened explanations over HTTP, as its certificate says (V1, V2, /docs, /metrics)."""
+    """Serve hardened explanations over HTTP, as the model's certificate says."""
     from safexplain.serve.service import SETTINGS, Service
 
     try:

@@ -22,16 +22,19 @@ def tune_command(
     space: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="Search space: default, or deepleak for DeepLeak's own.",
             rich_help_panel=SEARCH,
             autocompletion=completion.one_of("default", "deepleak"),
         ),
     ] = "default",
-    trials: Annotated[int, typer.Option(min=1, help="Releases to try.", rich_help_panel=SEARCH)] = 100,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Releases to try.", rich_help_panel=SEARCH)] = 100,
     public: Annotated[
         Path | None,
         typer.Option(
-            help="Public examples (x, y); models trained only on these are the comparison.", rich_help_panel=SEARCH
+            metavar="FILE",
+            help="Public examples (x, y); models trained only on these are the comparison.",
+            rich_help_panel=SEARCH,
         ),
     ] = None,
 ) -> int:

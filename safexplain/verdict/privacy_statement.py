@@ -393,7 +393,8 @@ class PrivacyStatement:
         except RecursionError:
             raise InputError(f"cannot read the privacy statement {path}: it is nested too deep") from None
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read the privacy statement {path}: {error!s:.500}") from None
+            said = getattr(error, "strerror", None) or f"{error!s:.500}"
+            raise InputError(f"cannot read the privacy statement {path}: {said}") from None
         return cls.from_dict(content)
 
     def rows(self) -> dict[str, str]:

@@ -252,7 +252,7 @@ def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeyp
     monkeypatch.setattr(BlockStore, "save", interrupted)
     arguments = ("--config", config, "--run-dir", tmp_path / "run", "--json")
     assert run(*arguments) == 130
-    assert "--resume goes on from there" in capfd.readouterr().err
+    assert "--resume to continue" in capfd.readouterr().err
     assert run(*arguments, "--resume") == 0
     assert sorted(kept) == [0, 1, 2, 3]
     resumed = json.loads(capfd.readouterr().out)

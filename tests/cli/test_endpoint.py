@@ -217,7 +217,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         "http://127.0.0.1:9/v1/models/model:explain will be asked 496 questions (120 examples, 4 each, and 16" in said
     )
     assert "nobody answers there" in said
-    assert f"What it answered is kept: the same command with --run-dir {run} --resume goes on from there" in said
+    assert f"What it answered is kept: repeat the command with --run-dir {run} --resume to continue" in said
     (tmp_path / "tight.toml").write_text((case / "v2.toml").read_text() + "budget = 300\n")
     arguments = command(served.url, "v2.toml")
     arguments[arguments.index("v2.toml")] = str(tmp_path / "tight.toml")

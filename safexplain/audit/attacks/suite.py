@@ -229,6 +229,19 @@ MOST_BOOSTED = 12
 """Columns of the signal that boosted trees read, at most."""
 
 
+def check_suite(policy: Policy) -> None:
+    """A policy's suite names attacks that there are.
+
+    Raises:
+        ConfigurationError: an attack that is not known.
+    """
+    if wrong := sorted(set(policy.suite) - NAMES):
+        known = ", ".join(sorted(NAMES))
+        raise ConfigurationError(
+            f"policy: unknown attacks {wrong} in the suite; expected some of {known}{near(wrong[0], NAMES)}"
+        )
+
+
 def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
     """The rows whose signals are there and whose reference models are enough, level by level; other signals too.
 
@@ -240,10 +253,7 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
         ConfigurationError: the policy's suite names an attack that is not known.
     """
     policy = policy or Policy()
-    if wrong := set(policy.suite) - NAMES:
-        raise ConfigurationError(
-            f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(NAMES)}{near(min(wrong), NAMES)}"
-        )
+    check_suite(policy)
     rows = [row for level in policy.patience for row in _Level(signals, policy, level).rows()]
     if not policy.suite:
         return rows

@@ -17,6 +17,7 @@ from torch import nn
 from safexplain._digest import file_sha256, model_digest
 from safexplain._progress import shown
 from safexplain.audit import Policy, Population, Recipe
+from safexplain.audit.attacks.suite import check_suite
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
@@ -35,7 +36,7 @@ from safexplain.cli.run.classifiers import (
 from safexplain.cli.run.quick import QuickLook
 from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
@@ -259,7 +260,7 @@ def begun(
         try:
             yield Begun(folder, arguments, read.feature_names or ())
         except EndpointError as error:
-            how = f"the same command with --run-dir {folder} --resume goes on from there"
+            how = f"repeat the command with --run-dir {folder} --resume to continue"
             raise InputError(f"{error}. What it answered is kept: {how}") from None
         finally:
             if isinstance(target, Endpoint):
@@ -270,11 +271,11 @@ def _check_target(question: Question, pool: Path | None, service: Service | None
     """There is a model or a service, and nothing that only the other has."""
     if service is None:
         if question.model is None:
-            raise ConfigurationError("what is audited is missing: a MODEL's file, or of audit --endpoint URL")
+            raise ConfigurationError("expected a MODEL file (or, for audit, --endpoint URL), got none")
         return
     if question.model is not None:
         raise ConfigurationError(
-            f"both the model {question.model} and --endpoint are given: which is audited? Leave one of them out"
+            f"expected a model file or --endpoint, got both ({question.model} and --endpoint); leave one out"
         )
     if pool is not None:
         raise ConfigurationError("--pretraining-pool is for model files: leave it out with --endpoint")
@@ -306,9 +307,11 @@ def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attac
     }
     values = {name: value for name, value in given.items() if value is not None}
     if attacks is not None and not values["suite"]:
-        raise ConfigurationError("--attacks takes names of attacks separated by commas, got nothing")
+        raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
     start = Policy() if file is None else Policy.from_toml(file)
-    return replace(start, **values)
+    found = replace(start, **values)
+    check_suite(found)  # before anything is trained
+    return found
 
 
 def load_both(
@@ -369,18 +372,23 @@ def parse_method(name: str, output: str, options: list[str]) -> tuple[Any, dict[
         ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
     """
     if output not in ("probability", "logit"):
-        raise ConfigurationError(f"--output is probability or logit, got {output!r}")
+        raise ConfigurationError(
+            f"--output: expected probability or logit, got {output!r}{near(output, ('probability', 'logit'))}"
+        )
     values: dict[str, Any] = {}
     for text in options:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
-            raise ConfigurationError(f"--option takes NAME=VALUE, as n_steps=25; got {text!r}")
+            raise ConfigurationError(f"--option: expected NAME=VALUE, as n_steps=25; got {text!r}")
         try:
             parsed = json.loads(value)
         except ValueError:
             parsed = value
         values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
-    row = find_row(name)
+    try:
+        row = find_row(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--explainer: {error}") from None
     return (HARDENED[row.name] if row.entry == "attribute" else OF_ROWS[row.name]), values
 
 
@@ -406,7 +414,9 @@ def parse_hardening(text: str) -> Hardening:
         return Hardening.from_json(stripped)
     path = Path(text)
     if not path.is_file():
-        raise ConfigurationError(f"--hardening is {', '.join(named)}, JSON, or a JSON file; got {text!r}")
+        raise ConfigurationError(
+            f"--hardening: expected {', '.join(named)}, JSON, or a JSON file; got {text!r}{near(text, named)}"
+        )
     try:
         return Hardening.from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

@@ -122,7 +122,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
 def level_table(result: AuditResult) -> Table:
     """Labels of the same queries, what the explanation adds, and both together, at each level of patience."""
     anyway, excess = result.anyway, result.claim == "excess"
-    title = "What an attacker finds who asks about each example"
+    title = "What an attacker finds, by how often each example is queried"
     if result.mixture > 1:
         title += f" (a mixture of {result.mixture} models)"
     alone = result.policy.release == "prediction"
@@ -137,7 +137,7 @@ def level_table(result: AuditResult) -> Table:
         found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
         table.add_row(asks(line["patience"]), *(() if alone else cells), found)
     allowed = (
-        f"Judged is the AUC, an average: the policy allows {result.limit:.3g} more than"
+        f"The AUC, an average, is judged: the policy allows {result.limit:.3g} more than"
         f" {f'the {anyway} have' if result.compared else 'guessing'}."
         if result.claim == "auc"
         else f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
@@ -192,7 +192,7 @@ def attack_table(result: AuditResult) -> Table:
                 style=None if result.is_judged(a) else "dim",
             )
     table.caption, table.caption_justify = (
-        "Dim: shown beside, not judged." + (" !!: not judged, and above the limit." if beyond else ""),
+        "Dim: shown but not judged." + (" !!: not judged, but above the limit." if beyond else ""),
         "left",
     )
     return table

@@ -509,7 +509,7 @@ def load_finding(path: str | Path) -> Finding:
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the canaries {path}: {error}") from None
+        raise InputError(f"cannot read the canaries {path}: {getattr(error, 'strerror', None) or error}") from None
     return finding_of(content)
 
 

@@ -1,0 +1,418 @@
+"""The command line before anything runs: help without PyTorch, completion, and the same errors in every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import safexplain
+from safexplain.audit.attacks.suite import NAMES
+from safexplain.audit.canaries.setting import PRESETS
+from safexplain.cli import canaries, completion
+from safexplain.cli.run.question import policy_of
+from safexplain.errors import ConfigurationError, near
+from safexplain.explain import CATALOG
+from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.stats.bound_methods import BoundMethod
+
+Cli = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "captum", "sklearn", "scipy", "matplotlib", "opacus", "numpy", "pandas", "jinja2", "cryptography")
+COMMANDS = (
+    ("audit",), ("attack",), ("tune",), ("demo",), ("canaries",), ("serve",), ("verify",), ("sign",), ("ledger",),
+    *(("ledger", name) for name in ("show", "grant", "training", "export", "backup")),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one good model and data, and files that are no use."""
+    folder, rng = tmp_path_factory.mktemp("case"), np.random.default_rng(0)
+    data = {"x": rng.random((40, 4), dtype=np.float32), "y": rng.integers(0, 2, 40), "member": rng.random(40) < 0.5}
+    np.savez(folder / "data.npz", **data)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    shapes = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 4),), dynamic_shapes=shapes), folder / "model.pt2")
+    (folder / "folder").mkdir()
+    for name, content in {
+        "bad.pt2": b"PK\x03\x04 not a zip", "bad.npz": b"\x00\xff", "bad.toml": b"=== no", "bad.json": b"{no",
+        "binary": b"\xff\xfe\x00", "notes.xyz": b"hello", "bad.db": b"no database " * 90,
+    }.items():  # fmt: skip
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def run_python(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """This Python in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
+
+
+# --- help, version and errors of usage come without PyTorch -----------------------------------------------------------
+
+
+def test_help_version_completion_and_usage_errors_import_neither_torch_nor_what_commands_run() -> None:
+    calls = [[*command, "--help"] for command in COMMANDS] + [["--version"], ["--help"], ["adit"], ["audit", "--dta"]]
+    code = (
+        "import sys, contextlib, io, os\n"
+        "from safexplain.cli import _run\n"
+        f"for arguments in {calls!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        _run(arguments)\n"
+        "        _run(arguments, 'safexplain-audit')\n"
+        "from safexplain.cli import completion\n"
+        "completion.explainers(''), completion.attacks(''), completion.architectures('timm:')\n"
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = run_python("-c", code)
+    assert (done.stdout, done.stderr, done.returncode) == ("\n", "", 0)
+
+
+def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_that_only_posix_has() -> None:
+    posix = ("fcntl", "resource", "termios", "pty", "pwd", "grp")
+    code = (
+        "import sys, os, signal\n"
+        f"for name in {posix!r}: sys.modules[name] = None\n"
+        "for name in ('fork', 'getuid', 'geteuid', 'mkfifo'): delattr(os, name)\n"
+        "for name in ('SIGALRM', 'SIGHUP', 'SIGUSR1', 'alarm', 'setitimer'): delattr(signal, name)\n"
+        "import safexplain\n"
+        "assert 'numpy' not in sys.modules\n"
+        "import safexplain.cli\n"
+        "safexplain.cli.app(), safexplain.cli.audit_app()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = run_python("-c", code)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = run_python("-m", "safexplain", "--version")
+    assert (done.stdout, done.returncode) == (f"safexplain {safexplain.__version__}\n", 0)
+    done = run_python("-m", "safexplain", "audit", "--help")
+    assert "--hardening" in done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_is_whole_sentences_and_fits_80_columns(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    code, out, err = cli(*command, "--help")
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "…" not in out  # nothing is cut off
+
+
+def test_defaults_that_are_written_in_words_are_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    out = " ".join(cli("audit", "--help")[1].replace("│", " ").split())
+    for said in ("[default: 0.01]", "[default: 0.03]", "[default: all that apply]", "[default: safexplain-runs/TIME]"):
+        assert said in out
+
+
+def test_nothing_asked_is_help_and_no_success(cli: Cli) -> None:
+    for command in ((), ("ledger",)):
+        code, out, err = cli(*command)
+        assert code == 2  # 0 would say: certified
+        assert "Usage: safexplain" in out
+        assert err.startswith("error: expected a command")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+AUDIT, TUNE = ("audit", "model.pt2", "--data", "data.npz"), ("tune", "model.pt2", "--data", "data.npz")
+SERVE = ("serve", "--model", "model.pt2", "--uncertified", "--explainer", "Saliency")
+PRESET = ("canaries", "--preset", "logit-768")
+
+BAD: list[tuple[tuple[str, ...], str]] = [
+    # what is missing
+    (("audit",), "--data"),
+    (("audit", "--data", "data.npz"), "MODEL"),
+    (("audit", "model.pt2", "--data"), "--data"),
+    (("attack",), "SIGNALS"),
+    (("tune", "model.pt2"), "--data"),
+    (("canaries",), "--config"),
+    (("serve",), "--model"),
+    (("verify",), "CERTIFICATE"),
+    (("sign", "bad.json"), "--key"),
+    (("ledger", "show"), "LEDGER"),
+    (("ledger", "grant", "bad.db"), "--total"),
+    # a file that is not there
+    (("audit", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
+    (("audit", "model.pt2", "--data", "nope.npz"), "nope.npz"),
+    ((*AUDIT, "--policy", "nope.toml"), "nope.toml"),
+    ((*AUDIT, "--recipe", "nope.toml"), "nope.toml"),
+    ((*AUDIT, "--privacy", "nope.json"), "nope.json"),
+    (("attack", "nope.npz"), "nope.npz"),
+    (("tune", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
+    (("canaries", "--config", "nope.toml"), "nope.toml"),
+    (("serve", "--model", "nope.pt2"), "nope.pt2"),
+    (("serve", "--model", "model.pt2", "--certificate", "nope.json"), "nope.json"),
+    ((*SERVE, "--hardening", "nope.json"), "nope.json"),
+    (("verify", "nope.json"), "nope.json"),
+    (("sign", "nope.json", "--key", "nope.pem"), "nope.json"),
+    (("ledger", "show", "nope.db"), "nope.db"),
+    (("ledger", "export", "nope.db"), "nope.db"),
+    (("ledger", "backup", "nope.db", "out.db"), "nope.db"),
+    (("ledger", "training", "nope.db", "nope.json"), "nope.json"),
+    # a folder in the place of a file
+    (("audit", "folder", "--data", "data.npz"), "folder"),
+    (("audit", "model.pt2", "--data", "folder"), "folder"),
+    ((*AUDIT, "--policy", "folder"), "folder"),
+    ((*AUDIT, "--recipe", "folder"), "folder"),
+    ((*AUDIT, "--privacy", "folder"), "folder"),
+    ((*AUDIT, "--hardening", "folder"), "folder"),
+    (("attack", "folder"), "folder"),
+    ((*TUNE, "--public", "folder"), "folder"),
+    (("canaries", "--config", "folder"), "folder"),
+    (("serve", "--model", "model.pt2", "--certificate", "folder"), "folder"),
+    (("verify", "folder"), "folder"),
+    (("sign", "folder", "--key", "folder"), "folder"),
+    (("ledger", "show", "folder"), "folder"),
+    # a file in the place of a folder
+    ((*AUDIT, "--run-dir", "data.npz"), "data.npz"),
+    (("demo", "--run-dir", "data.npz"), "data.npz"),
+    (("demo", "--run-dir", "data.npz/inside"), "data.npz"),
+    # damaged, or of another kind
+    (("audit", "bad.pt2", "--data", "data.npz"), "bad.pt2"),
+    (("audit", "notes.xyz", "--data", "data.npz"), "notes.xyz"),
+    (("audit", "model.pt2", "--data", "bad.npz"), "bad.npz"),
+    (("audit", "model.pt2", "--data", "notes.xyz"), "notes.xyz"),
+    ((*AUDIT, "--policy", "bad.toml"), "bad.toml"),
+    ((*AUDIT, "--policy", "binary"), "binary"),
+    ((*AUDIT, "--privacy", "bad.json"), "bad.json"),
+    ((*AUDIT, "--canaries", "bad.json"), "bad.json"),
+    ((*AUDIT, "--hardening", "bad.json"), "hardening"),
+    (("attack", "bad.npz"), "bad.npz"),
+    (("attack", "notes.xyz"), "notes.xyz"),
+    (("attack", "data.npz"), "membership"),
+    (("canaries", "--config", "bad.toml"), "bad.toml"),
+    (("canaries", "--config", "binary"), "binary"),
+    (("serve", "--model", "bad.pt2"), "bad.pt2"),
+    ((*SERVE, "--hardening", "bad.json"), "hardening"),
+    (("sign", "bad.json", "--key", "nope.pem"), "bad.json"),
+    (("ledger", "show", "bad.db"), "bad.db"),
+    (("ledger", "training", "bad.db", "bad.json"), "bad.json"),
+    # numbers out of range, or none
+    ((*AUDIT, "--references", "-1"), "at least 0, got -1"),
+    ((*AUDIT, "--references", "many"), "a whole number, got many"),
+    ((*AUDIT, "--seed=-1"), "at least 0, got -1"),
+    ((*AUDIT, "--policy-fpr", "-0.1"), "-0.1"),
+    ((*AUDIT, "--max-tpr", "-1"), "-1"),
+    (("attack", "data.npz", "--seed", "-1"), "--seed"),
+    ((*TUNE, "--trials", "-1"), "--trials"),
+    (("demo", "--seed", "-1"), "--seed"),
+    ((*PRESET, "--confidence", "2"), "confidence"),
+    ((*PRESET, "--runs", "-5"), "runs"),
+    ((*PRESET, "--records", "1"), "--records"),
+    ((*PRESET, "--workers", "0"), "--workers"),
+    ((*SERVE, "--port", "-1"), "--port"),
+    ((*SERVE, "--watch", "-1"), "--watch"),
+    (("ledger", "show", "bad.db", "--last", "-1"), "--last"),
+    # names that are nearly right
+    (("adit",), "did you mean audit?"),
+    (("ledger", "shw", "bad.db"), "did you mean show?"),
+    ((*AUDIT, "--refrences", "4"), "did you mean --references?"),
+    ((*TUNE, "--trils", "4"), "did you mean --trials?"),
+    (("attack", "data.npz", "--polcy", "x"), "did you mean --policy?"),
+    ((*PRESET, "--secnario", "all"), "did you mean --scenario?"),
+    ((*SERVE, "--questons", "4"), "did you mean --questions?"),
+    (("verify", "bad.json", "--modle", "model.pt2"), "did you mean --model?"),
+    ((*AUDIT, "--explainer", "Salency"), "did you mean Saliency?"),
+    ((*TUNE, "--explainer", "InputXGradent"), "did you mean InputXGradient?"),
+    (("serve", "--model", "model.pt2", "--uncertified", "--explainer", "Salency"), "did you mean Saliency?"),
+    ((*AUDIT, "--attacks", "LikelyhoodRatio"), "did you mean LikelihoodRatio?"),
+    (("attack", "data.npz", "--attacks", "Treshold"), "did you mean Threshold?"),
+    ((*AUDIT, "--hardening", "recomended"), "did you mean recommended?"),
+    ((*AUDIT, "--output", "logits"), "did you mean logit?"),
+    ((*PRESET, "--scenario", "worstcase"), "worst-case"),
+    ((*PRESET, "--method", "pdl"), "pld"),
+    (("canaries", "--preset", "logit768"), "logit-768"),
+    ((*TUNE, "--space", "deplek"), "deepleak"),
+    # others
+    ((*AUDIT, "--device", "gpu"), "cuda"),
+    ((*AUDIT, "extra"), "extra"),
+    (("demo", "extra"), "extra"),
+    (("demo", "--resume"), "--run-dir"),
+    (("attack", "data.npz", "--split", "both"), "certification or selection"),
+    (("audit", "--endpoint", "nonsense", "--data", "data.npz"), "nonsense"),
+    ((*SERVE, "--input-range", "1"), "LOW:HIGH"),
+    ((*SERVE, "--period", "year"), "year"),
+    (("ledger", "export", "bad.db", "--format", "xml"), "xml"),
+    *(((*command, "--frobnicate"), "--frobnicate") for command in COMMANDS),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=lambda part: " ".join(part) if isinstance(part, tuple) else "")
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = cli(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: ")
+    assert said in err
+    assert not any(never in err for never in ("Traceback", "Errno", "SAFEXPLAIN_DEBUG"))
+
+
+@pytest.mark.parametrize("path", ["bad.json", "binary", "data.npz"])
+def test_a_certificate_that_is_damaged_is_a_refusal_and_no_wrong_usage(cli: Cli, path: str) -> None:
+    code, out, err = cli("verify", path)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {path} is not")
+
+
+def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> None:
+    for arguments in (("attack", "nope.npz"), (*AUDIT, "--refrences", "4"), ("demo", "--seed", "-1")):
+        code, out, err = cli(*arguments, "--json")
+        content = json.loads(out)
+        assert (code, content["exit_code"]) == (2, 2)
+        assert err == f"error: {content['error']}\n"
+
+
+def test_an_unreadable_file_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    closed = tmp_path / "closed.npz"
+    closed.write_bytes(b"")
+    closed.chmod(0)
+    if os.access(closed, os.R_OK):
+        pytest.skip("this user may read everything")
+    code, _, err = cli("attack", closed)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_an_unknown_attack_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean RMIA"):
+        policy_of(None, None, None, "RMAI")
+
+
+def test_near_names_only_what_is_near() -> None:
+    assert near("salency", ["Saliency", "IG"]) == "; did you mean Saliency?"
+    assert near("Tarot", ["Saliency", "IG"]) == ""
+
+
+# --- whoever stops reading, or presses Ctrl-C -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX shells")
+@pytest.mark.parametrize("command", ["audit --help", "--help", "attack nope.npz --json", "ledger show --help"])
+def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case: Path, command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-m", "safexplain", *command.split()]
+    try:
+        done = subprocess.run(
+            arguments, cwd=case, env=env, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+    finally:
+        os.close(write)
+    missing = "nope" in command
+    assert done.returncode == (2 if missing else 0)
+    assert done.stderr.decode().count("\n") == (1 if missing else 0)
+    assert b"Pipe" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["safexplain.cli.run.question.policy_of", "safexplain.audit.Signals.load"])
+def test_ctrl_c_is_one_line_and_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, pressed)
+    assert cli("attack", "data.npz") == (130, "", "interrupted\n")
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_completed_are_those_that_there_are() -> None:
+    assert set(completion.method_names()) == set(CATALOG)
+    assert {"Threshold", "LikelihoodRatio", "RMIA", "Stacked"} < set(completion.attack_names()) < NAMES
+    assert tuple(PRESETS) == canaries.PRESETS
+    assert tuple(SCENARIOS) == canaries.SCENARIOS
+    assert get_args(BoundMethod) == canaries.METHODS
+
+
+def test_several_names_are_completed_one_after_another() -> None:
+    assert completion.explainers("IG,Salie") == ["IG,Saliency"]
+    assert "IG,IG" not in completion.explainers("IG,")
+    assert completion.attacks("Thr") == ["Threshold"]
+
+
+def test_networks_are_completed_once_their_library_is_named() -> None:
+    assert completion.architectures("ti") == ["timm:"]
+    pytest.importorskip("timm")
+    assert "timm:resnet18" in completion.architectures("timm:resnet1")
+    pytest.importorskip("torchvision")
+    assert "torchvision:resnet18" in completion.architectures("torchvision:resnet")
+
+
+TYPED = [
+    ("safexplain a", {"audit", "attack"}),
+    ("safexplain ledger e", {"export"}),
+    ("safexplain audit --referen", {"--references"}),
+    ("safexplain audit --explainer Sali", {"Saliency"}),
+    ("safexplain audit --hardening ", {"recommended", "none", "deepleak"}),
+    ("safexplain attack --attacks RM", {"RMIA"}),
+    ("safexplain canaries --preset mlp", {"mlp-446", "mlp-600"}),
+    ("safexplain-audit --referen", {"--references"}),
+    ("safexplain-audit --explainer Sali", {"Saliency"}),
+]
+
+
+def completed(shell: str, typed: str) -> set[str]:
+    """What the program answers to a shell that asks how a line goes on."""
+    program, *_ = words = typed.split(" ")
+    entry = "audit_main" if program.endswith("audit") else "main"
+    asked = {f"_{program.upper().replace('-', '_')}_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": typed}
+    asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    done = run_python(
+        "-c", f"import sys; sys.argv[0] = {program!r}; from safexplain.cli import {entry}; {entry}()", **asked
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return {line.split("\t")[0].strip() for line in done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(("typed", "expected"), TYPED)
+def test_bash_is_told_how_a_line_goes_on(typed: str, expected: set[str]) -> None:
+    assert completed("bash", typed) == expected
+
+
+def test_zsh_and_fish_are_told_the_same() -> None:
+    assert completed("fish", "safexplain audit --explainer Sali") == {"Saliency"}
+    (told,) = completed("zsh", "safexplain audit --explainer Sali")
+    assert "Saliency" in told
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_real_bash_completes_both_programs(tmp_path: Path) -> None:
+    for program, entry in (("safexplain", "main"), ("safexplain-audit", "audit_main")):
+        script = tmp_path / program
+        script.write_text(f"#!{sys.executable}\nfrom safexplain.cli import {entry}\n{entry}()\n")
+        script.chmod(0o755)
+        variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+        function = f"_{program.replace('-', '_')}_completion"
+        line = ["audit", "--explainer", "Sali"] if program == "safexplain" else ["--explainer", "Sali"]
+        words = " ".join([program, *line])
+        shell = (
+            f'eval "$({variable}=source_bash {program})"\n'
+            f"COMP_WORDS=({words}); COMP_CWORD={len(line)}\n"
+            f'{function} {program}; echo "${{COMPREPLY[@]}}"; complete -p {program}\n'
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "--norc", "-c", shell], env=env, text=True, capture_output=True, timeout=120, check=False
+        )
+        assert done.stdout.splitlines()[0] == "Saliency", done.stderr
+        assert f"-F {function} {program}" in done.stdout
