@@ -20,6 +20,7 @@ from .tables import TABLES
 README = ROOT / "audit" / "README.md"
 THREATS = ROOT / "docs" / "threat-model.md"
 SCALE = ROOT / "docs" / "scale.md"
+COMPARE = ROOT / "docs" / "compare.md"
 PAGES_FOLDER = ROOT / "docs" / "evidence"
 
 
@@ -323,6 +324,9 @@ def written() -> dict[Path, str]:
     made = {README: index(README.read_text()), THREATS: threats(THREATS.read_text())}
     if SCALE.is_file():
         made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost: larger }}", RESULTS), SCALE.name)
+    if COMPARE.is_file():
+        table = _filled("{{ peers: compared }}", RESULTS)
+        made[COMPARE] = _placed(COMPARE.read_text(), "compared", table, COMPARE.name)
     return made | {p.path: page(p) for p in PAGES}
 
 

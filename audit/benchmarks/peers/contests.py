@@ -170,6 +170,24 @@ PEERS: tuple[Peer, ...] = (
         )},
     ),
     Peer(
+        "sacro-ml", "SACRO-ML", "MIT", "a likelihood ratio on a random forest, its 32 shadow models included",
+        Environment(  # without what it needs for reports alone; its xgboost would bring a CUDA library
+            "sacro-ml",
+            ("--no-deps", "sacroml==2.0.1", "acro==1.0.2", "fpdf==1.7.2", "pypdf==7.1.0", "multiprocess==0.70.19",
+             "dictdiffer==0.10.0", "tabulate==0.10.0"),
+            "from sacroml.attacks.likelihood_attack import LIRAAttack",
+        ),
+        ("sacroml", "scikit-learn"),
+        lambda quick: {"forests": tuple(
+            Contest(
+                f"LiRA of a forest, {mode}", "LiRA of a forest", f"sacroml, {mode}",
+                "A forest of 30 trees that knows half of 1,797 digits; both train 32 more and compare confidences."
+                f" Theirs in its {how}, and its shadow models go through files.",
+            )
+            for mode, how in (("offline", "default mode"), ("online", 'mode "online-carlini"'))
+        )},
+    ),
+    Peer(
         "opacus", "Opacus", "Apache-2.0", "a DP-SGD step, and a head",
         Environment("opacus", ("opacus>=1.6",), "import opacus"), ("opacus", "torch"),
         lambda quick: {"dp_steps": (
