@@ -10,7 +10,6 @@ Nothing is written, and nothing is looked at that a verdict would rest on: no at
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +67,11 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import as_module
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import best_certifiable
+
+try:
+    import resource
+except ImportError:  # Windows does not tell
+    resource = None  # type: ignore[assignment]
 
 BUDGET = 40.0
 """Seconds that are measured, about."""
@@ -745,6 +749,8 @@ def _bytes_of(model: nn.Module) -> int:
 
 
 def resident() -> int:
-    """Bytes that this process has held at most so far: imports, data, and what measuring took."""
+    """Bytes that this process has held at most so far: imports, data, what measuring took; 0 where nobody tells."""
+    if resource is None:
+        return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most

@@ -35,15 +35,15 @@ from safexplain.ledger.storage.schema import Execute, check_identity
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover (Windows: SQLite's own waiting has to do)
+except ImportError:  # Windows: SQLite's own waiting has to do
     fcntl = None  # type: ignore[assignment]
 
-_STEADY = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC  # the first also counts while suspended
+_STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # which also counts while suspended
 
 
 def steady() -> int:
     """Nanoseconds since some point in the past."""
-    return time.clock_gettime_ns(_STEADY)
+    return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
 
 @dataclass
@@ -76,6 +76,14 @@ FileIdentity = tuple[int, int]
 def _identity(path: Path) -> FileIdentity:
     found = os.stat(path)
     return found.st_dev, found.st_ino
+
+
+def _flush(file: int) -> None:
+    """Write to the disk what the system holds of an open file."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where fsync leaves it in the drive's cache
+        fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+    else:
+        getattr(os, "fdatasync", os.fsync)(file)
 
 
 def _stands(path: Path, file: FileIdentity) -> bool:
@@ -115,7 +123,7 @@ class FileQueue:
 
     def acquire(self, timeout: float) -> bool:
         """Whether the lock was had within so many seconds."""
-        if fcntl is None:  # pragma: no cover
+        if fcntl is None:
             return True
         if self._file is None:
             self._file = self._open()
@@ -131,9 +139,9 @@ class FileQueue:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
-            file, owner = os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), os.stat(self.like)
+            file, owner = os.open(self.path, os.O_RDONLY | os.O_CREAT, 0o666), os.stat(self.like)
             with suppress(PermissionError):  # somebody else made it meanwhile
                 os.fchmod(file, owner.st_mode & 0o666)
                 os.fchown(file, owner.st_uid, owner.st_gid)
@@ -212,11 +220,11 @@ class SqliteStorage(Storage):
             with self.guard:
                 self._open()
                 if self._log is None or self._log_file is None:
-                    self._log = os.open(self._beside("-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                    self._log = os.open(self._beside("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
                     self._log_file = _identity(self._beside("-wal"))
                 log, file = os.dup(self._log), self._log_file  # another thread may close the ledger meanwhile
             try:
-                getattr(os, "fdatasync", os.fsync)(log)
+                _flush(log)
             finally:
                 os.close(log)
             if not _stands(self._beside("-wal"), file):
@@ -251,7 +259,7 @@ class SqliteStorage(Storage):
         if not self.path.parent.is_dir():
             raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
         with explained(self.name):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666))
 
     def backup(self, path: Path) -> None:
         """See Storage; SQLite copies page by page and begins again where others write."""

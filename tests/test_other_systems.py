@@ -1,0 +1,124 @@
+"""Nothing in the core needs Linux: without what other systems lack, imports, ledger, cache and certificate work.
+
+What is simulated is the absence of modules, functions and constants, after torch and the like have been imported. It is
+no test on the systems themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MISSING = {
+    "windows": {
+        "modules": ["fcntl", "resource", "pwd", "grp", "termios"],
+        "os": [
+            "O_CLOEXEC",
+            "O_NOFOLLOW",
+            "O_DIRECTORY",
+            "fdatasync",
+            "fchmod",
+            "fchown",
+            "chown",
+            "fork",
+            "getuid",
+            "register_at_fork",
+            "sched_getaffinity",
+            "sysconf",
+            "getloadavg",
+            "uname",
+            "killpg",
+            "posix_fadvise",
+        ],
+        "time": ["clock_gettime", "clock_gettime_ns", "CLOCK_BOOTTIME", "CLOCK_MONOTONIC", "CLOCK_REALTIME"],
+    },
+    "darwin": {
+        "modules": [],
+        "os": ["fdatasync", "sched_getaffinity", "posix_fadvise"],
+        "time": ["CLOCK_BOOTTIME"],
+    },
+}
+
+STRIP = """
+import os, sys, time
+import captum.attr, joblib, matplotlib.pyplot, numpy, opacus, rich, scipy.stats, sklearn, torch, typer
+import cryptography.hazmat.primitives.ciphers, dp_accounting, jinja2, torch.export, torch.utils.data
+missing = {missing!r}
+for name in missing["modules"]:
+    sys.modules[name] = None
+for module in (os, time):
+    for name in missing[module.__name__]:
+        if hasattr(module, name):
+            delattr(module, name)
+"""
+
+IMPORTS = """
+import pkgutil, safexplain
+OF_EXTRAS = ("aix360", "alibi", "bentoml", "http", "kserve", "lime", "mlflow", "mlserver", "postgres", "ray", "shap")
+for module in pkgutil.walk_packages(safexplain.__path__, "safexplain."):
+    parts = module.name.split(".")
+    if not set(parts) & set(OF_EXTRAS):
+        __import__(module.name)
+"""
+
+LEDGER = """
+from safexplain.errors import BudgetExhausted
+from safexplain.ledger import Ledger
+url = f"sqlite:///{os.getcwd()}/ledger.db"
+Ledger(url, epsilon=1.0, delta=1e-6).close()
+for _ in range(2):
+    with Ledger(url) as ledger:
+        ledger.charge("ada", epsilon=0.4)
+with Ledger(url) as ledger:
+    try:
+        ledger.charge("ada", epsilon=0.4)
+    except BudgetExhausted:
+        print("exhausted")
+"""
+
+CACHE = """
+import torch
+from torch import nn
+from safexplain.audit import Population, Recipe, train_shadows
+numbers = numpy.random.default_rng(0)
+population = Population.of(numbers.normal(size=(60, 4)).astype("float32"), numbers.integers(0, 2, 60))
+def build(seed):
+    return nn.Linear(4, 2)
+told = []
+for _ in range(2):
+    train_shadows(population, Recipe(lr=0.1, epochs=1, batch_size=30), build=build, models=2, cache="cache")
+print("cached", len(os.listdir("cache")) > 0)
+from safexplain.audit.planning.plan import resident
+print("memory", resident() >= 0)
+"""
+
+CERTIFICATE = """
+sys.path.insert(0, {helpers!r})
+os.environ["SAFEXPLAIN_NOISE_KEY"] = "the key of the service, as text!"
+from pathlib import Path
+from explain_nets import certificate, image_net, images
+from safexplain import HardenedIG
+from safexplain.verdict.certificate import load_certificate
+model = image_net()
+path = certificate(Path("."), model)
+answer = HardenedIG.from_certificate(model, path).attribute(images(), target=1)
+print(load_certificate(path).verdict, tuple(answer.shape))
+"""
+
+
+@pytest.mark.parametrize("system", ["windows", pytest.param("darwin", marks=pytest.mark.slow)])
+def test_ledger_cache_and_certificate_work_without_what_only_linux_has(system: str, tmp_path: Path) -> None:
+    script = STRIP.replace("{missing!r}", repr(MISSING[system])) + IMPORTS + LEDGER + CACHE
+    script += CERTIFICATE.replace("{helpers!r}", repr(str(ROOT / "tests" / "helpers")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["exhausted", "cached True", "memory True", "certified (4, 3, 8, 8)"]
