@@ -25,6 +25,8 @@ from safexplain.explain.aix360 import (
 )
 from safexplain.explain.aix360.base import load_protodash
 
+pytest.importorskip("aix360", reason='AIX360 is not installed: pip install "safexplain[aix360]"')
+
 RAW = Hardening.none()
 
 BLOCK = """

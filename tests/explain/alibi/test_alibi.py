@@ -31,6 +31,8 @@ from safexplain.explain.alibi.base import HardenedAlibi, anchor_hardening, is_al
 from safexplain.explain.alibi.library import AlibiLicenceWarning
 from safexplain.explain.alibi.rules import ROWS
 
+pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
+
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
 
 KEY = b"a noise key of thirty-two bytes."

@@ -22,6 +22,8 @@ from safexplain.explain import anchor_hardening
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, harden_alibi
 from safexplain.explain.alibi.rules import META, ROWS, Leave
 
+pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # spaCy's, about typer
     explainers = pytest.importorskip("alibi.explainers")
