@@ -78,7 +78,9 @@ class SecureGenerator:
 
     def random(self, size: Size = None) -> Any:
         """Uniform multiples of 2^-53 in [0, 1)."""
-        return _in_pieces(size, lambda count: ((self.words(count) & _POSITIVE) >> 10) * 2.0**-53)
+        return _in_pieces(
+            size, lambda count: np.asarray(((self.words(count) & _POSITIVE) >> 10) * 2.0**-53, np.float64)
+        )
 
     def integers(self, low: int, high: ArrayLike, size: Size = None) -> Any:
         """Whole numbers from `low` to below `high`, each exactly as likely as any other; `high` may be an array.
@@ -166,8 +168,7 @@ def float_safe_normal(rng: Randomness, shape: tuple[int, ...]) -> Floats:
 
 def open_unit(words: Ints) -> Floats:
     """Uniform numbers in (0, 1], exact near 0, of 63 bits each."""
-    drawn: Floats = ((words & _POSITIVE) + 0.5) * 2.0**-63
-    return drawn
+    return np.asarray(((words & _POSITIVE) + 0.5) * 2.0**-63, np.float64)
 
 
 def box_muller(words: Ints) -> Floats:

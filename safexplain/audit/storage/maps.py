@@ -60,7 +60,8 @@ def packed(maps: NDArray[np.float32]) -> Records:
 def unpacked(records: Records, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """(p, d) float32 maps of (p,) records."""
     numbers: NDArray[np.float32] = np.multiply(records["numbers"], UNIT, out=out, dtype=np.float32)
-    return np.multiply(numbers, records["scale"][:, None], out=numbers)
+    np.multiply(numbers, records["scale"][:, None], out=numbers)
+    return numbers
 
 
 def parts(n: int, width: int, most: int = 1 << 22) -> Iterator[slice]:
@@ -195,7 +196,7 @@ class StoredMaps:
         which, at = _indices(models, m, "models"), _indices(rows, n, "examples")
         if outer:
             size = (*which.shape, *at.shape)
-            out = _room(size, d).reshape(which.size, at.size, d)
+            out: NDArray[np.float32] = _room(size, d).reshape(which.size, at.size, d)
             for one, into in zip(which.ravel().tolist(), out, strict=True):
                 self._read(one, at.ravel(), into)
             return out.reshape(*size, d)[..., rest]

@@ -90,7 +90,8 @@ class WaterFilling:
         room = self.room[:, column, None]
         if self.power == 1:
             place = int((np.argsort(self.rate, kind="stable") == column).argmax())
-            return np.clip(goal - self.before[:, place, None], 0.0, room)
+            filled: Floats = np.clip(goal - self.before[:, place, None], 0.0, room)
+            return filled
         at, missing = self._piece(goal)
         above = goal - np.take_along_axis(self.before, at, axis=1)
         level = np.where(missing, np.inf, above * np.take_along_axis(self.slope, at, axis=1))

@@ -234,4 +234,4 @@ class PooledDensityRatio:
         outside = np.diff(np.append(cuts, len(values))) + 2 - inside
         ratio = np.log(inside / inside.sum()) - np.log(outside / outside.sum())
         middle = values[(cuts + np.append(cuts[1:], len(values))) // 2]
-        return np.interp(np.asarray(target, dtype=np.float64), middle, ratio)
+        return np.asarray(np.interp(np.asarray(target, dtype=np.float64), middle, ratio))
