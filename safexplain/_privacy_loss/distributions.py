@@ -68,9 +68,8 @@ class Losses:
         """
         first = math.floor(max(low, -FARTHEST) / width) - 1
         last = max(math.ceil(min(high, FARTHEST) / width) + 1, first + 2)
-        deltas = np.nan_to_num(
-            divergence(np.arange(first, last + 1, dtype=np.float64) * width), nan=1.0
-        )  # 1 wherever it overflowed
+        grid = np.arange(first, last + 1, dtype=np.float64) * width
+        deltas = np.nan_to_num(divergence(grid), nan=1.0)  # 1 wherever it overflowed
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
         # sum over losses l >= e of exp(e - l) mass(l), at e = every grid point but the first
         tails = -np.diff(deltas) / -math.expm1(-width)

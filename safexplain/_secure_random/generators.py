@@ -78,9 +78,7 @@ class SecureGenerator:
 
     def random(self, size: Size = None) -> Any:
         """Uniform multiples of 2^-53 in [0, 1)."""
-        return _in_pieces(
-            size, lambda count: np.asarray(((self.words(count) & _POSITIVE) >> 10) * 2.0**-53, np.float64)
-        )
+        return _in_pieces(size, lambda count: ((self.words(count) & _POSITIVE) >> 10).astype(np.float64) * 2.0**-53)
 
     def integers(self, low: int, high: ArrayLike, size: Size = None) -> Any:
         """Whole numbers from `low` to below `high`, each exactly as likely as any other; `high` may be an array.

@@ -114,8 +114,9 @@ class PiecewiseLinear:
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
         """(n,) or () lower bounds on the least false-negative rates."""
-        at = self.crossings.searchsorted(fpr)
-        return np.asarray(np.maximum(0.0, self.intercepts[at] - self.slopes[at] * fpr))
+        given = np.asarray(fpr, dtype=np.float64)
+        at = self.crossings.searchsorted(given)
+        return np.asarray(np.maximum(0.0, self.intercepts[at] - self.slopes[at] * given))
 
 
 @lru_cache(maxsize=4096)
