@@ -121,7 +121,7 @@ def _agreement(
         top += top_a.size
         wrong = (b != 0) & (np.sign(a) != np.sign(b))
         shown = np.argsort(-np.abs(b), axis=1, kind="stable")[:, : max(k, FEWEST_TOP)]
-        wrong_ones, shown_ones = wrong_ones + int(wrong.sum()), shown_ones + np.count_nonzero(b)
+        wrong_ones, shown_ones = wrong_ones + int(wrong.sum()), shown_ones + int(np.count_nonzero(b))
         any_wrong.append(np.take_along_axis(wrong, shown, axis=1).any(1))
         one, other = (distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b))
         ranks.append(_cosine(one, other))
@@ -223,7 +223,7 @@ def utility_of(samples: Sequence[Sample], maps: tuple[Any, Any] | None = None) -
 
 
 def _together(found: Sequence[Faithfulness]) -> Faithfulness:
-    return Faithfulness(*(np.concatenate([getattr(f, side) for f in found]) for side in ("deletion", "insertion")))
+    return Faithfulness(np.concatenate([f.deletion for f in found]), np.concatenate([f.insertion for f in found]))
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -139,7 +139,7 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     def predict(
         self,
         context: Any,
-        model_input: np.ndarray,  # type: ignore[type-arg]  # MLflow reads the hint, and would make others a signature
+        model_input: np.ndarray,  # type: ignore[type-arg,unused-ignore]  # MLflow reads the hint, and would make others a signature
         params: dict[str, Any] | None = None,
     ) -> Any:
         """Labels int64 (n,); with `explain` hardened maps float32 (n, ...), or a list of n dictionaries.

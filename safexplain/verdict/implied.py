@@ -54,7 +54,7 @@ def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
         return np.ones_like(rates)
     with np.errstate(over="ignore"):
         rising = np.exp(epsilon) * rates + delta
-    return np.clip(np.minimum(rising, 1 - math.exp(-epsilon) * (1 - delta - rates)), 0.0, 1.0)
+    return np.asarray(np.clip(np.minimum(rising, 1 - math.exp(-epsilon) * (1 - delta - rates)), 0.0, 1.0))
 
 
 @dataclass(frozen=True, eq=False)

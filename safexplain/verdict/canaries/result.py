@@ -99,7 +99,7 @@ class Scores:
     @property
     def runs(self) -> int:
         """On D and D' together."""
-        return self.d.shape[1] + self.d_prime.shape[1]
+        return int(self.d.shape[1]) + int(self.d_prime.shape[1])
 
     def save(self, path: str | Path) -> Path:
         """Write an npz file, all or nothing."""
