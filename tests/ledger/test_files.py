@@ -225,7 +225,7 @@ def test_damage_is_said_to_be_damage(path, sqlite_url, damage, read):
         (lambda ledger: ledger.grant("ann", 2.0, note="\ud800"), InputError, "note: expected text"),
         (lambda ledger: list(ledger.charges(since="2020")), ConfigurationTypeError, "since: expected a datetime"),
         (lambda ledger: ledger.answer_many("ann", ["q"], lambda _: None, Pure(0.1)), InputError, "compute: expected 1"),
-        (lambda ledger: ledger.answer("ann", "q", lambda: nested(5000), Pure(0.1)), InputError, "JSON types"),
+        (lambda ledger: ledger.answer("ann", "q", lambda: nested(100_000), Pure(0.1)), InputError, "JSON types"),
     ],
 )
 def test_what_no_database_keeps_is_refused_with_its_name(sqlite_url, use, error, message):
