@@ -153,11 +153,20 @@ def _bars(stream: TextIO) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), TextColumn("{task.percentage:>4.0f}%"))
-    notes = TextColumn("{task.fields[note]}")
+    def whole(width: int) -> Column:
+        return Column(min_width=width, no_wrap=True)  # notes give way where the terminal is narrow, numbers do not
+
     bars = Bars(
-        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), notes, console=Console(file=stream)
+        TextColumn("{task.description:<28}", table_column=whole(28)),
+        BarColumn(bar_width=12, table_column=whole(12)),
+        TextColumn("{task.percentage:>4.0f}%", table_column=whole(5)),
+        TimeElapsedColumn(table_column=whole(7)),
+        TextColumn("left", table_column=whole(4)),
+        TimeRemainingColumn(table_column=whole(7)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=Console(file=stream),
     )
     tasks: dict[str, TaskID] = {}
 

@@ -157,13 +157,13 @@ def draw(recording: dict[str, Any], theme: dict[str, str]) -> str:
                 at = f'x="{14 + x * char:.0f}" y="{58 + (y + 1) * line:.0f}"'
                 long = f' textLength="{len(text) * char:.0f}"' if len(text) > 3 else ""
                 texts.append(f"<text {at}{long}{class_}>{escape(text)}</text>")
-        clock = f"{frame['seconds'] / 60:.0f}:{frame['seconds'] % 60:02.0f}" if frame["seconds"] >= 0 else ""
+        clock = "{}:{:02}".format(*divmod(round(frame["seconds"]), 60))
         texts.append(f'<text x="{width - 14}" y="26" text-anchor="end" class="dim">{clock}</text>')
         body.append(f'<g class="f" id="f{i}">{"".join(texts)}</g>')
     last = len(frames) - 1
     style.append(f"@media (prefers-reduced-motion:reduce){{.f{{animation:none}}#f{last}{{visibility:visible}}}}")
     title = f"{recording['command']}: a real run of {total / 60:.1f} minutes, shown {speed:.0f} times as fast"
-    note = f"real run, {total / 60:.1f} min, shown {speed:.0f} times as fast"
+    note = f"a real run of {total / 60:.0f} minutes on a busy machine, shown {speed:.0f} times as fast"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img"'
         f' aria-label="{escape(title)}">'

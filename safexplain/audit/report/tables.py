@@ -207,7 +207,7 @@ def tile(result: Judgement) -> Tile:
         interval = f"between {words.area(low)} and {words.area(high)}"
         return Tile(words.area(result.estimate(best)), f"is how far its AUC is above {than}", interval)
     if result.claim == "excess" and code(best) in result.decisive:
-        says = f"points of the members more than by the {result.anyway} of the same queries"
+        says = f"percentage points more members found than with the {result.anyway} of the same queries alone"
         return Tile(points(adds(result, best)), says, f"between {points(low)} and {points(high)}")
     found = percent(best.found / result.members)
     return Tile(found, "of the members found", f"between {percent(low)} and {percent(high)}")

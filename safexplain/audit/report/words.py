@@ -222,13 +222,13 @@ RELEASES = {
 }
 
 CONTROLS = {
-    "blind baseline": "Can members be told by what was asked about, without any answer?",
+    "blind baseline": "Can members be recognised from the inputs alone, without any answer?",
     "null model": "Do the attacks find the members in a model that knows nothing of them?",
     "shuffled membership": "Does this audit raise false alarms when the members are drawn at random?",
     "references": "Are there reference models with and without the scored examples?",
     "recipe": "Do the reference models repeat how the target was trained?",
     "exact copies": "Is a copy of a member among the non-members?",
-    "other source": "Can examples of another source be told by what was asked about?",
+    "other source": "Can examples of the other source be recognised from the inputs alone?",
 }
 """What each control asks."""
 
