@@ -13,7 +13,7 @@ import typer
 
 from safexplain.cli import completion
 from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of
-from safexplain.cli.options import Arch, TrustPickle
+from safexplain.cli.options import Arch, TrustPickle, TrustType
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 
 LIMITS = "Limits"
@@ -32,7 +32,7 @@ def serve_command(
         Path,
         typer.Option(
             metavar="FILE",
-            help="torch.export file, state_dict with --arch, or transformers folder.",
+            help="torch.export file, state_dict with --arch, transformers folder, or classifier of tables.",
             rich_help_panel=MODEL,
         ),
     ],
@@ -54,6 +54,15 @@ def serve_command(
     ] = None,
     arch: Arch = None,
     trust_pickle: TrustPickle = False,
+    trust_type: TrustType = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="columns.json of the audit, for a classifier of texts or missing values.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     input_range: Annotated[
         str | None,
         typer.Option(metavar="LOW:HIGH", help="Smallest and largest value of an input.", rich_help_panel=MODEL),
@@ -181,6 +190,8 @@ def serve_command(
         "hardening": None if hardening is None else _text(hardening),
         "arch": arch,
         "trust_pickle": trust_pickle,
+        "trust_types": trust_type or None,
+        "columns": None if columns is None else str(columns.absolute()),
         "input_range": None if input_range is None else _range(input_range),
         "name": name,
         "watch": watch,

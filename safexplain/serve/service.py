@@ -195,6 +195,8 @@ class Service:
         hardening: Hardening | str | Mapping[str, Any] | None = None,
         arch: str | None = None,
         trust_pickle: bool = False,
+        trust_types: Sequence[str] = (),
+        columns: str | Path | None = None,
         input_shape: Sequence[int] | None = None,
         input_range: Sequence[float] | None = None,
         name: str = "model",
@@ -228,6 +230,9 @@ class Service:
             hardening: without a certificate, what is done to each explanation; None: `Hardening.recommended()`.
             arch: how the network of a state_dict is built, see `load_model`.
             trust_pickle: unpickle the model's file, which can run any code in it.
+            trust_types: names of types in a skops file that are accepted although skops does not trust them.
+            columns: of a classifier that takes texts or missing numbers, the file columns.json of its audit; requests
+                then have rows in its codes.
             input_shape: of one input, where neither certificate nor model file says it.
             input_range: least and greatest number of an input; None: any finite one.
             name: of the model, in URLs.
@@ -602,6 +607,8 @@ class _Options:
     hardening: Hardening | str | Mapping[str, Any] | None = None
     arch: str | None = None
     trust_pickle: bool = False
+    trust_types: Sequence[str] = ()
+    columns: str | Path | None = None
     input_shape: Sequence[int] | None = None
     input_range: Sequence[float] | None = None
     name: str = "model"
@@ -660,7 +667,14 @@ class _Options:
         model: Any = self.model
         file: str | Path | None = None
         if isinstance(model, str | Path):
-            loaded = load_model(model, arch=self.arch, trust_pickle=self.trust_pickle, input_shape=shape)
+            loaded = load_model(
+                model,
+                arch=self.arch,
+                trust_pickle=self.trust_pickle,
+                input_shape=shape,
+                trust_types=self.trust_types,
+                columns=self.columns,
+            )
             shape = shape or _shape_of(loaded.model)
             file, model = model, loaded.model.to(self.device)
         public = load_inputs(self.public) if isinstance(self.public, str | Path) else self.public

@@ -79,6 +79,9 @@ BUDGET = 40.0
 EXPLAINED = 32, 4
 """Examples that are explained to see what maps look like, at most and at least."""
 
+HIGHER = (0.02, 0.05, 0.1)
+"""False-positive rates that are tried where the policy's is out of reach."""
+
 LARGEST_SAMPLE = 64.0
 """Samples more than this many times as large are not worth naming."""
 
@@ -728,6 +731,18 @@ def _feasible(policy: Policy, units: tuple[int, int], best: float) -> tuple[str,
     found = [
         f"{name} = {np.ceil(1000 * best) / 1000:.3f} in the policy is the smallest limit within reach of this sample"
     ]
+    for fpr in HIGHER:
+        times = fpr / policy.fpr
+        higher = None if policy.max_excess is None else policy.max_excess * times
+        if times <= 1 or policy.max_tpr * times > 0.5 or (higher or 0) > 0.5:
+            continue
+        looser = replace(policy, fpr=fpr, max_tpr=policy.max_tpr * times, max_excess=higher)
+        if best_certifiable(looser, *units) <= looser.limit:
+            found.append(
+                f"fpr = {fpr:g} with {name} = {looser.limit:.3g}, the same multiple of what guessing finds, is within"
+                " reach of this sample; it says nothing of attackers who are surer than that"
+            )
+            break
     if policy.claim == "excess":
         area = replace(policy, claim="auc")
         if best_certifiable(area, *units) <= area.limit:

@@ -419,8 +419,8 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
         )
     objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
     _check_objective("lightgbm", objective[1] if objective else "none", where)
-    if "end of trees" not in text:
-        raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of trees'; save it again")
+    if "\nend of trees" not in text or "\nend of parameters" not in text:  # without which the library itself crashes
+        raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of parameters'; save it again")
     try:
         booster = lightgbm.Booster(model_str=text)
     except Exception as error:  # of the library
@@ -434,15 +434,7 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
     again = lightgbm.LGBMClassifier(
         **{**chosen, "n_estimators": rounds, "objective": objective[1] if objective else None}
     )
-    notes: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
-    if "learning_rate" not in params:
-        untold = ("learning_rate", "num_leaves", "max_depth", "min_child_samples", "reg_lambda", "subsample")
-        notes = (
-            f"The LightGBM file does not tell how it was trained: {rounds} rounds are read from the model;"
-            f" {', '.join(untold)} are LightGBM's defaults in the reference models unless --recipe gives them.",
-        )
-    return FittedClassifier(as_classifier(booster), again, "", untold, notes)
+    return FittedClassifier(as_classifier(booster), again, "")
 
 
 def as_classifier(booster: Any) -> Any:
