@@ -157,7 +157,8 @@ def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
         return columns
     rows = columns.encode(frame.iloc[[0, -1]])
     errors = []
-    for as_category in (False, True):
+    own = getattr(found.estimator, "is_categorical_", None)  # of scikit-learn's histogram boosting, fitted by dtypes
+    for as_category in (False, True) if own is None else (True, False):
         tried = replace(columns, as_category=as_category)
         try:
             found.estimator.predict_proba(tried.decode(rows))
