@@ -312,7 +312,8 @@ def test_the_measure_of_independence_can_fail():
 
 
 def fits(sample, std):
-    return distributions.kstest(np.asarray(sample, dtype=np.float64).ravel(), distributions.norm(0, std).cdf).pvalue > 1e-4
+    drawn = np.asarray(sample, dtype=np.float64).ravel()
+    return distributions.kstest(drawn, distributions.norm(0, std).cdf).pvalue > 1e-4
 
 
 def test_the_numbers_are_standard_normal():
