@@ -109,3 +109,9 @@ def test_the_version_stands_in_one_place():
     about = tomllib.loads((Path(safexplain.__file__).parents[1] / "pyproject.toml").read_text())
     assert about["project"]["dynamic"] == ["version"]
     assert about["tool"]["hatch"]["version"]["path"] == "safexplain/_versions.py"
+
+
+def test_the_citation_names_this_version():
+    stated = (Path(safexplain.__file__).parents[1] / "CITATION.cff").read_text()
+    assert f"\nversion: {VERSION}\n" in stated
+    assert "\nlicense: Apache-2.0\n" in stated

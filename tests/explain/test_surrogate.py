@@ -572,7 +572,8 @@ def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
         assert found.value == pytest.approx(values.mean(), abs=1e-5)
         assert found.low < found.value < found.high
     given = explainer.measure(x, fraction=0.25, batch_size=60, seed=3, native=native)
-    assert given.native_deletion == measured.native_deletion
+    assert given.native_deletion is not None
+    assert given.native_deletion.value == pytest.approx(measured.native_deletion.value, abs=1e-6)  # in other batches
 
 
 def test_of_a_label_api_the_agreement_is_measured_alone() -> None:

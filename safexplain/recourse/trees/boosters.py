@@ -42,6 +42,7 @@ def read_xgboost(model: Any, kind: str) -> Ensemble:
     boosted = learner["gradient_booster"]
     weights = boosted.get("weight_drop")
     boosted = boosted.get("gbtree", boosted)
+    weights = weights or boosted.get("model", {}).get("weight_drop")  # where XGBoost 3.4 keeps them
     if "model" not in boosted or "trees" not in boosted["model"]:
         raise ConfigurationError(f"model: booster {boosted['name']!r} has no trees; a linear one is a linear model")
     classes = max(int(learner["learner_model_param"]["num_class"]), 2)

@@ -54,7 +54,10 @@ def xgboost():
     yield "base score", model(base_score=0.3), X, BINARY
     yield "softmax", model(objective="multi:softmax"), X, THREE
     yield "xgboost, missing", model(), MISSING, BINARY
-    yield "random forest", library.XGBRFClassifier(n_estimators=8), X, BINARY
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # deprecated from XGBoost 3.4 on
+        forest = library.XGBRFClassifier(n_estimators=8)
+    yield "random forest", forest, X, BINARY
     types = ["q", "q", "q", "c", "c", "q"]
     for most in (4, 100):
         options = {"enable_categorical": True, "feature_types": types, "max_cat_to_onehot": most}
