@@ -18,6 +18,8 @@ from mkdocs.utils import meta
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "safexplain"
+DROP_IN = tuple(f"{PACKAGE}.{library}" for library in ("captum", "alibi", "aix360", "lime", "shap"))
+"""Modules with other libraries' names for classes that have a page already."""
 MARK = "<!-- api -->"
 """Where the tables go on a page of docs/api."""
 
@@ -87,7 +89,9 @@ def public_names(package: griffe.Module, entry: str | dict[str, list[str]]) -> l
     if isinstance(entry, dict):
         return [(module, name) for module, names in entry.items() for name in names]
     within = entry.removeprefix(PACKAGE).lstrip(".")
-    listed = (package[within] if within else package).exports or ()
+    module = package[within] if within else package
+    assert module.exports, f"docs/api: {entry} has no __all__ that can be read"
+    listed = module.exports
     names = [n if isinstance(n, str) else n.name for n in listed]
     return [(entry, n) for n in names if not n.startswith("_")]
 
@@ -100,7 +104,7 @@ def topics() -> list[Topic]:
     )
     assert isinstance(package, griffe.Module)
     at_top = {name for _, name in public_names(package, PACKAGE)}
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     made = []
     pages = {s: meta.get_data(s.read_text()) for s in sorted((ROOT / "docs" / "api").glob("*.md"))}
     for source in sorted(pages, key=lambda s: PACKAGE in pages[s][1].get("api", ())):  # the package itself comes last
@@ -111,11 +115,13 @@ def topics() -> list[Topic]:
         topic = Topic(f"api/{source.name}", title[1] if title else source.stem)
         for module, name in (pair for entry in head["api"] for pair in public_names(package, entry)):
             found = find(package, f"{module}.{name}")
-            if found is None or found.path in seen:
+            known = (found.path if found and module not in DROP_IN else module, name)
+            if found is None or known in seen:
                 continue
-            seen.add(found.path)
+            seen.add(known)
             home = PACKAGE if name in at_top else module
-            topic.names.append(Name(name, home, found.path, found.is_class, first_sentence(found.docstring)))
+            path = found.path if found.name == name else f"{module}.{name}"  # one of several names of a class
+            topic.names.append(Name(name, home, path, found.is_class, first_sentence(found.docstring)))
         made.append(topic)
     return made
 
