@@ -89,9 +89,9 @@ def public_names(package: griffe.Module, entry: str | dict[str, list[str]]) -> l
     if isinstance(entry, dict):
         return [(module, name) for module, names in entry.items() for name in names]
     within = entry.removeprefix(PACKAGE).lstrip(".")
-    module = package[within] if within else package
-    assert module.exports, f"docs/api: {entry} has no __all__ that can be read"
-    listed = module.exports
+    if within and within.partition(".")[0] not in package.members:
+        return []
+    listed = (package[within] if within else package).exports or ()
     names = [n if isinstance(n, str) else n.name for n in listed]
     return [(entry, n) for n in names if not n.startswith("_")]
 

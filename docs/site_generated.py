@@ -1,7 +1,7 @@
 """For `mkdocs build`: what the stubs of hardened classes leave out, for mkdocstrings.
 
-The classes of `safexplain.captum`, `.alibi`, `.aix360`, `.lime` and `.shap` are made when they are imported. Nothing is run
-for mkdocstrings, which reads their stubs: every signature, a docstring for each class, and none for its methods.
+The classes of `safexplain.captum`, `.alibi`, `.aix360`, `.lime` and `.shap` are made when they are imported. mkdocstrings runs
+nothing: it reads their stubs, which have every signature, a docstring for each class, and none for its methods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Documented(griffe.Extension):
         """Called once all source and stubs are read."""
         if pkg.path != "safexplain":
             return
-        modules = (pkg, *(pkg[name] for name in STUBBED))
+        modules = [pkg, *(pkg[name] for name in STUBBED if name in pkg.members)]
         classes = (c for module in modules for c in module.members.values() if not c.is_alias and c.is_class)
         for method in (m for c in classes for m in c.members.values() if not m.is_alias and m.is_function):
             if not method.name.startswith("_") and not method.docstring:
