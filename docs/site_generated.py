@@ -1,7 +1,7 @@
 """For `mkdocs build`: what the stubs of hardened classes leave out, for mkdocstrings.
 
-The classes of `safexplain.captum`, `.alibi`, `.aix360`, `.lime` and `.shap` are made when they are imported. mkdocstrings
-reads their stubs: these have every signature, and a docstring for each class, but none for its methods.
+The classes of `safexplain.captum`, `.alibi`, `.aix360`, `.lime` and `.shap` are made when they are imported.
+mkdocstrings reads their stubs: these have every signature, and a docstring for each class, but none for its methods.
 """
 
 from __future__ import annotations
