@@ -69,6 +69,7 @@ class Topic:
 def first_sentence(docstring: griffe.Docstring | None) -> str:
     """For a cell of a table."""
     paragraph = " ".join((docstring.value if docstring else "").strip().partition("\n\n")[0].split())
+    paragraph = re.sub(r"^Hardened \w+\. (?=[A-Z])", "", paragraph)  # says no more than the name
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])|:$", paragraph)[0]
     return sentence.replace("|", "\\|")
 
@@ -130,7 +131,7 @@ def class_page(name: Name) -> str:
     """A page of its own: everything that its docstrings say."""
     summary = name.summary.replace("`", "").replace('"', "'")
     return (
-        f'---\ntitle: {name.name}\ndescription: "{name.name}: {summary}"\n---\n\n'
+        f'---\ntitle: {name.name}\ndescription: "{name.name} of {name.home}: {summary}"\n---\n\n'
         f"::: {name.path}\n    options: {{heading_level: 1, show_root_toc_entry: false}}\n"
     )
 
