@@ -201,6 +201,8 @@ def test_what_one_does_not_use_is_not_imported():
         "from safexplain.cli import app\n"
         "app()\n"
         "assert not (found := unwanted('alibi', 'opacus', 'timm', 'transformers')), found\n"
+        "safexplain.HardenedIG\n"
+        "assert not (found := unwanted('dp_accounting', 'sklearn', 'opacus', 'scipy.stats')), found\n"
         "safexplain.HardenedCounterfactual\n"
         "assert unwanted('dp_accounting', 'sklearn')\n"
     )

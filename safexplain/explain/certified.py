@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,9 @@ from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
 from safexplain.outputs import Probability, are_probabilities, as_module
-from safexplain.verdict.certificate.read import Certificate, load_certificate
-from safexplain.verdict.certificate.write import MODEL_DIGEST
+
+if TYPE_CHECKING:
+    from safexplain.verdict.certificate.read import Certificate
 
 __all__ = [
     "Audited",
@@ -219,6 +220,9 @@ def load_audited(
     Raises:
         CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
     """
+    from safexplain.verdict.certificate.read import load_certificate  # with SciPy's statistics: a second of importing
+    from safexplain.verdict.certificate.write import MODEL_DIGEST
+
     certificate = load_certificate(path, public_key=public_key)
     certificate.need_model(path)
     if kind is None:
@@ -310,6 +314,8 @@ def _options_of(certificate: Certificate, name: str) -> dict[str, Any]:
 
 def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: str | Path, path: str | Path) -> None:
     """Raise unless the certificate names the SHA-256 of this file for the model with this digest."""
+    from safexplain.verdict.certificate.write import MODEL_DIGEST
+
     try:
         found = file_sha256(file)
     except OSError as error:
