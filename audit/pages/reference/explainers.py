@@ -14,7 +14,7 @@ from safexplain.errors import MissingExtraError
 from safexplain.explain import CATALOG
 from safexplain.explain.row import EXTRAS, Row
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.wrap import HARDENED, build
 
 from ...shared.run import markdown
 from .parts import ReferencePage, cited, facts, percent, picture, pictures, result, signature, with_interval
@@ -90,10 +90,10 @@ def _class(row: Row) -> Any:
     """The hardened class; None where its library is not installed."""
     try:
         found = getattr(safexplain, row.hardened_name, None) or HARDENED.get(row.name) or OF_ROWS.get(row.name)
-        _ = row.native
+        native = row.native
     except MissingExtraError:
         return None
-    return found
+    return found or (build(row) if row.in_base and native else None)
 
 
 def _imports(row: Row) -> str:
