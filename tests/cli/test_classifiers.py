@@ -1,0 +1,114 @@
+"""A classifier of tables, from the command line to the explainer that its certificate loads, and to no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import RandomForestClassifier
+
+from safexplain.errors import SafexplainError
+from safexplain.explain import find_row
+from safexplain.explain.served import OF_ROWS
+from safexplain.explain.wrap import HARDENED
+
+skops = pytest.importorskip("skops.io")
+
+COLUMNS = [0, 1, 6, 7, 20]
+POLICY = "fpr = 0.1\nmax_tpr = 0.95\nmax_excess = 0.9\nreferences = 4\npatience = [1]\nuncounted = true\n"
+OPTIONS = {
+    "ShapleyValueSampling": ("n_samples=5",),
+    "LimeTabular": ("num_samples=50", "kernel_width=2"),
+    "KernelExplainer": ("nsamples=20",),
+    "AlibiKernelShap": ("nsamples=20",),
+}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A forest of 5 trees, its data and public rows."""
+    folder = tmp_path_factory.mktemp("classifier")
+    cancer, rng = load_breast_cancer(), np.random.default_rng(0)
+    order = rng.permutation(len(cancer.data))
+    frame = pd.DataFrame(cancer.data[order][:, COLUMNS], columns=[f"feature {i}" for i in COLUMNS])
+    label, member = cancer.target[order], rng.random(len(order)) < 0.5
+    trained = np.flatnonzero(member[69:]) + 69
+    model = RandomForestClassifier(5, max_depth=3, random_state=0).fit(frame.iloc[trained], label[trained])
+    skops.dump(model, folder / "model.skops")
+    frame[:69].to_csv(folder / "public.csv", index=False)
+    frame[69:].assign(label=label[69:], member=member[69:]).to_csv(folder / "data.csv", index=False)
+    (folder / "policy.toml").write_text(POLICY)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FeatureAblation",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Occlusion", "FeaturePermutation", "ShapleyValueSampling", *OF_ROWS)
+            if name not in ("Anchors", "ProtoDash")
+        ),
+    ],
+)
+def test_what_the_command_certified_is_loaded_and_nothing_else(
+    name: str, case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    if find_row(name).library in ("alibi", "lime", "shap"):
+        pytest.importorskip(find_row(name).library)
+    kind: Any = OF_ROWS.get(name) or HARDENED[name]
+    background = {"public": pd.read_csv(case / "public.csv").to_numpy()} if getattr(kind, "_needs", False) else {}
+    asked = ["--public", "public.csv"] if background else []
+    asked += [word for option in OPTIONS.get(name, ()) for word in ("--option", option)]
+    audit = ("audit", "model.skops", "--data", "data.csv", "--policy", "policy.toml", "--references", "4")
+    code, out, error = cli(*audit, "--explainer", name, *asked, "--run-dir", tmp_path / "run", "--json")
+    assert code == 0, out + error
+    certificate = tmp_path / "run" / "certificate.json"
+    model = skops.load(case / "model.skops", trusted=["sklearn.tree._tree.Tree"])
+    kind.from_certificate(model, certificate, file=case / "model.skops", **background)
+    frame = pd.read_csv(case / "data.csv")
+    other = RandomForestClassifier(5, max_depth=3, random_state=1).fit(frame[model.feature_names_in_], frame["label"])
+    with pytest.raises(SafexplainError, match="about another model"):
+        kind.from_certificate(other, certificate, **background)
+    if background:
+        with pytest.raises(SafexplainError, match="another background"):
+            kind.from_certificate(model, certificate, public=background["public"][::-1].copy())
+        with pytest.raises(SafexplainError, match="public"):
+            kind.from_certificate(model, certificate)
+    code, out, _ = cli("verify", certificate, "--model", "model.skops", "--json")
+    assert code == 0
+    assert json.loads(out)["verdict"] == "certified"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--explainer", "IG"), "expected one of Occlusion, FeatureAblation"),
+        (("--explainer", "LimeTabular"), "expected --public FILE"),
+        (("--output", "logit"), "leave --output out"),
+        (("--arch", "timm:resnet18"), "leave it out"),
+    ],
+    ids=["gradients", "no public rows", "logit", "arch"],
+)
+def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(
+    given: tuple[str, ...], said: str, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, error = cli("audit", "model.skops", "--data", "data.csv", *given)
+    assert code == 2
+    assert said in " ".join(error.split())
+
+
+def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_there_are(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text("epochs = 3\n")
+    code, _, error = cli("audit", "model.skops", "--data", "data.csv", "--recipe", tmp_path / "recipe.toml")
+    assert code == 2
+    assert "has no hyper-parameter epochs; expected among" in " ".join(error.split())
