@@ -95,7 +95,7 @@ class WaterFilling:
         at, missing = self._piece(goal)
         above = goal - np.take_along_axis(self.before, at, axis=1)
         level = np.where(missing, np.inf, above * np.take_along_axis(self.slope, at, axis=1))
-        return np.minimum(level / self.rate[column], room)
+        return np.asarray(np.minimum(level / self.rate[column], room))
 
     def _piece(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """(n, k) which column fills up next at each goal (n, k), and whether none does; 0 there."""
