@@ -71,7 +71,8 @@ def audit_command(
     public: Annotated[
         Path | None,
         typer.Option(
-            help="Rows that may be known to everybody, for explainers made from such, as LimeTabular; form of --data.",
+            metavar="PATH",
+            help="Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
             rich_help_panel=EXPLANATION,
         ),
     ] = None,

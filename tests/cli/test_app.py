@@ -483,14 +483,14 @@ def test_audit_and_tune_share_their_options_and_each_has_its_own() -> None:
     shared = {f.name for f in fields(Question)}
     audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
     assert (audits - shared, tunes - shared) == (
-        {"hardening", "pretraining_pool", "endpoint", "format_", "quick"},
+        {"hardening", "pretraining_pool", "endpoint", "format_", "quick", "public"},
         {"space", "trials", "public"},
     )
     assert shared <= audits & tunes
 
 
-def test_audit_has_at_most_28_options() -> None:
-    assert len([p for p in inspect.signature(audit_command).parameters if p != "model"]) <= 28
+def test_audit_has_at_most_30_options() -> None:
+    assert len([p for p in inspect.signature(audit_command).parameters if p != "model"]) <= 30
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------
