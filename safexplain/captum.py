@@ -12,22 +12,18 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from safexplain.explain.catalog import CATALOG
-from safexplain.explain.hardened import Hardened
+from safexplain.explain.catalog import CATALOG, REFUSED
+from safexplain.explain.drop_in import drop_in
 from safexplain.explain.wrap import HARDENED
 
 _CLASSES = MappingProxyType(
     {row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type}
 )
+_TUNNEL = {"NoiseTunnel": "it stands for several methods: use HardenedSmoothGrad or HardenedVarGrad, or harden(...)"}
 
 __all__ = sorted(_CLASSES)
 
-
-def __getattr__(name: str) -> type[Hardened]:
-    try:
-        return _CLASSES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+__getattr__ = drop_in(__name__, _CLASSES, refused={**REFUSED, **_TUNNEL})
 
 
 def __dir__() -> list[str]:

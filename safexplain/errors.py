@@ -51,6 +51,10 @@ class MissingExtraError(SafexplainError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
 
+class NotHardenedError(SafexplainError, ImportError):
+    """A module named after a library has no hardened version of this name; the message says which names it has."""
+
+
 class InfeasibleError(SafexplainError, ValueError):
     """Some queries have no recourse within the constraints; what was found for the others is in `result`.
 

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "hardening": (),
     "verdict": (),
     "explain": ("faithfulness", "hardening", "native_maps", "outputs", "verdict"),
-    "captum": ("explain",),
+    **dict.fromkeys(("captum", "alibi", "aix360", "lime", "shap"), ("explain",)),
     "dp": ("verdict",),
     "ledger": ("verdict",),
     "recourse": ("dp", "ledger", "verdict"),

@@ -384,7 +384,6 @@ _ROWS = (
         library="shap",
         entry="shap_values",
         stochastic=True,
-        search_space={"nsamples": (100, 500, 2_000)},
     ),
 )
 

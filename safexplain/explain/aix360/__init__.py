@@ -7,6 +7,8 @@ native explainer with random numbers of its own and fills an explanation made an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
@@ -21,6 +23,18 @@ __all__ = [
     "HardenedLimeText",
     "HardenedProtoDash",
 ]
+
+LIME: Mapping[str, type[HardenedAIX360]] = MappingProxyType(
+    {
+        "LimeTabularExplainer": HardenedLimeTabular,
+        "LimeImageExplainer": HardenedLimeImage,
+        "LimeTextExplainer": HardenedLimeText,
+    }
+)
+"""lime's name of an explainer -> the hardened class."""
+
+AIX360: Mapping[str, type[HardenedAIX360]] = MappingProxyType({"ProtodashExplainer": HardenedProtoDash, **LIME})
+"""AIX360's name of an explainer -> the hardened class."""
 
 _LIBRARIES = frozenset({"aix360", "lime"})
 _SUPPORTED: dict[str, type[HardenedAIX360]] = {

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.tables import MadeOf, OfTables
@@ -57,6 +57,7 @@ class HardenedProtoDash(HardenedAIX360, OfTables):
         public: the candidates, read-only; the prototypes of an answer are `public[S]`.
 
     Raises:
+        ConfigurationTypeError: no `public`.
         InputError: `public` is not a finite (n, d) array with n > 2.
     """
 
@@ -64,8 +65,13 @@ class HardenedProtoDash(HardenedAIX360, OfTables):
     _row, _libraries, _tells = CATALOG["ProtoDash"], ("aix360",), True
     _fixed = frozenset({"self", "X", "Y"})
 
-    def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: bool = True) -> None:
+    def __init__(self, public: Any = None, *, hardening: Hardening | None = None, progress: bool = True) -> None:
         super().__init__(hardening, Hardening.ranked)
+        if public is None:
+            raise ConfigurationTypeError(
+                "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
+                " ProtodashExplainer(public=rows)"
+            )
         if not isinstance(progress, bool):
             raise ConfigurationError(f"progress must be True or False, got {progress!r}")
         self.public = _rows("public", public).copy()

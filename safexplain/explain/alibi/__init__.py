@@ -9,7 +9,9 @@ each native class that lists what leaves, and `release` builds the answer from i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
@@ -83,40 +85,88 @@ def _of_rows(kind: type[HardenedAnchors]) -> type[HardenedAnchorTabular]:
     return HardenedAnchorTabular
 
 
-class _FromArguments(HardenedAnchors):
+class _FromArguments(HardenedAlibi):
+    """Takes the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it."""
+
     _kind: ClassVar[str]
 
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
-        """Make the native explainer, and harden it; `model_digest` as `harden_alibi` takes it."""
-        model_digest = kwargs.pop("model_digest", None)
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
+        """Make the native explainer, and harden it."""
         with draw_from(new_generator(hardening)):
             native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening, model_digest)
 
 
-class HardenedAnchorTabular(AnchorsOfRows, _FromArguments):
+class HardenedAnchorTabular(AnchorsOfRows, _FromArguments, HardenedAnchors):
     """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`, and `AnchorsOfRows`."""
 
     _kind, _row = "AnchorTabular", CATALOG["Anchors"]
 
 
-class HardenedAnchorImage(_FromArguments):
+class HardenedAnchorImage(_FromArguments, HardenedAnchors):
     """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
 
     _kind = "AnchorImage"
 
 
-class HardenedAnchorText(_FromArguments):
+class HardenedAnchorText(_FromArguments, HardenedAnchors):
     """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
 
     _kind = "AnchorText"
 
 
-_CLASSES: dict[str, type[HardenedAlibi]] = {
-    **{kind._kind: kind for kind in (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)},
-    "KernelShap": HardenedAlibiKernelShap,
-    "TreeShap": HardenedTreeShap,
-}
+class HardenedALE(_FromArguments):
+    """Hardened ALE: takes its arguments, and `hardening`. Curves leave hardened, at grid points that you give."""
+
+    _kind = "ALE"
+
+
+class HardenedPartialDependence(_FromArguments):
+    """Hardened PartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
+
+    _kind = "PartialDependence"
+
+
+class HardenedTreePartialDependence(_FromArguments):
+    """Hardened TreePartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
+
+    _kind = "TreePartialDependence"
+
+
+class HardenedPartialDependenceVariance(_FromArguments):
+    """Hardened PartialDependenceVariance: takes its arguments, and `hardening`; see `HardenedALE`."""
+
+    _kind = "PartialDependenceVariance"
+
+
+class HardenedPermutationImportance(_FromArguments):
+    """Hardened PermutationImportance: takes its arguments, and `hardening` of the importances."""
+
+    _kind = "PermutationImportance"
+
+
+ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
+    {
+        **{
+            kind._kind: kind
+            for kind in (
+                HardenedAnchorTabular,
+                HardenedAnchorImage,
+                HardenedAnchorText,
+                HardenedALE,
+                HardenedPartialDependence,
+                HardenedTreePartialDependence,
+                HardenedPartialDependenceVariance,
+                HardenedPermutationImportance,
+            )
+        },
+        "KernelShap": HardenedAlibiKernelShap,
+        "TreeShap": HardenedTreeShap,
+    }
+)
+"""Alibi's name of an explainer -> the hardened class: every one that has a row in `rules.ROWS`."""
 
 
 def harden_alibi(
@@ -135,7 +185,7 @@ def harden_alibi(
         ConfigurationError: an anchor explainer, and a hardening that does not fit it, see `HardenedAnchors`.
         RefusedError: no hardening makes what it returns fit to leave, or nobody has said what may.
     """
-    kind = _CLASSES.get(kind_of(native), HardenedAlibi) if is_alibi(native) else HardenedAlibi
+    kind = ALIBI.get(kind_of(native), HardenedAlibi) if is_alibi(native) else HardenedAlibi
     hardened = kind.__new__(kind)
     hardened._adopt(native, hardening, model_digest)
     return hardened

@@ -9,6 +9,8 @@ best. A hardened explainer releases the values alone, hardened; no base value, n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
@@ -17,9 +19,10 @@ from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HardenedKernelExplainer", "HardenedTreeExplainer"]
 
-_CLASSES: dict[str, type[HardenedShap]] = {
-    kind._name: kind for kind in (HardenedTreeExplainer, HardenedKernelExplainer)
-}
+SHAP: Mapping[str, type[HardenedShap]] = MappingProxyType(
+    {kind._name: kind for kind in (HardenedTreeExplainer, HardenedKernelExplainer)}
+)
+"""shap's name of an explainer -> the hardened class."""
 
 
 def is_shap(native: object) -> bool:
@@ -42,9 +45,9 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
     if not is_shap(native):
         raise ConfigurationTypeError(f"expected an explainer of shap, got {type(native).__name__}")
     for base in type(native).__mro__:
-        if base.__module__.startswith("shap.") and base.__name__ in _CLASSES:
-            return _CLASSES[base.__name__].around(native, hardening, model_digest)
+        if base.__module__.startswith("shap.") and base.__name__ in SHAP:
+            return SHAP[base.__name__].around(native, hardening, model_digest)
     raise RefusedError(
-        f"{type(native).__name__} of shap is not hardened: {' and '.join(sorted(_CLASSES))} are."
+        f"{type(native).__name__} of shap is not hardened: {' and '.join(sorted(SHAP))} are."
         " TreeExplainer explains forests and boosted trees, KernelExplainer any model"
     )

@@ -1,0 +1,21 @@
+"""AIX360's own names, hardened: the same import from here, and the same code releases hardened explanations.
+
+    from aix360.algorithms.protodash import ProtodashExplainer  # before
+    from safexplain.aix360 import ProtodashExplainer            # after
+
+ProtoDash answers with rows of the set that it chooses from, so `ProtodashExplainer(public=rows)` takes one that may
+leave. LIME of AIX360 is here as in `safexplain.lime`.
+"""
+
+from __future__ import annotations
+
+from safexplain.explain.aix360 import AIX360
+from safexplain.explain.drop_in import drop_in
+
+__all__ = sorted(AIX360)
+
+__getattr__ = drop_in(__name__, AIX360)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,26 @@
+"""The names of lime, hardened: the same import from here, and the same code releases hardened weights.
+
+    from lime.lime_tabular import LimeTabularExplainer  # before
+    from safexplain.lime import LimeTabularExplainer    # after
+
+`lime.lime_tabular.LimeTabularExplainer` works as well, after `from safexplain import lime`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from safexplain.explain.aix360 import LIME
+from safexplain.explain.drop_in import drop_in
+
+lime_tabular = SimpleNamespace(LimeTabularExplainer=LIME["LimeTabularExplainer"])
+lime_image = SimpleNamespace(LimeImageExplainer=LIME["LimeImageExplainer"])
+lime_text = SimpleNamespace(LimeTextExplainer=LIME["LimeTextExplainer"])
+
+__all__ = [*sorted(LIME), "lime_image", "lime_tabular", "lime_text"]
+
+__getattr__ = drop_in(__name__, LIME)
+
+
+def __dir__() -> list[str]:
+    return __all__

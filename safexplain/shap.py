@@ -1,0 +1,33 @@
+"""The names of shap, hardened: the same import from here, and the same code releases hardened values.
+
+    import shap                  # before
+    from safexplain import shap  # after
+
+`shap.TreeExplainer` and `shap.KernelExplainer` are hardened. What makes no explanations is shap's own: `shap.plots`,
+`shap.sample`, `shap.kmeans`, `shap.datasets` and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safexplain.explain.drop_in import drop_in
+from safexplain.explain.shap import SHAP
+from safexplain.explain.shap.library import load_shap
+
+_OWN = ("Cohorts", "Explanation", "datasets", "initjs", "kmeans", "links", "maskers", "plots", "sample", "summary_plot")
+
+__all__ = [*sorted(SHAP), *_OWN]
+
+
+def _own(name: str) -> Any:
+    if name not in _OWN and not name.endswith("_plot"):
+        raise AttributeError(name)
+    return getattr(load_shap(), name)
+
+
+__getattr__ = drop_in(__name__, SHAP, _own)
+
+
+def __dir__() -> list[str]:
+    return __all__
