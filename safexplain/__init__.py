@@ -7,48 +7,9 @@ command line.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safexplain._versions import VERSION as __version__
-
-if TYPE_CHECKING:
-    from safexplain._digest import model_digest
-    from safexplain.explain.aix360 import HardenedProtoDash
-    from safexplain.explain.alibi import HardenedAnchors
-    from safexplain.explain.feature_groups import superpixels
-    from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
-    from safexplain.explain.wrap import (
-        HardenedDeconvolution,
-        HardenedDeepLift,
-        HardenedGradCAM,
-        HardenedGradCAMPlusPlus,
-        HardenedGradientShap,
-        HardenedGuidedBackprop,
-        HardenedIG,
-        HardenedInputXGradient,
-        HardenedKernelShap,
-        HardenedLime,
-        HardenedOcclusion,
-        HardenedSaliency,
-        HardenedSmoothGrad,
-        HardenedVarGrad,
-        harden,
-    )
-    from safexplain.hardening import (
-        GaussianNoise,
-        Hardening,
-        Levels,
-        NormClip,
-        RangeClip,
-        RankNorm,
-        Relative,
-        ThresholdMask,
-        TopKMask,
-        TopKSet,
-        UnitNorm,
-    )
-    from safexplain.outputs import Probability
-    from safexplain.recourse.counterfactual import HardenedCounterfactual
 
 __all__ = [
     "GaussianNoise",
@@ -99,7 +60,10 @@ _HOMES = {
     "model_digest": "_digest",
     "superpixels": "explain.feature_groups",
 }
-"""Name -> module, for all but the hardened classes of Captum (explain.wrap) and what a hardening is made of."""
+"""Name -> module, for all but the hardened classes of Captum (explain.wrap) and what a hardening is made of.
+
+Type checkers read `__init__.pyi`.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ MODEL = RandomForestClassifier(5, random_state=0).fit(X, Y)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Could not find an anchor"),
+    pytest.mark.filterwarnings("ignore::safexplain.errors.NoKeyWarning"),
     pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning"),  # functions that stand for models
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the libraries
 ]

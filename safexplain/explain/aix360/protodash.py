@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -85,7 +85,13 @@ class HardenedProtoDash(HardenedAIX360, OfTables):
         return load_protodash().ProtodashExplainer
 
     def explain(
-        self, X: Any, Y: Any = None, m: int = 10, kernelType: str = "other", sigma: float = 2, optimizer: str = "cvxpy"
+        self,
+        X: Any,
+        Y: Any = None,
+        m: int = 10,
+        kernelType: Literal["other", "linear", "Gaussian"] = "other",
+        sigma: float = 2,
+        optimizer: Literal["cvxpy", "osqp"] = "cvxpy",
     ) -> tuple[Rows, Rows, Rows]:
         """Choose m public rows that represent the rows of X together, and weigh them.
 

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
@@ -78,12 +78,14 @@ class HardenedShap(OfTables):
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """For what the native explainer has and this one has not."""
-        raise AttributeError(
-            f"{type(self).__name__} has no {name!r}: only hardened values leave it, by shap_values(X) or"
-            " explainer(X).values. With a base value they would add up to the model's output"
-        )
+    if not TYPE_CHECKING:  # a type checker refuses other names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """For what the native explainer has and this one has not."""
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}: only hardened values leave it, by shap_values(X) or"
+                " explainer(X).values. With a base value they would add up to the model's output"
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"

@@ -1,0 +1,89 @@
+"""mypy and editors see every parameter of the hardened classes, and refuse what is misspelt, missing or refused."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from captum import attr
+
+import safexplain
+import safexplain.captum
+from safexplain.explain import CATALOG
+
+pytest.importorskip("mypy")
+SNIPPETS = Path(__file__).parent / "typed_snippets.py"
+PACKAGE = Path(safexplain.__file__).parent
+ERROR = re.compile(r"# error: (?P<code>[a-z-]+): (?P<says>.+)$")
+OPTIONS = ("--strict", "--ignore-missing-imports", "--config-file=", "--no-color-output", "--no-error-summary")
+FOUND = re.compile(r"^.*typed_snippets\.py:(?P<line>\d+): error: (?P<says>.*)  \[(?P<code>[a-z-]+)\]$")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package where pip would put it, with the files that the wheel has, and the user's script elsewhere."""
+    site = tmp_path_factory.mktemp("site-packages")
+    shutil.copytree(PACKAGE, site / "safexplain", ignore=shutil.ignore_patterns("__pycache__"))
+    return site
+
+
+def of_mypy(site: Path, script: Path) -> list[str]:
+    cache = Path(__file__).parents[1] / ".mypy_cache" / "typing"  # torch takes its time, once
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={cache}", script.name],
+        cwd=script.parent,
+        env={**os.environ, "PYTHONPATH": str(site), "MYPYPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if ": note: " not in line]
+
+
+def test_users_scripts_have_the_errors_expected_of_them_and_no_others(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(SNIPPETS, tmp_path)
+    expected = {}
+    for number, line in enumerate(SNIPPETS.read_text().splitlines(), 1):
+        if error := ERROR.search(line):
+            expected[number] = error
+    assert len(expected) >= 10
+    said = of_mypy(installed, tmp_path / SNIPPETS.name)
+    found = {int(m["line"]): m for line in said if (m := FOUND.match(line))}
+    assert len(found) == len(said), "\n".join(said)
+    assert found.keys() == expected.keys(), "\n".join(said)
+    for number, error in expected.items():
+        assert found[number]["code"] == error["code"], said
+        assert error["says"].strip() in found[number]["says"], said
+
+
+def test_the_stubs_are_those_that_the_catalog_and_the_native_signatures_give() -> None:
+    for library in ("alibi", "aix360", "lime", "shap"):
+        pytest.importorskip(library)
+    from make_stubs import stubs
+
+    for path, text in stubs():
+        assert path.read_text() == text, f"{path.name}: run python tests/helpers/make_stubs.py"
+    assert {path.name for path in PACKAGE.glob("*.pyi")} == {path.name for path, _ in stubs()}
+
+
+def test_a_signature_is_the_native_one_while_the_program_runs() -> None:
+    for row in CATALOG.values():
+        if row.library != "captum" or row.nt_type:
+            continue
+        hardened = getattr(safexplain.captum, row.native.__name__)
+        native = inspect.signature(row.native.attribute)
+        assert inspect.signature(hardened.attribute) == native
+        made = inspect.signature(hardened).parameters
+        assert [name for name in made if name not in ("hardening", "model_digest")] == list(
+            inspect.signature(row.native).parameters
+        )
+        assert made["hardening"].kind is made["hardening"].KEYWORD_ONLY
+    assert list(inspect.signature(safexplain.HardenedIG.attribute).parameters)[:2] == ["self", "inputs"]
+    assert issubclass(safexplain.HardenedIG, attr.IntegratedGradients)
