@@ -1,4 +1,4 @@
-"""What users write, right and wrong: `tests/test_typing.py` runs mypy on it, and expects the errors that comments say."""
+"""What users write, right and wrong: `tests/test_typing.py` runs mypy on it and expects the errors in the comments."""
 
 from __future__ import annotations
 

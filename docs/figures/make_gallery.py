@@ -322,6 +322,8 @@ _MORE = {
     "LimeTabular": "[LIME](aix360.md#lime)",
     "AlibiKernelShap": "[Alibi](alibi.md); needs shap",
     "TreeShap": "[Alibi](alibi.md); needs shap; trees of scikit-learn",
+    "TreeExplainer": "[SHAP](shap.md); scikit-learn, XGBoost, LightGBM",
+    "KernelExplainer": "[SHAP](shap.md)",
 }
 
 
