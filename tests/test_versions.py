@@ -108,7 +108,7 @@ def test_another_torch_is_noted_and_stops_nothing():
 def test_the_version_stands_in_one_place():
     about = tomllib.loads((Path(safexplain.__file__).parents[1] / "pyproject.toml").read_text())
     assert about["project"]["dynamic"] == ["version"]
-    assert about["tool"]["hatch"]["version"]["path"] == "safexplain/_versions.py"
+    assert about["tool"]["hatch"]["version"]["path"] == "safexplain/_versions/__init__.py"
 
 
 def test_the_citation_names_this_version():

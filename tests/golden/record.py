@@ -853,7 +853,7 @@ def record_format() -> None:
     if other := moved(known.get(str(RELEASE_FORMAT), {}), present):
         raise SystemExit(
             f"{len(other)} releases are other numbers than release format {RELEASE_FORMAT} has: {', '.join(other[:5])}."
-            " Certificates name this format: count RELEASE_FORMAT in safexplain/_versions.py up, say so in"
+            " Certificates name this format: count RELEASE_FORMAT in safexplain/_versions/__init__.py up, say so in"
             " CHANGELOG.md under Privacy, and run this again; or restore tests/golden"
         )
     FORMATS.write_text(written({**known, str(RELEASE_FORMAT): present}) + "\n")

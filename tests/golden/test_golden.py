@@ -107,7 +107,7 @@ def test_the_release_format_changes_whenever_a_recorded_release_does():
     assert list(known) == [str(n) for n in range(1, RELEASE_FORMAT + 1)], "one entry for each format, this the last"
     present = record.release_digests()
     assert not record.moved(known[str(RELEASE_FORMAT)], present), (
-        "releases moved: count RELEASE_FORMAT in safexplain/_versions.py up, and run tests/golden/record.py"
+        "releases moved: count RELEASE_FORMAT in safexplain/_versions/__init__.py up, and run tests/golden/record.py"
     )
     assert present.keys() == known[str(RELEASE_FORMAT)].keys(), "new in the record: run tests/golden/record.py"
 
