@@ -1,4 +1,4 @@
-# Written by tests/helpers/make_stubs.py from the catalog and the native signatures; change nothing here.
+# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar

@@ -18,7 +18,7 @@ import safexplain.captum
 from safexplain.explain import CATALOG
 
 pytest.importorskip("mypy")
-SNIPPETS = Path(__file__).parent / "typed_snippets.py"
+SNIPPETS = Path(__file__).parent / "typed" / "typed_snippets.py"
 PACKAGE = Path(safexplain.__file__).parent
 ERROR = re.compile(r"# error: (?P<code>[a-z-]+): (?P<says>.+)$")
 OPTIONS = ("--strict", "--ignore-missing-imports", "--config-file=", "--no-color-output", "--no-error-summary")
@@ -69,7 +69,7 @@ def test_the_stubs_are_those_that_the_catalog_and_the_native_signatures_give() -
     from make_stubs import stubs
 
     for path, text in stubs():
-        assert path.read_text() == text, f"{path.name}: run python tests/helpers/make_stubs.py"
+        assert path.read_text() == text, f"{path.name}: run python tests/typed/make_stubs.py"
     assert {path.name for path in PACKAGE.glob("*.pyi")} == {path.name for path, _ in stubs()}
 
 

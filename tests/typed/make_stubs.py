@@ -1,6 +1,6 @@
 """Writes the stubs of `safexplain` and of its modules named after libraries: what type checkers and editors see.
 
-    PYTHONPATH=. python tests/helpers/make_stubs.py
+    PYTHONPATH=. python tests/typed/make_stubs.py
 
 A hardened class takes its signatures from the native one, which only exist once a program runs. A type checker runs
 nothing, so they are written down here: for each row of the catalog the native parameters, in their order and with their
@@ -426,7 +426,7 @@ STUBS = {
 def stubs() -> Iterator[tuple[Path, str]]:
     """(file, text) of every stub, as ruff formats it."""
     note = (
-        "# Written by tests/helpers/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
+        "# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
     )
     for name, write in STUBS.items():
         with warnings.catch_warnings():
