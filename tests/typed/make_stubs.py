@@ -425,9 +425,7 @@ STUBS = {
 
 def stubs() -> Iterator[tuple[Path, str]]:
     """(file, text) of every stub, as ruff formats it."""
-    note = (
-        "# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
-    )
+    note = "# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
     for name, write in STUBS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
