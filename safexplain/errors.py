@@ -136,6 +136,10 @@ class TrainingModeWarning(UserWarning):
     """The explained model is in training mode: dropout and batch statistics make its answers others each time."""
 
 
+class DataWarning(UserWarning):
+    """The data do not look like what the model was trained on: they were prepared otherwise, perhaps."""
+
+
 class UsesWarning(UserWarning):
     """Uses of certification examples cannot be counted: another configuration on them will not be noticed."""
 

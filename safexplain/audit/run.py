@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +24,13 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import Progress, named, silent
+from safexplain._validate import check_number
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
+from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
+from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
 from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
@@ -45,7 +49,7 @@ from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import Splits, refuse_copies
 from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
 from safexplain.audit.utility import Sample, utility_of
-from safexplain.errors import ConfigurationError, InputError, RefusedError, SafexplainError
+from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities, as_module
@@ -113,6 +117,8 @@ class AuditOptions:
     Args:
         dither: how the queries of a patient attacker differ from each other; how many there are is the policy's. None:
             chosen on reference models.
+        accuracy: of the target on examples that it was not trained on, as its owner measured it. Where it is surely
+            lower on the non-members here, the data are not what it was trained on, and nothing is certified.
         classes: that are explained of every example beside the predicted one: what a client sees who may choose.
         slices: name -> (n,) numbers or names, parts of the data by which the report is sliced, beside the classes.
         batch_size: examples in one call of the explainer.
@@ -136,10 +142,11 @@ class AuditOptions:
             where they are kept; else nothing is taken up, and such maps lie among temporary files.
 
     Raises:
-        ConfigurationError: `subject_data` is none of the three.
+        ConfigurationError: `subject_data` is none of the three, or `accuracy` is no share.
     """
 
     dither: Dither | None = None
+    accuracy: float | None = None
     classes: tuple[int, ...] = ()
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     batch_size: int = 256
@@ -161,6 +168,11 @@ class AuditOptions:
             raise ConfigurationError(
                 f"subject_data is one of {', '.join(get_args(SubjectData))}; got {self.subject_data!r}"
             )
+
+        if self.accuracy is not None:
+            object.__setattr__(self, "accuracy", check_number("accuracy", self.accuracy))
+            if not 0 < self.accuracy <= 1:
+                raise ConfigurationError(f"accuracy is a share of the examples, in (0, 1], got {self.accuracy!r}")
 
     @property
     def labels(self) -> Labels:
@@ -734,6 +746,8 @@ class _Way:
         parts = []
         for i, (pool, predictions) in enumerate(zip(pools, asking, strict=True)):
             about = self._about(pool, name, hardening)
+            if (labels := predictions.values.get("label")) is not None and self.options.labels == "own":
+                about[META] = self._accuracy(pool, labels)
             if predictions.levels:
                 about["dither"] = dict(chosen)
             parts.append(
@@ -779,6 +793,18 @@ class _Way:
             about["hardening"] = hardening.to_json()
         (subject,) = _identity(pool.shadows.models[0]).values()
         return {**about, "subject": subject}
+
+    def _accuracy(self, pool: Pool, labels: NDArray[np.float64]) -> dict[str, Any]:
+        """How often the models of a pool are right on their non-members, and what else tells of wrong data."""
+        membership, population = pool.shadows.membership, pool.population
+        return measured(
+            labels[: len(membership)],
+            population.y.cpu().numpy(),
+            membership,
+            None if population.groups is None else np.asarray(population.groups),
+            self.options.accuracy,
+            _statistics(pool.shadows.models[0], population, membership[0], self.options.batch_size),
+        )
 
     def look(self, pools: Sequence[Pool], hardening: HardeningLike) -> _Looked:
         """Explain a sample of the examples by each target, natively and as released."""
@@ -1083,4 +1109,21 @@ def _fit_notes(
     notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
     if inside < 1.5 / len(torch.unique(population.y)):
         notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
+    groups = None if population.groups is None else np.asarray(population.groups)
+    wrong = [below_stated(Hits.of(hit, member, groups), options.accuracy)]
+    seen = _statistics(target, population, member, batch_size)
+    if seen is not None and (seen.divergence > UNUSUAL or seen.impossible):
+        wrong.append(str(seen))
+    if said := "; ".join(filter(None, wrong)):
+        told = f"{said[:1].upper()}{said[1:]}: {ADVICE}."
+        warnings.warn(told, DataWarning, stacklevel=4)
+        notes.append(told)
     return notes
+
+
+def _statistics(
+    target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int
+) -> Statistics | None:
+    """Of the target's first batch normalisation, on some of its members."""
+    some = np.flatnonzero(member)[:LOOKED_AT_MEMBERS]
+    return Statistics.of(target, population.x[torch.from_numpy(some)], batch_size)

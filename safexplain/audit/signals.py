@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
+from safexplain.audit.controls.accuracy import together
 from safexplain.audit.storage.maps import StoredMaps, all_finite, are_stored, joined
 from safexplain.audit.storage.pieces import LARGEST_MAPS, on_disk
 from safexplain.errors import InputError
@@ -388,6 +389,9 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
     if all(digests):
         meta["population"] = "+".join(str(d) for d in digests)
     meta["mixture"] = sum(int(p.meta.get("mixture", 1)) for p in parts)
+    accuracies = [p.meta.get("accuracy") for p in parts]
+    if all(isinstance(a, Mapping) for a in accuracies):
+        meta["accuracy"] = together([a for a in accuracies if a is not None])
     hashes = [p.examples for p in parts if p.examples is not None]
     outside = None
     if any(p.out_of_distribution is not None for p in parts):

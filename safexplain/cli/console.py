@@ -150,8 +150,9 @@ def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int
         name: of the program, for help and completion.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
-    streams = sys.stdout, sys.stderr
+    streams, warned = (sys.stdout, sys.stderr), warnings.formatwarning
     sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
+    warnings.formatwarning = _warning
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
         said = "interrupted" if code == INTERRUPTED else ""
@@ -164,9 +165,22 @@ def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int
     finally:
         sys.stdout.flush()
         sys.stdout, sys.stderr = streams
+        warnings.formatwarning = warned
     if said:
         _fail(said, code, json_="--json" in arguments)
     return code if isinstance(code, int) else 0
+
+
+_LONG_WARNING = warnings.formatwarning
+
+
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, line: int, source: str | None = None
+) -> str:
+    """A warning of this package in a line, without the place in the source; others as usual."""
+    if category.__module__.partition(".")[0] == "safexplain":
+        return f"warning: {message}\n"
+    return _LONG_WARNING(message, category, filename, line, source)
 
 
 DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"

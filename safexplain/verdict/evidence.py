@@ -92,8 +92,9 @@ def baseline_name(policy: Policy) -> str:
     return {"explanation": "LabelPatience", "explanation+prediction": "PredictionPatience"}.get(policy.release, "")
 
 
-STRENGTH = ("references", "recipe")
-"""Controls of the attacks' strength: when they fail, nothing is certified, but a leak that was found stands."""
+STRENGTH = ("references", "recipe", "accuracy")
+"""Controls of the attacks' strength, and of the data asked about: when they fail, nothing is certified, but a leak that
+was found stands."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Control:
     """One check that members and non-members differ by nothing but training, or that the attacks are strong enough.
 
     Args:
-        name: blind baseline, null model, shuffled membership, references, recipe or other source.
+        name: blind baseline, null model, shuffled membership, references, recipe, accuracy or other source.
         failed: it found what must not be there; None: it could not be run.
         says: what was found, or why it was not run, in a sentence.
         numbers: behind it.

@@ -202,6 +202,7 @@ def begun(
             subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
         options = AuditOptions(
             slices=asked.slices,
+            accuracy=question.accuracy,
             title=name,
             subject=subject,
             materials=materials,

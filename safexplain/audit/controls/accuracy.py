@@ -1,0 +1,272 @@
+"""Whether the data are what the model was trained on, prepared in the same way: else a verdict is about nothing.
+
+Images of 8 bits that were not normalised, or a table that was not standardised, make a model guess, and what it then
+explains tells little of its members. Three things show it:
+
+    stated       the model is right less often on non-members than its owner says it is
+    references   it is right less often on non-members than reference models, which train on these very data
+    statistics   the numbers that reach its first batch normalisation are not those that it kept from its training
+
+The first and the last are known before anything is trained, and `prepare` warns of them; all stand in the control.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats as distributions
+from torch import Tensor, nn
+
+from safexplain.audit.controls.differences import RISK
+from safexplain.verdict.evidence import Control
+from safexplain.verdict.stats import clopper_pearson
+
+META = "accuracy"
+"""Entry of the signals' meta data with what the control looks at."""
+
+ROUNDED = 0.02
+"""A stated accuracy is itself measured and rounded: only what is surely lower by more than this counts."""
+
+MATTERS = 0.05
+"""Smallest shortfall from the references that counts, however sure it is."""
+
+FEWEST = 4
+"""Reference models below which the target's accuracy is not compared with theirs."""
+
+UNUSUAL, IMPOSSIBLE = 0.25, 16.0
+"""Divergence from which batch statistics are told of, and ratio of variances, or its inverse, from which they fail.
+
+Measured in nats, a channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0 to 1.1, in
+[0, 255] over 3,000; networks of 160 to 400 steps .002 on right data, .3 in [-1, 1]. Normalisation that was frozen at
+the statistics of other images may lie above the first, and so it only warns."""
+
+SETTLED = 50
+"""Batches after which running statistics have forgotten how they began."""
+
+LOOKED_AT = 512
+"""Members whose batch statistics are looked at."""
+
+
+class Statistics(NamedTuple):
+    """What reaches the first batch normalisation, against what it kept from training.
+
+    Args:
+        divergence: Kullback-Leibler, of normal distributions with these means and variances, mean over channels; nats.
+        ratio: of the variances, geometric mean over channels.
+    """
+
+    divergence: float
+    ratio: float
+
+    @classmethod
+    def of(cls, model: nn.Module, x: Tensor, batch_size: int = 256) -> Self | None:
+        """Of a model and examples like those that it was trained on; None: it has kept nothing to compare with.
+
+        Args:
+            model: in evaluation mode.
+            x: (n, ...) examples.
+            batch_size: in one call of the model.
+        """
+        kept = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if not kept or any(m.running_mean is None or m.running_var is None for m in kept):
+            return None
+        first: list[nn.modules.batchnorm._BatchNorm] = []
+        sums: list[Tensor] = []
+
+        def look(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            if first and module is not first[0]:
+                return
+            if not first:
+                assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+                first.append(module)
+            a = given[0].detach().double()
+            axes = [0, *range(2, a.dim())]
+            sums.append(torch.stack([torch.ones_like(a).sum(axes), a.sum(axes), (a * a).sum(axes)]).cpu())
+
+        handles = [m.register_forward_pre_hook(look) for m in kept]
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        try:
+            with torch.no_grad():
+                for start in range(0, len(x), batch_size):
+                    model(x[start : start + batch_size].to(device))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not first or first[0].running_mean is None or first[0].running_var is None:
+            return None
+        seen, number = first[0], first[0].num_batches_tracked
+        if number is not None and 0 < int(number) < SETTLED and seen.momentum is not None:
+            return None
+        if not number and not first[0].running_mean.any() and bool((first[0].running_var == 1).all()):
+            return None  # as they were made; files of old versions do not count batches
+        n, total, squares = torch.stack(sums).sum(0)
+        mean = total / n
+        var = (squares / n - mean * mean).clamp_min(0) + seen.eps
+        known_mean, known_var = (t.double().cpu() for t in (first[0].running_mean, first[0].running_var))
+        known_var = known_var + seen.eps
+        nats = 0.5 * (torch.log(known_var / var) + (var + (mean - known_mean) ** 2) / known_var - 1)
+        return cls(float(nats.mean()), float((var / known_var).log().mean().exp()))
+
+    @property
+    def impossible(self) -> bool:
+        """Whether no training on such data could have left them."""
+        return abs(math.log(max(self.ratio, 1e-300))) > math.log(IMPOSSIBLE)
+
+    def __str__(self) -> str:
+        return (
+            f"what reaches the model's first batch normalisation has {self.ratio:.3g} times the variance of what did in"
+            f" its training ({self.divergence:.2g} nats a channel apart)"
+        )
+
+
+class Hits(NamedTuple):
+    """How often a model is right on its non-members.
+
+    Args:
+        right: of them.
+        examples: non-members.
+        units: independent ones: groups, where examples belong together.
+    """
+
+    right: int
+    examples: int
+    units: int
+
+    @classmethod
+    def of(cls, right: NDArray[np.bool_], member: NDArray[np.bool_], groups: NDArray[Any] | None) -> Self:
+        """Of one model.
+
+        Args:
+            right: (n,) whether it predicts the label.
+            member: (n,) of it.
+            groups: (n,) of examples that belong together.
+        """
+        outside = ~member
+        units = int(outside.sum()) if groups is None else len(np.unique(groups[outside]))
+        return cls(int(right[outside].sum()), int(outside.sum()), units)
+
+    @property
+    def share(self) -> float:
+        """Accuracy."""
+        return self.right / max(self.examples, 1)
+
+    def highest(self, risk: float) -> float:
+        """Upper confidence bound of the accuracy."""
+        return clopper_pearson(math.ceil(self.share * self.units), max(self.units, 1), 1 - 2 * risk)[1]
+
+
+def below_stated(target: Hits, stated: float | None, risk: float = RISK / 2) -> str:
+    """What is to be said where a model is surely less often right than is stated, else "".
+
+    Args:
+        target: on its non-members.
+        stated: accuracy; None: nothing is.
+        risk: of saying so of a model that is as good as stated.
+    """
+    if stated is None or target.highest(risk) >= stated - ROUNDED:
+        return ""
+    return f"the model is right on {target.share:.1%} of its non-members, where {stated:.1%} is stated"
+
+
+def below_references(target: Hits, references: Sequence[Hits], risk: float = RISK / 2) -> str:
+    """What is to be said where a model is surely less often right than reference models, else "".
+
+    Trained alike, its accuracy is one more draw from theirs: a t-test, whose variance is at least that of as many
+    independent examples as the target has non-members.
+
+    Args:
+        target: on its non-members.
+        references: likewise, each on its own.
+        risk: of saying so of a model that was trained as they were, on the same data.
+    """
+    if len(references) < FEWEST or not target.units:
+        return ""
+    shares = np.array([r.share for r in references])
+    mean, variance = float(shares.mean()), float(shares.var(ddof=1))
+    pooled = min(max((mean + target.share) / 2, 1e-9), 1 - 1e-9)
+    error = math.sqrt(max(variance, pooled * (1 - pooled) / target.units) + variance / len(shares))
+    needed = max(MATTERS, float(distributions.t.ppf(1 - risk, len(shares) - 1)) * error)
+    if mean - target.share <= needed:
+        return ""
+    return (
+        f"the model is right on {target.share:.1%} of its non-members, and reference models, which trained on these"
+        f" data, on {mean:.1%} of theirs"
+    )
+
+
+ADVICE = (
+    "the data do not look like what the model was trained on. Prepare them as for the training: images scaled and"
+    " normalised, tables standardised, classes in the same order"
+)
+
+
+def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
+    """The control, from what signals say about accuracies; nothing where they say nothing.
+
+    Args:
+        meta: of the signals. Under `META`: `hits`, (right, examples, units) of the target and then of each reference
+            model, all on non-members; `stated`, an accuracy or null; `statistics`, (divergence, ratio) or null.
+    """
+    told = meta.get(META)
+    if not isinstance(told, Mapping) or not told.get("hits"):
+        return ()
+    target, *references = (Hits(*map(int, row)) for row in told["hits"])
+    stated, found = told.get("stated"), told.get("statistics")
+    statistics = None if found is None else Statistics(float(found[0]), float(found[1]))
+    against = [below_stated(target, stated), below_references(target, references)]
+    if statistics is not None and statistics.impossible:
+        against.append(str(statistics))
+    numbers = {"accuracy": target.share}
+    if references:
+        numbers["references"] = float(np.mean([r.share for r in references]))
+    if stated is not None:
+        numbers["stated"] = float(stated)
+    if statistics is not None:
+        numbers["divergence"] = statistics.divergence
+    if wrong := [reason for reason in against if reason]:
+        more = ", or the references were trained better than the model" if against[1] and len(wrong) == 1 else ""
+        return (Control(META, True, f"{'; '.join(wrong)}: {ADVICE}{more}", numbers),)
+    if stated is None and len(references) < FEWEST and statistics is None:
+        return (
+            Control(META, None, "no accuracy is stated, and there are few reference models to compare with", numbers),
+        )
+    with_ = " and ".join(
+        filter(None, ("what is stated" if stated is not None else "", "reference models" if references else ""))
+    )
+    compared = f", compared with {with_}" if with_ else ""
+    return (Control(META, False, f"the model is right on {target.share:.1%} of its non-members{compared}", numbers),)
+
+
+def measured(
+    labels: NDArray[Any],
+    y: NDArray[Any],
+    membership: NDArray[np.bool_],
+    groups: NDArray[Any] | None,
+    stated: float | None,
+    statistics: Statistics | None,
+) -> dict[str, Any]:
+    """What signals say under `META`.
+
+    Args:
+        labels: (m, n) predicted classes, of the target first.
+        y: (n,) true ones.
+        membership: (m, n).
+        groups: (n,) of examples that belong together.
+        stated: accuracy of the target, by its owner.
+        statistics: of its first batch normalisation.
+    """
+    hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
+    return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}
+
+
+def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`measured` of several pools whose models are put side by side: counts added up, and the worst statistics."""
+    hits = np.sum([part["hits"] for part in parts], axis=0).tolist()
+    known = [part["statistics"] for part in parts if part["statistics"] is not None]
+    worst = max(known, key=lambda s: abs(math.log(max(s[1], 1e-300))), default=None)
+    return {"hits": hits, "stated": parts[0]["stated"], "statistics": worst}
