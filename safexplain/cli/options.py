@@ -145,13 +145,6 @@ class Question:
             autocompletion=completion.outputs,
         ),
     ] = "probability"
-    accuracy: Annotated[
-        float | None,
-        typer.Option(
-            help="Known accuracy of the model on new data, in (0, 1]: tells whether the data fit it.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None
     references: Annotated[
         int,
         typer.Option(

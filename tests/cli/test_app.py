@@ -287,6 +287,7 @@ def test_an_exported_model_is_audited_natively_and_hardened(
         "shuffled membership": False,
         "references": False,
         "recipe": False,
+        "accuracy": False,
     }
     assert content["uses"] == 1
     ratios = [

@@ -225,3 +225,13 @@ def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) ->
     assert "2 are used in bare operations (into.weight, into.bias)" in why
     assert "--arch" in why
     assert untrained(loaded, HEAD)[0] is not None
+
+
+def test_a_recipe_states_the_models_accuracy_beside_how_it_was_trained(here):
+    text = "accuracy = 0.92\nepochs = 3\n"
+    assert read_recipe(written(here, text), None, 0) == (Recipe(epochs=3), None, ())
+    assert stated_accuracy(written(here, text)) == 0.92
+    assert stated_accuracy(written(here, "epochs = 3")) is None
+    for wrong in ("0", "1.5", "true", '"high"'):
+        with pytest.raises(ConfigurationError, match="accuracy is a share"):
+            stated_accuracy(written(here, f"accuracy = {wrong}"))

@@ -34,7 +34,7 @@ from safexplain.cli.run.classifiers import (
     with_public,
 )
 from safexplain.cli.run.quick import QuickLook
-from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated_accuracy, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
@@ -141,6 +141,7 @@ def begun(
         raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
     place = device_of(question.device)
     statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
+    stated = stated_accuracy(None if of_tables else question.recipe)
     trained: Any
     trained, stages, caveats = read_recipe(
         None if of_tables else question.recipe, pool, question.seed, statement if question.references else None
@@ -202,7 +203,7 @@ def begun(
             subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
         options = AuditOptions(
             slices=asked.slices,
-            accuracy=question.accuracy,
+            accuracy=stated,
             title=name,
             subject=subject,
             materials=materials,

@@ -96,6 +96,24 @@ class Read(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def stated_accuracy(path: Path | None) -> float | None:
+    """The model's accuracy on examples that it was not trained on, where the recipe states it.
+
+    Raises:
+        InputError: the file cannot be read or is not TOML.
+        ConfigurationError: it is no share.
+    """
+    stated = None if path is None else read_toml(path, "recipe").get("accuracy")
+    if stated is None:
+        return None
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 < stated <= 1:
+        raise ConfigurationError(
+            f"recipe {path}: accuracy is a share of the examples that the model was not trained on, in (0, 1], got"
+            f" {stated!r:.60}"
+        )
+    return float(stated)
+
+
 def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
     """How the model was trained, and, where that was in two stages, the rest that is said about these.
 
@@ -115,6 +133,7 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: Priv
     """
     what = "recipe" if path is None else f"recipe {path}"
     written: dict[str, Any] = {"seed": seed} if path is None else read_toml(path, "recipe")
+    written.pop("accuracy", None)  # see `stated_accuracy`
     if "function" in written:
         if others := sorted(written.keys() - {"function"}):
             raise ConfigurationError(
