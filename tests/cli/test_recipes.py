@@ -14,7 +14,7 @@ from torch import nn
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining
 from safexplain.audit.references.dp_training import HeadRedrawn
-from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, untrained
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated_accuracy, untrained
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, InputError
