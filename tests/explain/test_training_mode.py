@@ -6,12 +6,13 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
-from explain_nets import NOISY, image_net, images, quiet
+from explain_nets import NOISY, certificate, image_net, images, quiet
 from torch import nn
 
 from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad, Probability, harden
 from safexplain.errors import TrainingModeWarning
 from safexplain.explain.captum.model_checks import in_training_mode
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 
@@ -130,3 +131,10 @@ def test_alibi_warns_of_the_model_behind_its_predictor():
         return model(torch.from_numpy(x).float()).detach().numpy()
 
     assert len(told(lambda: harden(ALE(predict), NOISY))) == 1
+
+
+def test_a_certificate_is_loaded_for_a_probability_of_a_model_in_evaluation_mode_without_a_warning(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    path = certificate(tmp_path, net, hardening=Hardening.recommended(), explainer={"softmax": True})
+    explainer = HardenedIG.from_certificate(Probability(net.eval()), path)  # warnings are errors here
+    assert explainer.attribute(torch.randn(2, 3, 2, 2), target=1).shape == (2, 3, 2, 2)
