@@ -175,12 +175,12 @@ _LONG_WARNING = warnings.formatwarning
 
 
 def _warning(
-    message: Warning | str, category: type[Warning], filename: str, line: int, source: str | None = None
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning of this package in a line, without the place in the source; others as usual."""
     if category.__module__.partition(".")[0] == "safexplain":
         return f"warning: {message}\n"
-    return _LONG_WARNING(message, category, filename, line, source)
+    return _LONG_WARNING(message, category, filename, lineno, line)
 
 
 DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
