@@ -104,6 +104,7 @@ def test_links_and_included_files_exist(page: Path) -> None:
     text = page.read_text()
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     local = [link.partition("#")[0] for link in links if not link.startswith(("http://", "https://", "#"))]
+    local = [link for link in local if "reference/" not in link]  # made with the site, where test_site follows these
     assert [link for link in local if link and not (page.parent / link).exists()] == []
     assert [path for path in re.findall(rf'{INCLUDED} "([^"]+)"', text) if not (ROOT / path).is_file()] == []
 

@@ -291,13 +291,15 @@ def test_a_width_without_effect_is_warned_about_and_changes_nothing():
     assert np.array_equal(released[0], explainer.explain(ASKED, m=3)[0])
 
 
-@pytest.mark.parametrize("public", [PUBLIC[0], PUBLIC[:2], np.full((5, 3), np.inf), "rows", None])
+@pytest.mark.parametrize("public", [PUBLIC[0], PUBLIC[:2], np.full((5, 3), np.inf), "rows"])
 def test_a_public_set_that_cannot_be_used_is_said(public):
     with pytest.raises(InputError, match="public"):
         HardenedProtoDash(public, hardening=RAW)
 
 
 def test_options_of_the_wrong_type_are_said():
+    with pytest.raises(ConfigurationTypeError, match="public"):
+        HardenedProtoDash(hardening=RAW)
     with pytest.raises(ConfigurationTypeError, match="hardening must be a Hardening"):
         HardenedProtoDash(PUBLIC, hardening=0.3)
     with pytest.raises(ConfigurationError, match="progress must be True or False"):

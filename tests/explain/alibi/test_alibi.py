@@ -19,6 +19,7 @@ import pytest
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
 from safexplain.explain.alibi import (
+    HardenedALE,
     HardenedAnchorImage,
     HardenedAnchors,
     HardenedAnchorTabular,
@@ -27,7 +28,7 @@ from safexplain.explain.alibi import (
     harden_alibi,
     library,
 )
-from safexplain.explain.alibi.base import HardenedAlibi, anchor_hardening, is_alibi
+from safexplain.explain.alibi.base import anchor_hardening, is_alibi
 from safexplain.explain.alibi.library import AlibiLicenceWarning
 from safexplain.explain.alibi.rules import ROWS
 
@@ -141,7 +142,7 @@ def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for make in (*PUBLIC.values(), lambda predictor: harden_alibi(stub("AnchorText", {}))):
         with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[alibi\]"'):
             make(label)
-    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "kwargs"]
+    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "model_digest", "kwargs"]
 
 
 @pytest.mark.parametrize(
@@ -467,7 +468,7 @@ def test_harden_alibi_gives_the_public_class_where_there_is_one(alibi):
         hardened = harden_alibi(explainer, anchor_hardening(KEY))
         assert type(hardened) is cls
         assert same(hardened.explain(asked, **FAST), made(kind, anchor_hardening(KEY))[0].explain(asked, **FAST))
-    assert type(harden_alibi(alibi.ALE(label))) is HardenedAlibi
+    assert type(harden_alibi(alibi.ALE(label))) is HardenedALE
 
 
 def test_defaults_are_chosen_by_kind(alibi):
