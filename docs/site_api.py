@@ -117,7 +117,7 @@ def topics() -> list[Topic]:
         for module, name in (pair for entry in head["api"] for pair in public_names(package, entry)):
             found = find(package, f"{module}.{name}")
             known = (found.path if found and module not in DROP_IN else module, name)
-            if found is None or known in seen:
+            if found is None or found.is_module or known in seen:
                 continue
             seen.add(known)
             home = PACKAGE if name in at_top else module

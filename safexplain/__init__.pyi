@@ -87,10 +87,11 @@ class HardenedGradCAM(Hardened, _GradCAM):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
+    Takes the arguments of `GradCAM`, and two more.
+
     Args:
-        as GradCAM's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -121,10 +122,11 @@ class HardenedGradCAMPlusPlus(Hardened, _GradCAMPlusPlus):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
+    Takes the arguments of `GradCAMPlusPlus`, and two more.
+
     Args:
-        as GradCAMPlusPlus's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -155,10 +157,11 @@ class HardenedSmoothGrad(Hardened, captum.attr.NoiseTunnel):
 
     Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed gradient (`Gradient`). `nt_type` is 'smoothgrad'. The hardening comes after the tunnel.
 
+    Takes the arguments of `NoiseTunnel`, and two more.
+
     Args:
-        as NoiseTunnel's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -185,10 +188,11 @@ class HardenedVarGrad(Hardened, captum.attr.NoiseTunnel):
 
     Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed gradient (`Gradient`). `nt_type` is 'vargrad'. The hardening comes after the tunnel.
 
+    Takes the arguments of `NoiseTunnel`, and two more.
+
     Args:
-        as NoiseTunnel's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,

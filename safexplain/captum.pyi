@@ -59,12 +59,13 @@ class Deconvolution(Hardened, captum.attr.Deconvolution):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.Deconvolution`.
+    `HardenedDeconvolution` and `safexplain.captum.Deconvolution` are the same class.
+
+    Takes the arguments of `Deconvolution`, and two more.
 
     Args:
-        as Deconvolution's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self, model: nn.Module, *, hardening: Hardening | None = None, model_digest: bytes | None = None
@@ -83,12 +84,13 @@ class DeepLift(Hardened, captum.attr.DeepLift):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.DeepLift`.
+    `HardenedDeepLift` and `safexplain.captum.DeepLift` are the same class.
+
+    Takes the arguments of `DeepLift`, and two more.
 
     Args:
-        as DeepLift's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -116,12 +118,13 @@ class DeepLiftShap(Hardened, captum.attr.DeepLiftShap):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.DeepLiftShap`.
+    `HardenedDeepLiftShap` and `safexplain.captum.DeepLiftShap` are the same class.
+
+    Takes the arguments of `DeepLiftShap`, and two more.
 
     Args:
-        as DeepLiftShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -146,12 +149,13 @@ class FeatureAblation(Hardened, captum.attr.FeatureAblation):
 
     Source: Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901.
 
-    Captum's own name for it is `safexplain.captum.FeatureAblation`.
+    `HardenedFeatureAblation` and `safexplain.captum.FeatureAblation` are the same class.
+
+    Takes the arguments of `FeatureAblation`, and two more.
 
     Args:
-        as FeatureAblation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -177,12 +181,13 @@ class FeaturePermutation(Hardened, captum.attr.FeaturePermutation):
 
     Source: Breiman: Random Forests, Machine Learning 45, 2001.
 
-    Captum's own name for it is `safexplain.captum.FeaturePermutation`.
+    `HardenedFeaturePermutation` and `safexplain.captum.FeaturePermutation` are the same class.
+
+    Takes the arguments of `FeaturePermutation`, and two more.
 
     Args:
-        as FeaturePermutation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -208,12 +213,13 @@ class GradientShap(Hardened, captum.attr.GradientShap):
 
     Source: Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874.
 
-    Captum's own name for it is `safexplain.captum.GradientShap`.
+    `HardenedGradientShap` and `safexplain.captum.GradientShap` are the same class.
+
+    Takes the arguments of `GradientShap`, and two more.
 
     Args:
-        as GradientShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -241,12 +247,13 @@ class GuidedBackprop(Hardened, captum.attr.GuidedBackprop):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.GuidedBackprop`.
+    `HardenedGuidedBackprop` and `safexplain.captum.GuidedBackprop` are the same class.
+
+    Takes the arguments of `GuidedBackprop`, and two more.
 
     Args:
-        as GuidedBackprop's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self, model: nn.Module, *, hardening: Hardening | None = None, model_digest: bytes | None = None
@@ -265,12 +272,13 @@ class GuidedGradCam(Hardened, captum.attr.GuidedGradCam):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.GuidedGradCam`.
+    `HardenedGuidedGradCam` and `safexplain.captum.GuidedGradCam` are the same class.
+
+    Takes the arguments of `GuidedGradCam`, and two more.
 
     Args:
-        as GuidedGradCam's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -295,12 +303,13 @@ class InputXGradient(Hardened, captum.attr.InputXGradient):
 
     Source: Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713.
 
-    Captum's own name for it is `safexplain.captum.InputXGradient`.
+    `HardenedInputXGradient` and `safexplain.captum.InputXGradient` are the same class.
+
+    Takes the arguments of `InputXGradient`, and two more.
 
     Args:
-        as InputXGradient's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -321,12 +330,13 @@ class IntegratedGradients(Hardened, captum.attr.IntegratedGradients):
 
     Source: Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365.
 
-    Captum's own name for it is `safexplain.captum.IntegratedGradients`.
+    `HardenedIG` and `safexplain.captum.IntegratedGradients` are the same class.
+
+    Takes the arguments of `IntegratedGradients`, and two more.
 
     Args:
-        as IntegratedGradients's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -355,12 +365,13 @@ class InternalInfluence(Hardened, captum.attr.InternalInfluence):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.InternalInfluence`.
+    `HardenedInternalInfluence` and `safexplain.captum.InternalInfluence` are the same class.
+
+    Takes the arguments of `InternalInfluence`, and two more.
 
     Args:
-        as InternalInfluence's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -389,12 +400,13 @@ class KernelShap(Hardened, captum.attr.KernelShap):
 
     Source: Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874.
 
-    Captum's own name for it is `safexplain.captum.KernelShap`.
+    `HardenedKernelShap` and `safexplain.captum.KernelShap` are the same class.
+
+    Takes the arguments of `KernelShap`, and two more.
 
     Args:
-        as KernelShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -423,12 +435,13 @@ class LRP(Hardened, captum.attr.LRP):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LRP`.
+    `HardenedLRP` and `safexplain.captum.LRP` are the same class.
+
+    Takes the arguments of `LRP`, and two more.
 
     Args:
-        as LRP's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self, model: nn.Module, *, hardening: Hardening | None = None, model_digest: bytes | None = None
@@ -449,12 +462,13 @@ class LayerActivation(Hardened, captum.attr.LayerActivation):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerActivation`.
+    `HardenedLayerActivation` and `safexplain.captum.LayerActivation` are the same class.
+
+    Takes the arguments of `LayerActivation`, and two more.
 
     Args:
-        as LayerActivation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -479,12 +493,13 @@ class LayerConductance(Hardened, captum.attr.LayerConductance):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerConductance`.
+    `HardenedLayerConductance` and `safexplain.captum.LayerConductance` are the same class.
+
+    Takes the arguments of `LayerConductance`, and two more.
 
     Args:
-        as LayerConductance's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -516,12 +531,13 @@ class LayerDeepLift(Hardened, captum.attr.LayerDeepLift):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerDeepLift`.
+    `HardenedLayerDeepLift` and `safexplain.captum.LayerDeepLift` are the same class.
+
+    Takes the arguments of `LayerDeepLift`, and two more.
 
     Args:
-        as LayerDeepLift's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -551,12 +567,13 @@ class LayerDeepLiftShap(Hardened, captum.attr.LayerDeepLiftShap):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerDeepLiftShap`.
+    `HardenedLayerDeepLiftShap` and `safexplain.captum.LayerDeepLiftShap` are the same class.
+
+    Takes the arguments of `LayerDeepLiftShap`, and two more.
 
     Args:
-        as LayerDeepLiftShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -585,12 +602,13 @@ class LayerFeatureAblation(Hardened, captum.attr.LayerFeatureAblation):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerFeatureAblation`.
+    `HardenedLayerFeatureAblation` and `safexplain.captum.LayerFeatureAblation` are the same class.
+
+    Takes the arguments of `LayerFeatureAblation`, and two more.
 
     Args:
-        as LayerFeatureAblation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -619,12 +637,13 @@ class LayerFeaturePermutation(Hardened, captum.attr.LayerFeaturePermutation):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerFeaturePermutation`.
+    `HardenedLayerFeaturePermutation` and `safexplain.captum.LayerFeaturePermutation` are the same class.
+
+    Takes the arguments of `LayerFeaturePermutation`, and two more.
 
     Args:
-        as LayerFeaturePermutation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -651,12 +670,13 @@ class LayerGradCam(Hardened, captum.attr.LayerGradCam):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerGradCam`.
+    `HardenedLayerGradCam` and `safexplain.captum.LayerGradCam` are the same class.
+
+    Takes the arguments of `LayerGradCam`, and two more.
 
     Args:
-        as LayerGradCam's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -685,12 +705,13 @@ class LayerGradientShap(Hardened, captum.attr.LayerGradientShap):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerGradientShap`.
+    `HardenedLayerGradientShap` and `safexplain.captum.LayerGradientShap` are the same class.
+
+    Takes the arguments of `LayerGradientShap`, and two more.
 
     Args:
-        as LayerGradientShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -721,12 +742,13 @@ class LayerGradientXActivation(Hardened, captum.attr.LayerGradientXActivation):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerGradientXActivation`.
+    `HardenedLayerGradientXActivation` and `safexplain.captum.LayerGradientXActivation` are the same class.
+
+    Takes the arguments of `LayerGradientXActivation`, and two more.
 
     Args:
-        as LayerGradientXActivation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -755,12 +777,13 @@ class LayerIntegratedGradients(Hardened, captum.attr.LayerIntegratedGradients):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerIntegratedGradients`.
+    `HardenedLayerIntegratedGradients` and `safexplain.captum.LayerIntegratedGradients` are the same class.
+
+    Takes the arguments of `LayerIntegratedGradients`, and two more.
 
     Args:
-        as LayerIntegratedGradients's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -793,12 +816,13 @@ class LayerLRP(Hardened, captum.attr.LayerLRP):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.LayerLRP`.
+    `HardenedLayerLRP` and `safexplain.captum.LayerLRP` are the same class.
+
+    Takes the arguments of `LayerLRP`, and two more.
 
     Args:
-        as LayerLRP's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -823,12 +847,13 @@ class Lime(Hardened, captum.attr.Lime):
 
     Source: Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938.
 
-    Captum's own name for it is `safexplain.captum.Lime`.
+    `HardenedLime` and `safexplain.captum.Lime` are the same class.
+
+    Takes the arguments of `Lime`, and two more.
 
     Args:
-        as Lime's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -860,12 +885,13 @@ class NeuronConductance(Hardened, captum.attr.NeuronConductance):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronConductance`.
+    `HardenedNeuronConductance` and `safexplain.captum.NeuronConductance` are the same class.
+
+    Takes the arguments of `NeuronConductance`, and two more.
 
     Args:
-        as NeuronConductance's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -898,12 +924,13 @@ class NeuronDeconvolution(Hardened, captum.attr.NeuronDeconvolution):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronDeconvolution`.
+    `HardenedNeuronDeconvolution` and `safexplain.captum.NeuronDeconvolution` are the same class.
+
+    Takes the arguments of `NeuronDeconvolution`, and two more.
 
     Args:
-        as NeuronDeconvolution's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -929,12 +956,13 @@ class NeuronDeepLift(Hardened, captum.attr.NeuronDeepLift):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronDeepLift`.
+    `HardenedNeuronDeepLift` and `safexplain.captum.NeuronDeepLift` are the same class.
+
+    Takes the arguments of `NeuronDeepLift`, and two more.
 
     Args:
-        as NeuronDeepLift's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -962,12 +990,13 @@ class NeuronDeepLiftShap(Hardened, captum.attr.NeuronDeepLiftShap):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronDeepLiftShap`.
+    `HardenedNeuronDeepLiftShap` and `safexplain.captum.NeuronDeepLiftShap` are the same class.
+
+    Takes the arguments of `NeuronDeepLiftShap`, and two more.
 
     Args:
-        as NeuronDeepLiftShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -995,12 +1024,13 @@ class NeuronFeatureAblation(Hardened, captum.attr.NeuronFeatureAblation):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronFeatureAblation`.
+    `HardenedNeuronFeatureAblation` and `safexplain.captum.NeuronFeatureAblation` are the same class.
+
+    Takes the arguments of `NeuronFeatureAblation`, and two more.
 
     Args:
-        as NeuronFeatureAblation's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1029,12 +1059,13 @@ class NeuronGradient(Hardened, captum.attr.NeuronGradient):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronGradient`.
+    `HardenedNeuronGradient` and `safexplain.captum.NeuronGradient` are the same class.
+
+    Takes the arguments of `NeuronGradient`, and two more.
 
     Args:
-        as NeuronGradient's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1060,12 +1091,13 @@ class NeuronGradientShap(Hardened, captum.attr.NeuronGradientShap):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronGradientShap`.
+    `HardenedNeuronGradientShap` and `safexplain.captum.NeuronGradientShap` are the same class.
+
+    Takes the arguments of `NeuronGradientShap`, and two more.
 
     Args:
-        as NeuronGradientShap's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1095,12 +1127,13 @@ class NeuronGuidedBackprop(Hardened, captum.attr.NeuronGuidedBackprop):
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronGuidedBackprop`.
+    `HardenedNeuronGuidedBackprop` and `safexplain.captum.NeuronGuidedBackprop` are the same class.
+
+    Takes the arguments of `NeuronGuidedBackprop`, and two more.
 
     Args:
-        as NeuronGuidedBackprop's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1126,12 +1159,13 @@ class NeuronIntegratedGradients(Hardened, captum.attr.NeuronIntegratedGradients)
 
     Runs on a private copy of the model, so that other threads may use the model meanwhile.
 
-    Captum's own name for it is `safexplain.captum.NeuronIntegratedGradients`.
+    `HardenedNeuronIntegratedGradients` and `safexplain.captum.NeuronIntegratedGradients` are the same class.
+
+    Takes the arguments of `NeuronIntegratedGradients`, and two more.
 
     Args:
-        as NeuronIntegratedGradients's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1160,12 +1194,13 @@ class Occlusion(Hardened, captum.attr.Occlusion):
 
     Source: Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901.
 
-    Captum's own name for it is `safexplain.captum.Occlusion`.
+    `HardenedOcclusion` and `safexplain.captum.Occlusion` are the same class.
+
+    Takes the arguments of `Occlusion`, and two more.
 
     Args:
-        as Occlusion's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1191,12 +1226,13 @@ class Saliency(Hardened, captum.attr.Saliency):
 
     Source: Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034.
 
-    Captum's own name for it is `safexplain.captum.Saliency`.
+    `HardenedSaliency` and `safexplain.captum.Saliency` are the same class.
+
+    Takes the arguments of `Saliency`, and two more.
 
     Args:
-        as Saliency's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1218,12 +1254,13 @@ class ShapleyValueSampling(Hardened, captum.attr.ShapleyValueSampling):
 
     Source: Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009.
 
-    Captum's own name for it is `safexplain.captum.ShapleyValueSampling`.
+    `HardenedShapleyValueSampling` and `safexplain.captum.ShapleyValueSampling` are the same class.
+
+    Takes the arguments of `ShapleyValueSampling`, and two more.
 
     Args:
-        as ShapleyValueSampling's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,
@@ -1249,12 +1286,13 @@ class ShapleyValues(Hardened, captum.attr.ShapleyValues):
 
     Source: Shapley: A Value for n-Person Games, 1953.
 
-    Captum's own name for it is `safexplain.captum.ShapleyValues`.
+    `HardenedShapleyValues` and `safexplain.captum.ShapleyValues` are the same class.
+
+    Takes the arguments of `ShapleyValues`, and two more.
 
     Args:
-        as ShapleyValues's constructor.
-        hardening: None for Hardening.recommended().
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None for `safexplain.model_digest` of it.
+        hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be read; None for `safexplain.model_digest` of it.
     """
     def __init__(
         self,

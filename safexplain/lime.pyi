@@ -42,7 +42,7 @@ class ImageExplanation(Protocol):
     ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 
 class LimeImageExplainer(HardenedLimeImage):
-    """AIX360's `LimeImageExplainer`, hardened: takes its arguments, and `hardening` of the segments' weights."""
+    """The `LimeImageExplainer` of lime and AIX360, hardened: takes its arguments, and a `hardening` of its weights."""
     def __init__(
         self,
         kernel_width: float | None = 0.25,
@@ -71,7 +71,7 @@ class LimeImageExplainer(HardenedLimeImage):
     ) -> ImageExplanation: ...
 
 class LimeTabularExplainer(HardenedLimeTabular):
-    """AIX360's `LimeTabularExplainer`, hardened.
+    """The `LimeTabularExplainer` of lime and AIX360, hardened.
 
     Audited and certified (`catalogued`, `from_certificate`) with public rows in the place of the training set, from
     which LIME takes the bins and the spread of its samples: the numbers of a row are the weights of all its features
@@ -123,7 +123,7 @@ class LimeTabularExplainer(HardenedLimeTabular):
     ) -> TextOrTableExplanation: ...
 
 class LimeTextExplainer(HardenedLimeText):
-    """AIX360's `LimeTextExplainer`, hardened: takes its arguments, and `hardening` of the weights of each label."""
+    """The `LimeTextExplainer` of lime and AIX360, hardened: takes its arguments, and a `hardening` per label."""
     def __init__(
         self,
         kernel_width: float | None = 25,

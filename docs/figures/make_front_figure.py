@@ -66,10 +66,13 @@ def numbers(found: AuditRun) -> dict[str, Any]:
     }
 
 
-def figure(found: AuditRun) -> plt.Figure:
-    """Curves on the left, two images on the right."""
-    whole = plt.figure(figsize=(8.4, 3.3), layout="constrained")
-    left, right = whole.subfigures(1, 2, width_ratios=(1.15, 1))
+def figure(found: AuditRun, *, narrow: bool = False) -> plt.Figure:
+    """Curves on the left, two images on the right; for a phone, the images below the curves."""
+    whole = plt.figure(figsize=(4.2, 6.0) if narrow else (8.4, 3.3), layout="constrained")
+    if narrow:
+        left, right = whole.subfigures(2, 1, height_ratios=(1, 1))
+    else:
+        left, right = whole.subfigures(1, 2, width_ratios=(1.15, 1))
     axis = left.subplots()
     fpr = found.result.policy.fpr
     for attack, colour, dashes, name in (
@@ -121,9 +124,10 @@ def main() -> None:
         found = run_demo((run_dir or Path(folder)) / "models", seed=0, device="cpu", progress=progress)
     for scheme in SCHEMES:
         with mpl.rc_context(style(scheme)):
-            made = figure(found)
-            made.savefig(HERE / f"front-{scheme}.svg", metadata={"Date": None})
-            plt.close(made)
+            for kind, narrow in (("front", False), ("front-narrow", True)):
+                made = figure(found, narrow=narrow)
+                made.savefig(HERE / f"{kind}-{scheme}.svg", metadata={"Date": None})
+                plt.close(made)
     (HERE / "front.json").write_text(json.dumps(numbers(found), indent=2) + "\n")
 
 

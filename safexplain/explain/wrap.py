@@ -105,13 +105,15 @@ def _class_doc(row: Row) -> str:
             "",
         ]
     if row.library == "captum" and not row.nt_type and row.in_base and row.name in CATALOG:
-        lines += [f"Captum's own name for it is `safexplain.captum.{row.native.__name__}`.", ""]
+        own, natively = f"Hardened{row.name}", f"safexplain.captum.{row.native.__name__}"
+        lines += [f"`{own}` and `{natively}` are the same class.", ""]
     lines += [
+        f"Takes the arguments of `{row.native.__name__}`, and two more.",
+        "",
         "Args:",
-        f"    as {row.native.__name__}'s constructor.",
-        "    hardening: None for Hardening.recommended().",
-        "    model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None"
-        " for `safexplain.model_digest` of it.",
+        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.",
+        "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
+        " read; None for `safexplain.model_digest` of it.",
     ]
     return "\n".join(lines)
 

@@ -142,9 +142,8 @@ def page(kind: Any) -> str:
         "## More",
         "- [Every attack, on two real tasks](../../evidence/attack_table.md)\n"
         "- [What share of the possible the attacks find](../../evidence/benchmarks.md)\n"
-        "- [Write your own attack](https://github.com/search?q=safexplain): see CONTRIBUTING.md, “Add an attack”",
+        "- To add one, see CONTRIBUTING.md, “Add an attack”",
     ]  # fmt: skip
-    parts[-1] = parts[-1].replace("[Write your own attack](https://github.com/search?q=safexplain): s", "To add one, s")
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,7 +17,7 @@ from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED, build
 
 from ...shared.run import markdown
-from .parts import ReferencePage, cited, facts, percent, picture, pictures, result, signature, with_interval
+from .parts import ReferencePage, cited, facts, in_points, percent, picture, pictures, result, signature, with_interval
 
 LIBRARIES = {"captum": "Captum", "alibi": "Alibi", "aix360": "AIX360", "lime": "LIME", "shap": "SHAP",
              "safexplain": "safexplain"}  # fmt: skip
@@ -69,12 +69,13 @@ def page(row: Row) -> str:
 
 def _picture(row: Row) -> str:
     words = f"Native and hardened answer of {row.name}"
-    if found := picture(row.name, words):
+    of_table = row.name in OF_ROWS
+    if found := picture(row.name, words, share="100%" if of_table else "66%"):
         shows = pictures()[row.name]["shows"]
         side = "Native answer on the left, hardened answer on the right"
-        if row.name in OF_ROWS:
+        if of_table:
             return f"{found}\n\n*{side}: {shows}. A name without a bar was not released.*"
-        photo = picture("photo", "The explained image", 215)
+        photo = picture("photo", "The explained image", 215, "32%")
         kind = "a layer's map, added up over its channels, " if row.of == "layer" else ""
         return f"{photo} {found}\n\n*{side}: {kind}for {shows}. {_colours(row)}*"
     return "*No picture yet: `python docs/figures/make_pictures.py` draws it.*"
@@ -186,16 +187,16 @@ def _measured(row: Row) -> str:
     used = measured["utility"]
     hardened = measured["hardened"]
     sentences = [
-        f"The native answer adds {with_interval(measured['native']['adds']['tpr'], signed=True)} to what the label"
-        f" tells, the hardened one {with_interval(hardened['adds']['tpr'], signed=True)}. Of all attacks that were run"
-        f" on the hardened answer, none adds more than {percent(max(hardened['at_most'], 0.0))} (upper 95 % bound).",
-        f"What the hardened answer is still worth: it names {percent(used['overlap'])} of the native top features;"
+        f"The native answer adds {in_points(measured['native']['adds']['tpr'])} to what the label tells, the"
+        f" hardened one {in_points(hardened['adds']['tpr'])}. Of all attacks that were run on the hardened answer, none"
+        f" adds more than {100 * max(hardened['at_most'], 0.0):.1f} points (upper 95 % bound).",
+        f"What the hardened answer is still worth: it names {percent(used['overlap'])} of the native top features, and"
         f" its rank correlation with the native answer is {used['rank_correlation']:.2f}.",
     ]
     if "deletion_native" in used:
         sentences.append(
-            "When the top features that it names are removed, the explained probability falls by"
-            f" {used['deletion_hardened']:.2f}; with the native top features, by {used['deletion_native']:.2f}."
+            f"Removing the features that it names lowers the explained probability by {used['deletion_hardened']:.2f};"
+            f" removing the native top features, by {used['deletion_native']:.2f}."
         )
     task = {"digits": "handwritten digits and a small CNN", "heloc": "loans (HELOC) and an MLP",
             "trees": "loans (HELOC) and a random forest"}[measured["task"]]  # fmt: skip
@@ -236,7 +237,7 @@ def _refused(row: Row) -> list[str]:
         lines.append("Rows with another number of features than the public background.")
         lines.append("Once loaded from a certificate: any option, background or model that was not audited.")
     else:
-        lines.append("A place inside another explainer (`NoiseTunnel`, layer wrappers): hardening goes outermost.")
+        lines.append("To be wrapped in another explainer (`NoiseTunnel`, layer wrappers): hardening comes last.")
         lines.append("Models in training mode, and inputs that are not tensors of shape (batch, ...).")
     return lines
 
@@ -308,5 +309,5 @@ def thumbnails() -> str:
             f' max-width: 100%; {style}" }}](reference/explainers/{row.name}.md)<br>[{row.name}]'
             f"(reference/explainers/{row.name}.md)\n\n</div>"
         )
-    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 0.8rem"
+    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(8.2rem, 1fr)); gap: 0 0.8rem"
     return f'<div style="{grid}" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"

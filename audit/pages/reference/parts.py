@@ -55,13 +55,15 @@ def pictures() -> dict[str, dict[str, str]]:
     return found
 
 
-def picture(name: str, words: str, width: int = 440) -> str | None:
-    """The picture of a page in docs/reference/FOLDER, None where there is none."""
+def picture(name: str, words: str, width: int = 440, share: str = "100%") -> str | None:
+    """The picture of a page in docs/reference/FOLDER, at most this share of the page wide; None where there is none."""
     if name not in pictures():
         return None
     file = pictures()[name]["file"]
     png = file.endswith(".png")
-    style = f"width: {width if png else width + 240}px; max-width: 100%{'; image-rendering: pixelated' if png else ''}"
+    style = (
+        f"width: {width if png else width + 240}px; max-width: {share}{'; image-rendering: pixelated' if png else ''}"
+    )
     return f'![{words}](../../figures/reference/{file}){{ style="{style}" }}'
 
 
@@ -135,13 +137,16 @@ def percent(value: float, signed: bool = False) -> str:
     return f"{100 * value:{'+' if signed else ''}.1f} %"
 
 
-def with_interval(estimate: Mapping[str, float], signed: bool = False) -> str:
-    """A share with its 95 % interval, which ends at 0 and 1 where it is none of a difference."""
-    low, high = (estimate["value"] + z * estimate["se"] for z in (-1.96, 1.96))
-    if not signed:
-        low, high = max(low, 0.0), min(high, 1.0)
-    sign = "+" if signed else ""
-    return f"{100 * estimate['value']:{sign}.1f} % [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+def with_interval(estimate: Mapping[str, float]) -> str:
+    """A share with its 95 % interval, which ends at 0 and 1."""
+    low, high = (min(max(estimate["value"] + z * estimate["se"], 0.0), 1.0) for z in (-1.96, 1.96))
+    return f"{percent(estimate['value'])} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def in_points(difference: Mapping[str, float]) -> str:
+    """A difference of shares with its 95 % interval, in percentage points."""
+    low, value, high = (100 * (difference["value"] + z * difference["se"]) + 0.0 for z in (-1.96, 0, 1.96))
+    return f"{value:.1f} points [{low:.1f}, {high:.1f}]".replace("-0.0", "0.0")
 
 
 def docstring(identifier: str) -> str:

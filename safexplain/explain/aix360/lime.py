@@ -192,7 +192,7 @@ def _as_hashed(instance: Any) -> Any:
 
 
 class HardenedLimeTabular(_HardenedLime):
-    """AIX360's `LimeTabularExplainer`, hardened.
+    """The `LimeTabularExplainer` of lime and AIX360, hardened.
 
     Audited and certified (`catalogued`, `from_certificate`) with public rows in the place of the training set, from
     which LIME takes the bins and the spread of its samples: the numbers of a row are the weights of all its features
@@ -280,7 +280,7 @@ class HardenedLimeTabular(_HardenedLime):
 
 
 class HardenedLimeText(_HardenedLime):
-    """AIX360's `LimeTextExplainer`, hardened: takes its arguments, and `hardening` of the weights of each label."""
+    """The `LimeTextExplainer` of lime and AIX360, hardened: takes its arguments, and a `hardening` per label."""
 
     _module, _name = "lime.lime_text", "LimeTextExplainer"
 
@@ -301,7 +301,7 @@ class HardenedLimeText(_HardenedLime):
 
 
 class HardenedLimeImage(_HardenedLime):
-    """AIX360's `LimeImageExplainer`, hardened: takes its arguments, and `hardening` of the segments' weights."""
+    """The `LimeImageExplainer` of lime and AIX360, hardened: takes its arguments, and a `hardening` of its weights."""
 
     _module, _name = "lime.lime_image", "LimeImageExplainer"
 
