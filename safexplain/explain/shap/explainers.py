@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import checked_digest, explained_digest
+from safexplain._validate import whole_number
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.alibi.library import draw_from
 from safexplain.explain.captum.model_checks import check_mode
@@ -114,13 +115,22 @@ class HardenedShap(OfTables):
     def _digest(self) -> bytes:
         return explained_digest(self._explained, self._model_digest)
 
+    def _told_apart(self, options: Mapping[str, Any], interactions: bool) -> dict[str, Any]:
+        """Options, those that ask for the same values written the same way: their noise is a function of them."""
+        return dict(options)
+
+    def _check_width(self, rows: Values) -> None:
+        """InputError for rows of other columns than the model has."""
+
     # Answers.
 
     def _values(self, X: Any, options: Mapping[str, Any], interactions: bool = False) -> Values:
         """Hardened values of one row (d,) or several (n, d), in the native shapes."""
         if self._pinned is not None:
             return self._certified(X, options, interactions)
+        options = self._told_apart(options, interactions)
         native, rows, y = self._asked(X), _numbers(X, self._rows), options.get("y")
+        self._check_width(rows)
         raw = self._run(native if not self._plain(native) else self._hashed(rows), options, interactions)
         inner = 3 if interactions else 2
         outputs = [raw] if raw.ndim == inner else [raw[..., j] for j in range(raw.shape[-1])]
@@ -191,6 +201,7 @@ class HardenedShap(OfTables):
         given = {k: v for k, v in options.items() if k not in self._fixed and not _default(signature, k, v)}
         self._pinned.complete(signature, given, self._fixed)
         rows = self._rows(X)
+        self._check_width(rows)
         classes = self._pinned.classes_of(rows)
         raw = self._run(self._hashed(rows), self._pinned.options, False)
         numbers = self._of_classes(raw, rows, classes, self._pinned.options)
@@ -255,6 +266,8 @@ class HardenedTreeExplainer(HardenedShap):
     _name, _row, _needs = "TreeExplainer", CATALOG["TreeExplainer"], False
     _makes = frozenset({"feature_names", "model_output", "feature_perturbation"})
     _fixed = frozenset({"self", "X", "from_call", "check_additivity"})
+    _width: int | None = None
+    """How many columns the model takes."""
 
     def __init__(
         self,
@@ -278,6 +291,7 @@ class HardenedTreeExplainer(HardenedShap):
                 " knows: use KernelExplainer, which explains any model"
             ) from None
         self._adopt(native, hardening, model_digest)
+        self._width = _width(model)
 
     def shap_values(
         self,
@@ -362,12 +376,63 @@ class HardenedTreeExplainer(HardenedShap):
             "data": None if native.data is None else _named(native.data),
         }
 
+    def _told_apart(self, options: Mapping[str, Any], interactions: bool) -> dict[str, Any]:
+        """Without labels that no value depends on, and with one name for "all trees"."""
+        native, told = self._explainer, dict(options)
+        if native.model.model_output != "log_loss":
+            told["y"] = None
+        if "approximate" in told:
+            told["approximate"] = bool(told["approximate"])
+        told["tree_limit"] = self._limit(told.get("tree_limit"), interactions)
+        return told
+
+    def _limit(self, asked: Any, interactions: bool) -> int | None:
+        """How many trees are used; None for as many as without a limit, however that is asked for."""
+        native = self._explainer
+        model, usual = native.model, -1 if native.model.tree_limit is None else int(native.model.tree_limit)
+        library = model.model_type if native.feature_perturbation == "tree_path_dependent" and not interactions else ""
+        step, most = 1, None if getattr(model, "values", None) is None else len(model.values)
+        if library == "xgboost" and native.data is None:
+            step = int(model.num_stacked_models)
+        elif library == "lightgbm" and native.data is None:
+            most = int(model.original_model.current_iteration())
+
+        def used(limit: int) -> int:
+            rounded = limit // step * step
+            all_of_them = rounded < 0 or (most is not None and rounded >= most)
+            return -1 if all_of_them or (rounded == 0 and library in ("xgboost", "lightgbm")) else rounded
+
+        limit = usual if asked is None else whole_number("tree_limit", asked, -(2**31))
+        return None if used(limit) == used(usual) else used(limit)
+
+    def _check_width(self, rows: Values) -> None:
+        """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
+        native = self._explainer
+        expected = self._width or _width(self._explained)
+        if expected is None and native.data is not None:
+            expected = int(native.data.shape[1])
+        if expected is not None and rows.shape[1] != expected:
+            raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
+        used = int(np.max(getattr(native.model, "features", -1), initial=-1)) + 1 if expected is None else 0
+        if rows.shape[1] < used:
+            raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
+
     def _run(self, rows: Any, options: Mapping[str, Any], interactions: bool) -> Values:
         native = copy.copy(self._explainer)  # a call writes to its attributes
-        if interactions:
-            found = native.shap_interaction_values(rows, **options)
-        else:
-            found = native.shap_values(rows, from_call=True, **options)
+        if options.get("tree_limit") is not None and not interactions:  # shap compares with the output of all trees
+            options = {**options, "check_additivity": False}
+        try:
+            if interactions:
+                found = native.shap_interaction_values(rows, **options)
+            else:
+                found = native.shap_values(rows, from_call=True, **options)
+        except load_shap().utils._exceptions.ExplainerError as error:
+            if "dditivity" not in str(error):
+                raise
+            raise InputError(  # shap's message tells the sum of the values and the model's output
+                "shap's values do not add up to the model's output for some row, as happens with numbers that float32"
+                " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
+            ) from None
         return np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
 
     @classmethod
@@ -494,6 +559,18 @@ class HardenedKernelExplainer(HardenedShap):
         given = {**made.made, "feature_names": feature_names(made)}
         rows = made.background.rows.copy()
         return cls(Predict(forward), rows, hardening=hardening, model_digest=explained_digest(forward), **given)
+
+
+def _width(model: Any) -> int | None:
+    """How many columns trees take; None where they do not say."""
+    for name in ("n_features_in_", "num_features", "num_feature"):
+        try:
+            found = getattr(model, name, None)
+        except Exception:  # of a library, where it does not know
+            continue
+        if found is not None:
+            return int(found() if callable(found) else found)
+    return None
 
 
 def _default(signature: inspect.Signature, name: str, value: Any) -> bool:

@@ -186,6 +186,45 @@ def test_noise_hides_the_sum_that_would_be_the_confidence() -> None:
 # --- questions and answers -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_what_changes_no_value_changes_no_noise_either(name: str) -> None:
+    explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
+    first = explainer.shap_values(ASKED)
+    for y in (np.zeros(4), np.arange(4.0)):
+        np.testing.assert_array_equal(explainer.shap_values(ASKED, y), first)
+    for limit in (-1, -2, 10**6, 10**6 + 1):
+        np.testing.assert_array_equal(explainer.shap_values(ASKED, tree_limit=limit), first)
+    native = copy.copy(explainer._explainer)
+    shown: dict[bytes, set[bytes]] = {}
+    for limit in range(6):
+        values = native_values(native, ASKED, tree_limit=limit, check_additivity=False)
+        asked = explainer.shap_values(ASKED, tree_limit=limit)
+        shown.setdefault(np.asarray(values).tobytes(), set()).add(asked.tobytes())
+    assert {len(answers) for answers in shown.values()} == {1}
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("columns", [3, 7])
+def test_rows_of_other_columns_than_the_model_has_are_refused(name: str, columns: int) -> None:
+    explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
+    with pytest.raises(InputError, match="5 features"):
+        explainer.shap_values(np.zeros((2, columns)))
+    around = harden(native_trees(name), NOISY)
+    with pytest.raises(InputError, match="features"):
+        around.shap_values(np.zeros((2, 0)))
+
+
+def test_no_message_tells_the_output_of_the_model() -> None:
+    explainer = HardenedTreeExplainer(model("forest"), hardening=NOISY)
+    assert np.shape(explainer.shap_values(ASKED, tree_limit=1)) == (4, 5, 2)  # natively an error that tells it
+    explainer._explainer.model.values = explainer._explainer.model.values * 2
+    explainer._explainer.model.predict = lambda X: np.full((len(X), 2), 0.123456)
+    with pytest.raises(InputError, match="do not add up") as told:
+        explainer.shap_values(ASKED)
+    assert "0.12345" not in str(told.value)
+    assert told.value.__cause__ is None
+
+
 def test_a_data_frame_is_asked_about_as_its_numbers_are() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(ASKED, columns=list("vwxyz"))
