@@ -6,6 +6,7 @@ scikit-learn classifiers become modules here (`as_module`), so that they are aud
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 from contextlib import AbstractContextManager, nullcontext
@@ -179,16 +180,66 @@ def as_module(model: Any, classes: int | None = None) -> Any:
     """A fitted scikit-learn classifier as a module, and anything else as it is.
 
     Args:
-        model: a module, or a classifier with `predict_proba`.
+        model: a module, a classifier with `predict_proba`, or a `Booster` of XGBoost or LightGBM.
         classes: of the classifier, see `EstimatorModule`; those that it has seen are there in any case.
 
     Raises:
         InputError: a classifier that is not fitted.
     """
-    if isinstance(model, nn.Module) or not hasattr(model, "predict_proba"):
+    if isinstance(model, nn.Module):
+        return model
+    model = classifier_of(model)
+    if not hasattr(model, "predict_proba"):
         return model
     made = EstimatorModule(model)
     return made if classes is None or classes <= made.classes else EstimatorModule(model, classes)
+
+
+OBJECTIVES = {
+    "xgboost": ("binary:logistic", "multi:softprob", "multi:softmax"),
+    "lightgbm": ("binary", "multiclass", "multiclassova", "cross_entropy"),
+}
+"""Of classifiers, by library."""
+
+
+def classifier_of(model: Any) -> Any:
+    """The scikit-learn classifier of a `Booster` of XGBoost or LightGBM; anything else as it is.
+
+    It is the one that the audit of the booster's file is about.
+
+    Raises:
+        InputError: the booster of no classifier.
+    """
+    library = type(model).__module__.partition(".")[0]
+    if library not in OBJECTIVES or type(model).__name__ != "Booster":
+        return model
+    native: Any = import_module(library)
+    if library == "xgboost":
+        objective = json.loads(model.save_config())["learner"]["objective"]["name"]
+    else:
+        text = model.model_to_string()
+        objective = next((line[10:] for line in text.splitlines() if line.startswith("objective=")), "none").split()[0]
+    if objective not in OBJECTIVES[library]:
+        raise InputError(
+            f"expected the booster of a classifier (objective {', '.join(OBJECTIVES[library])}), got {objective}"
+        )
+    if library == "xgboost":
+        made = native.XGBClassifier()
+        made.load_model(model.save_raw("ubj"))
+        return made
+    model = native.Booster(model_str=text)  # as it is in its file, without marks of its training
+    outputs = max(int(model.num_model_per_iteration()), 1)
+    classes, names = np.arange(max(outputs, 2)), model.feature_name()
+    made = native.LGBMClassifier()
+    made._Booster = model
+    made._n_features = made._n_features_in = model.num_feature()
+    made._n_classes, made._classes = len(classes), classes
+    made._le = import_module("sklearn.preprocessing").LabelEncoder().fit(classes)
+    made._objective = "binary" if outputs == 1 else "multiclass"
+    made._best_iteration = None
+    made._fitted_with_feature_names = names != [f"Column_{i}" for i in range(len(names))]
+    made.fitted_ = True
+    return made
 
 
 def are_probabilities(out: Tensor) -> bool:

@@ -451,9 +451,17 @@ def _read_parts(value: Any, write: Callable[[bytes], None], above: tuple[int, ..
         for item in value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value:
             _read(item, write, above)
     else:
-        for part in value.__reduce_ex__(2):
+        for part in _without_counters(value, value.__reduce_ex__(2)):
             _read(list(part) if isinstance(part, Iterator) else part, write, above)
     write(b")")
+
+
+def _without_counters(value: Any, reduced: Any) -> Any:
+    """What an object is made of again; of scikit-learn's trees of neighbours without the counts of their queries."""
+    if type(value).__module__ not in ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree"):
+        return reduced
+    made, arguments, state, *rest = reduced  # state: arrays, 3 sizes, trims, leaves, splits, calls, metric, weights
+    return (made, arguments, (*state[:7], *state[11:]), *rest)
 
 
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:

@@ -61,7 +61,7 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
 
-__all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools"]
+__all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools", "hardly_better_than_guessing"]
 
 Output = Literal["probability", "logit"]
 SubjectData = Literal["training", "pre-training", "fine-tuning"]
@@ -1107,7 +1107,7 @@ def _fit_notes(
     hit = np.concatenate(hits)
     inside, outside = float(hit[member].mean()), float(hit[~member].mean())
     notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
-    if inside < 1.5 / len(torch.unique(population.y)):
+    if hardly_better_than_guessing(inside, len(torch.unique(population.y))):
         notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
     groups = None if population.groups is None else np.asarray(population.groups)
     wrong = [below_stated(Hits.of(hit, member, groups), options.accuracy)]
@@ -1127,3 +1127,13 @@ def _statistics(
     """Of the target's first batch normalisation, on some of its members."""
     some = np.flatnonzero(member)[:LOOKED_AT_MEMBERS]
     return Statistics.of(target, population.x[torch.from_numpy(some)], batch_size)
+
+
+def hardly_better_than_guessing(accuracy: float, classes: int) -> bool:
+    """Whether an accuracy, from 0 to 1, hints at wrong labels or scaling: half above chance of many classes, five
+    percentage points above that of a few.
+
+    >>> hardly_better_than_guessing(0.7, 2), hardly_better_than_guessing(0.54, 2), hardly_better_than_guessing(0.12, 10)
+    (False, True, True)
+    """
+    return accuracy < 1 / classes + min(0.5 / classes, 0.05)

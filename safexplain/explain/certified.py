@@ -26,7 +26,7 @@ from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
-from safexplain.outputs import Probability, are_probabilities, as_module
+from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module
 
 if TYPE_CHECKING:
     from safexplain.verdict.certificate.read import Certificate
@@ -50,6 +50,12 @@ FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+WITH_COLUMNS = (
+    '. If the audit wrote columns.json, the model is EstimatorModule(model, columns=Columns.read("columns.json")), from'
+    " safexplain.outputs and safexplain.columns"
+)
+"""Of a classifier that was asked about codes for texts and missing values."""
 
 _SUPERPIXELS = ("n_segments", "compactness")
 
@@ -242,6 +248,7 @@ def load_audited(
             f"{path} is about another model ({names}): expected the {MODEL_DIGEST}"
             f" {', '.join(sorted(d[:12] for d in certificate.digests(MODEL_DIGEST)))}..., got {digest.hex()[:12]}...;"
             " load the same file in the same way as for the audit"
+            f"{WITH_COLUMNS if isinstance(model, EstimatorModule) and model.columns is None else ''}"
         )
     if file is not None:
         check_file(certificate.subject, digest, file, path)

@@ -13,6 +13,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -135,3 +136,13 @@ def test_a_module_around_an_estimator_has_the_digest_of_its_fit():
     one, again, other = (Around(LogisticRegression(max_iter=5000).fit(X[:n], Y[:n])) for n in (50, 50, 60))
     assert model_digest(one) == model_digest(again)
     assert model_digest(one) != model_digest(other)
+
+
+@pytest.mark.parametrize("algorithm", ["kd_tree", "ball_tree", "brute"])
+def test_neighbours_that_were_asked_are_the_same_model(algorithm):
+    """scikit-learn's trees count the queries; the counts are no part of what they answer."""
+    fresh, other = (KNeighborsClassifier(algorithm=algorithm).fit(X + moved, Y) for moved in (0.0, 1e-6))
+    before, elsewhere = estimator_digest(fresh), pickle.loads(pickle.dumps(fresh))
+    _estimator_digests.clear()
+    fresh.predict(X[:9])
+    assert before == estimator_digest(fresh) == estimator_digest(elsewhere) != estimator_digest(other)

@@ -28,7 +28,7 @@ from safexplain.errors import InputError
 from safexplain.loading import load_model
 from safexplain.loading.data.frames import load_for_classifier
 from safexplain.loading.models.estimators import SkopsKeeper, load_estimator
-from safexplain.outputs import EstimatorModule
+from safexplain.outputs import EstimatorModule, as_module
 
 skops = pytest.importorskip("skops.io")
 xgboost = pytest.importorskip("xgboost")
@@ -89,6 +89,42 @@ def test_lightgbms_text_tells_the_hyper_parameters_too(labels: Any, tmp_path: Pa
     again = found.again.get_params()
     assert (again["n_estimators"], again["num_leaves"], again["learning_rate"]) == (6, 5, 0.2)
     assert found.untold == ()
+
+
+def test_of_lightgbms_text_columns_are_matched_by_name_spaces_or_not(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=["net income", "age", "debt", "rate"])
+    model = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(frame, Y)
+    model.booster_.save_model(tmp_path / "m.txt")
+    turned = frame[["rate", "debt", "net income", "age"]].assign(customer=[f"C{i}" for i in range(len(frame))])
+    turned.assign(label=Y, member=np.arange(len(Y)) % 2).to_csv(tmp_path / "data.csv", index=False)
+    turned.to_csv(tmp_path / "public.csv", index=False)
+    read = load_for_classifier(
+        load_estimator(tmp_path / "m.txt"), tmp_path / "data.csv", public=tmp_path / "public.csv"
+    )
+    np.testing.assert_array_equal(read.data.x, X)
+    np.testing.assert_array_equal(read.public, X)
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_bare_booster_is_the_model_that_its_file_holds(library: str, tmp_path: Path) -> None:
+    path = tmp_path / ("m.json" if library == "xgboost" else "m.txt")
+    if library == "xgboost":
+        booster = xgboost.XGBClassifier(n_estimators=3).fit(X, Y).get_booster()
+    else:
+        booster = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(X, Y).booster_
+    booster.save_model(path)
+    again = (xgboost if library == "xgboost" else lightgbm).Booster(model_file=path)
+    audited = load_model(path).model
+    for one in (booster, again):
+        module = as_module(one)
+        assert model_digest(module) == model_digest(audited)
+        np.testing.assert_array_equal(module(torch.from_numpy(X)), audited(torch.from_numpy(X)))
+        assert model_digest(module) == model_digest(audited), "after it was asked"
+
+
+def test_the_booster_of_a_regressor_is_refused() -> None:
+    with pytest.raises(InputError, match="booster of a classifier"):
+        as_module(xgboost.XGBRegressor(n_estimators=1).fit(X, X[:, 0]).get_booster())
 
 
 def test_a_pickle_is_only_loaded_by_name_and_skops_is_recommended(tmp_path: Path) -> None:

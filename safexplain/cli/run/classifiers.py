@@ -133,8 +133,9 @@ class Tabular:
         if not missing:
             return ()
         return (
-            f"Neither the model's file nor --recipe says {', '.join(missing)}. If the model was trained differently, a"
-            " real attacker may do better than this audit: a leak found is a leak, a certificate says less.",
+            f"Neither the model's file nor --recipe says {', '.join(missing)}: reference models have the library's"
+            " defaults. If the model was trained differently, a real attacker may do better than this audit: a leak"
+            " found is a leak, a certificate says less.",
         )
 
 

@@ -21,7 +21,7 @@ from safexplain._digest import sha256
 from safexplain._progress import Progress, named
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
-from safexplain.audit.run import FEWEST_REFERENCES, SubjectData
+from safexplain.audit.run import FEWEST_REFERENCES, SubjectData, hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
 from safexplain.audit.splits import refuse_copies
 from safexplain.errors import InputError
@@ -122,7 +122,7 @@ class TwoStages:
             f"Accuracy of the model on the fine-tuning data: {hit[member].mean():.1%} on the rows that it was"
             f" fine-tuned on{others}.",
         )
-        if hit[member].mean() < 1.5 / len(np.unique(self.downstream.y)):
+        if hardly_better_than_guessing(float(hit[member].mean()), len(np.unique(self.downstream.y))):
             found += ("It is hardly better than guessing there: are the labels and the scaling of x right?",)
         both = np.isin(hash_examples(self.downstream.x), hash_examples(self.pool.x)) & member
         if both.any():

@@ -67,11 +67,12 @@ def load_for_classifier(
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder of images; a classifier of tables takes an .npz or a table")
     beside = tuple(name for name in (label, "member", group) if name)
-    others = None if public is None or _is_npz(public) else _frame(public)
+    others = None if public is None or _is_npz(public) else _as_named(_frame(public), found.names or ())
     seen: list[tuple[Columns | None, tuple[str, ...]]] = []
 
     def features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         names = found.names or tuple(frame.columns)
+        frame = _as_named(frame, names)
         if absent := [name for name in names if name not in frame.columns]:
             raise _absent(found, absent, frame, where)
         if found.names is None and found.width not in (None, len(names)):
@@ -120,6 +121,12 @@ def _with_public(frame: Any, others: Any, names: tuple[str, ...], where: Any) ->
         raise InputError(f"--public: {where} lacks columns that the model takes: {_few(absent)}")
     pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
     return pandas.concat([frame[list(names)], others[list(names)]], ignore_index=True)
+
+
+def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
+    """With the names of a model in which spaces became underscores, as LightGBM makes them."""
+    other = {name: str(name).replace(" ", "_") for name in frame.columns if name not in names and " " in str(name)}
+    return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
 
 def _numbers(others: Any, names: Any, beside: tuple[str, ...], where: str) -> NDArray[np.float32]:

@@ -35,6 +35,7 @@ from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
 from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
+from safexplain.outputs import OBJECTIVES, classifier_of
 
 __all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
 
@@ -77,12 +78,6 @@ _COMPRESSED: Mapping[bytes, Callable[[bytes], bytes]] = {
 """First bytes of what joblib compresses."""
 
 _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
-
-_OBJECTIVES = {
-    "xgboost": ("binary:logistic", "multi:softprob", "multi:softmax"),
-    "lightgbm": ("binary", "multiclass", "multiclassova", "cross_entropy"),
-}
-"""Of classifiers, by library."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,15 +353,14 @@ def _xgboost(raw: bytes, where: str) -> FittedClassifier:
         rounds = len(trees["trees"]) // max(outputs * parallel, 1)
         depth = max((_depth(tree) for tree in trees["trees"]), default=0)
         params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
-        told = f"{rounds} rounds of trees at most {depth} levels deep are read from the model; "
+        told = (
+            "XGBoost's file does not tell how it was trained, but for the number of rounds and the depth of trees: here"
+            f" {rounds} and {depth}."
+        )
     again = xgboost.XGBClassifier(
         **{**params, "enable_categorical": bool(model.get_params().get("enable_categorical"))}
     )
-    note = (
-        f"XGBoost's file does not tell how it was trained: {told}{', '.join(untold)} are XGBoost's defaults in the"
-        " reference models unless --recipe gives them."
-    )
-    return FittedClassifier(model, again, "", tuple(untold), (note,))
+    return FittedClassifier(model, again, "", tuple(untold), (told,) if told else ())
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
@@ -434,30 +428,11 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
     again = lightgbm.LGBMClassifier(
         **{**chosen, "n_estimators": rounds, "objective": objective[1] if objective else None}
     )
-    return FittedClassifier(as_classifier(booster), again, "")
-
-
-def as_classifier(booster: Any) -> Any:
-    """LightGBM's scikit-learn classifier of a booster, which the library itself cannot make of a file."""
-    import lightgbm
-
-    outputs = max(int(booster.num_model_per_iteration()), 1)
-    model = lightgbm.LGBMClassifier()
-    classes = np.arange(max(outputs, 2))
-    from sklearn.preprocessing import LabelEncoder
-
-    model._Booster = booster
-    model._n_features = model._n_features_in = booster.num_feature()
-    model._n_classes, model._classes = len(classes), classes
-    model._le = LabelEncoder().fit(classes)
-    model._objective = "binary" if outputs == 1 else "multiclass"
-    model._best_iteration = None
-    model.fitted_ = True
-    return model
+    return FittedClassifier(classifier_of(booster), again, "")
 
 
 def _check_objective(library: str, objective: str, where: str) -> None:
-    if objective.split()[0] in _OBJECTIVES[library]:
+    if objective.split()[0] in OBJECTIVES[library]:
         return
     kind = (
         "a regressor"
@@ -466,7 +441,7 @@ def _check_objective(library: str, objective: str, where: str) -> None:
     )
     raise InputError(
         f"{where} is {kind} of {library} (objective {objective:.40}); an audit needs class probabilities: expected one"
-        f" of {', '.join(_OBJECTIVES[library])}"
+        f" of {', '.join(OBJECTIVES[library])}"
     )
 
 
