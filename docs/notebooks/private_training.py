@@ -105,8 +105,10 @@ print(f"claimed: {canaries.epsilon_substitute:.1f} (substituted), {canaries.epsi
 print("a bug was found:", canaries.verdict.startswith("violates the claim"))
 
 # %% [markdown]
-# The bound stays below the claim of 2 for a substituted record, so no bug was found. It comes close to the *other* epsilon, and with
-# more runs it passes it. That would be no bug either: it is why you need both numbers. Whoever states the smaller one as if it
+# The bound stays below the claim of 2 for a substituted record, so no bug was found. That is not proof that there is none: this canary cannot rule out a training that spends twice the
+# claim. In 2,000 runs it would catch one with a probability of about .7 (`canaries.power`). Below .8 the verdict is "inconclusive:
+# weak canary"; more runs or a stronger canary would help. The bound comes close
+# to the *other* epsilon, and with more runs it passes it. That would be no bug either: it is why you need both numbers. Whoever states the smaller one as if it
 # protected what a record says promises too much. [Canaries](../canaries.md) shows more of them, which also find what this one
 # cannot see.
 #
