@@ -223,7 +223,7 @@ def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
     assert found.missing == (5, 200)
     text = text_of(found)
     assert text.count("nothing to judge") == 6
-    assert "The signals say nothing of one who asks 5 times or 200 times." in text
+    assert "The signals do not cover an attacker who asks 5 times or 200 times." in text
     assert "An attacker who asks once about each example" in text
 
 
@@ -630,7 +630,7 @@ def limits_of(found: AuditResult, other_key: bool | None = None) -> str:
 def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
     often, once = limits_of(audited(0.0)), limits_of(audited(0.0, replace(POLICY, patience=(1,))))
     assert "Queries of these kinds, up to 200 an example." in often
-    assert "asks once, 5 times or 200 times about each example" in often
+    assert "ask once, 5 times or 200 times about each example" in often
     assert "One query an example." in once
     assert "nobody averaged the answers to several queries" in once
     for text in (often, once):
@@ -653,11 +653,11 @@ def test_the_limits_say_that_what_labels_tell_is_not_limited_by_what_explanation
 
 def test_the_limits_name_too_few_references_and_uses_that_nobody_counted() -> None:
     few = limits_of(audited(0.0, references=3, uses=None))
-    assert "3 reference models stood behind the attacks, where the policy asks for 8" in few
+    assert "The attacks had 3 reference models; the policy asks for 8" in few
     assert "Uses of the examples were not counted." in few
     assert "No reference models." in limits_of(audited(0.0, references=0))
     calm = limits_of(audited(0.0))
-    assert "reference models stood" not in calm
+    assert "The attacks had" not in calm
     assert "not counted" not in calm
 
 

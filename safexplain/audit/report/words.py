@@ -44,8 +44,8 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
         rows.append(
             (
                 "Few reference models.",
-                f"{count(result.references, 'reference model')} stood behind the attacks, where the policy asks for"
-                f" {result.policy.references:,}: an attacker who trains more finds more.",
+                f"The attacks had {count(result.references, 'reference model')}; the policy asks for"
+                f" {result.policy.references:,}. An attacker who trains more finds more.",
             )
         )
     rows.append((_asked_headline(result), _asked(result, other_key)))
@@ -70,8 +70,8 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
         rows.append(
             (
                 "Every example counts as one on its own.",
-                "Near-copies, or several examples of one person, are in the training set together and make the bounds"
-                " look surer than they are. Where there are such, name them in the signals (groups).",
+                "Near-copies, or several examples of one person, would be in the training set together and make the"
+                " bounds look tighter than they are. If there are any, name them in the signals (groups).",
             )
         )
     if result.uses is None and result.split == "certification":
@@ -108,8 +108,8 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
 _OF_ENDPOINT = (
     "The model itself was not seen. Nothing binds the service to answer tomorrow as it did: with another model,"
     " explainer or hardening behind the same URL it needs another audit. The reference models explain as the service"
-    " declares; the further they are from what it does, the weaker the attacks. What it gives away beside what was read"
-    " was not judged."
+    " declares; the further they are from what it does, the weaker the attacks. Whatever else it gives away was not"
+    " judged."
 )
 """What an audit of an endpoint does not show."""
 
@@ -118,7 +118,7 @@ BY_GUARANTEE = (
     "As good as the privacy statement.",
     "The certificate rests on what those who trained the model state of its training, which no audit can check;"
     " canaries can refute it. It is about the records that were trained on so: the data of any pre-training, and what"
-    " the model tells of people in general, are outside.",
+    " the model tells of people in general, are not covered.",
 )
 """What a certificate by guarantee does not show."""
 
@@ -143,11 +143,11 @@ def _asked(result: AuditResult, other_key: bool | None) -> str:
         text = "Each example was asked about once: nobody averaged the answers to several queries."
     else:
         text = (
-            f"Attacked was an attacker who asks {listed([asks(level) for level in levels])} about each example, each"
-            " time changed a little at random, and averages the answers."
+            f"The attacks ask {listed([asks(level) for level in levels])} about each example, each time changed a"
+            " little at random, and average the answers."
         )
     if result.missing:
-        text += f" The signals say nothing of one who asks {listed([asks(level) for level in result.missing])}."
+        text += f" The signals do not cover an attacker who asks {listed([asks(level) for level in result.missing])}."
     if other_key is not None:
         text += (
             " The attacker knew the hardening but not the key: the reference models answered with another one."
@@ -173,7 +173,7 @@ def _compared(result: AuditResult) -> tuple[str, str]:
     if result.policy.claim == "whole":
         return (
             "The whole release.",
-            f"The bounds are of what explanations and {anyway} tell together; where the {anyway} alone find as much,"
+            f"The bounds are on what explanations and {anyway} tell together; where the {anyway} alone find as much,"
             " hardening the explanations changes nothing.",
         )
     if not result.compared:
@@ -193,7 +193,7 @@ def _compared(result: AuditResult) -> tuple[str, str]:
             f": here they give away {percent(rate)} of the members to whoever asks {asks(level)} about each example, at"
             f" {percent(result.policy.fpr, 3)} false positives"
         )
-    return (f"Beyond the {anyway}.", f"{text}. The way to lower that is another training, or a budget of queries.")
+    return (f"Beyond the {anyway}.", f"{text}. To lower that, train differently, or limit the number of queries.")
 
 
 def listed(items: Sequence[str]) -> str:
@@ -259,7 +259,7 @@ STANDINGS = {
     "baseline": "released anyway",
     "beside": "not judged",
 }
-"""How an attack stands to the limit."""
+"""How an attack compares with the limit."""
 
 KINDS = {
     "native": "The map as it is",
@@ -440,7 +440,7 @@ def reading_sentence(result: AuditResult) -> str:
     allowed = f"; the policy allows {points(result.limit)}" if result.claim == "excess" else ""
     return (
         f"{text}. The explanations that come with them add between {points(added['low'])} and {points(added['high'])}"
-        f" percentage points{allowed}, and all together finds {together}."
+        f" percentage points{allowed}. Both together find {together}."
     )
 
 
@@ -516,7 +516,7 @@ def _needed(result: AuditResult) -> list[Fact]:
 def _uses(result: AuditResult, native: bool) -> Fact:
     if result.split != "certification":
         return Fact(
-            "Uses of these examples", "selection split", "to be looked at as often as one likes; nothing is decided"
+            "Uses of these examples", "selection split", "may be looked at as often as you like; nothing is decided"
         )
     if native and result.uses is None and result.policy.release != "prediction":
         return Fact(
