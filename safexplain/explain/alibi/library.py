@@ -35,6 +35,7 @@ __all__ = [
     "give_own_generators",
     "listing_outputs",
     "load_alibi",
+    "no_failed_searches",
     "private_copy",
 ]
 
@@ -133,6 +134,24 @@ def _listed(method: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
 _LAST_APACHE = (0, 9, 4)
 _log = logging.getLogger(__name__)
 _importing = threading.RLock()
+
+
+@contextmanager
+def no_failed_searches() -> Iterator[None]:
+    """Anchors that are not precise enough are not logged, once for each of thousands of rows of an audit.
+
+    Their precision is a part of the answer. What else Alibi logs, and what other threads and callers log, is left.
+    """
+    log, thread = logging.getLogger("alibi.explainers.anchors.anchor_base"), threading.get_ident()
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not str(record.msg).startswith("Could not find an anchor")
+
+    log.addFilter(others)
+    try:
+        yield
+    finally:
+        log.removeFilter(others)
 
 
 class AlibiLicenceWarning(UserWarning):

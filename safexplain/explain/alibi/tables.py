@@ -18,7 +18,7 @@ from torch import nn
 from safexplain._digest import explained_digest
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.alibi.base import HardenedAlibi, new_generator
-from safexplain.explain.alibi.library import draw_from, load_alibi
+from safexplain.explain.alibi.library import draw_from, load_alibi, no_failed_searches
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
@@ -129,7 +129,8 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         return explainer
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        return self._in_numbers(self._explain(row, **options))
+        with no_failed_searches():
+            return self._in_numbers(self._explain(row, **options))
 
     def _in_numbers(self, released: Any) -> Rows:
         d = len(self._rules)

@@ -29,7 +29,7 @@ from safexplain.explain.alibi import (
     library,
 )
 from safexplain.explain.alibi.base import anchor_hardening, is_alibi
-from safexplain.explain.alibi.library import AlibiLicenceWarning
+from safexplain.explain.alibi.library import AlibiLicenceWarning, no_failed_searches
 from safexplain.explain.alibi.rules import ROWS
 
 pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
@@ -550,3 +550,13 @@ def test_every_listed_class_exists_in_alibi_with_the_arguments_that_its_row_name
         explain = inspect.signature(getattr(alibi, name).explain).parameters
         assert set(rules.inputs) <= explain.keys()
         assert set(rules.selects) - {"kind"} <= explain.keys()
+
+
+def test_an_audit_of_anchors_does_not_log_each_search_that_failed_and_nothing_else_is_hidden(caplog):
+    log = logging.getLogger("alibi.explainers.anchors.anchor_base")
+    failed = "Could not find an anchor satisfying the 0.95 precision constraint."
+    with no_failed_searches():
+        log.warning(failed)
+        log.warning("something else")
+    log.warning(failed)
+    assert [record.getMessage() for record in caplog.records] == ["something else", failed]
