@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import pickle
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,7 @@ from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading import load_model
 from safexplain.loading.data.frames import load_for_classifier
-from safexplain.loading.models.estimators import SkopsKeeper, load_estimator
+from safexplain.loading.models.estimators import SkopsKeeper, identify_estimator, load_estimator
 from safexplain.outputs import EstimatorModule, as_module
 
 skops = pytest.importorskip("skops.io")
@@ -305,3 +311,15 @@ def test_a_forest_fitted_without_names_takes_all_columns_in_their_order(tmp_path
     table.drop(columns="d").to_csv(tmp_path / "data.csv", index=False)
     with pytest.raises(InputError, match=r"has 3 columns of features .* and the model takes 4"):
         load_for_classifier(found, tmp_path / "data.csv")
+
+
+@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress, bz2.compress, lzma.compress])
+def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Callable[[bytes], bytes]) -> None:
+    raw = pack(b"\x80" + bytes(2**26))
+    tracemalloc.start()
+    try:
+        assert identify_estimator(raw) == "pickle"
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert identify_estimator(pack(b"text")) is None

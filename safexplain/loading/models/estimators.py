@@ -1,7 +1,7 @@
 """Classifiers of scikit-learn, XGBoost and LightGBM from files: told by their bytes, loaded without running their code.
 
     skops                        types by name; what is neither known to be harmless nor accepted by name is refused
-    XGBoost's JSON and UBJSON,   the libraries' own formats, which hold numbers
+    XGBoost's JSON and UBJSON,   the libraries' own formats, which hold numbers; they are checked first (`boosters`)
     LightGBM's text
     joblib, pickle               only where the user trusts whoever made the file: loading one can run any code
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import gzip
 import io
 import json
 import lzma
@@ -35,6 +34,7 @@ from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
 from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
+from safexplain.loading.models.boosters import check_lightgbm, check_xgboost, checked_boosters
 from safexplain.outputs import OBJECTIVES, classifier_of
 
 __all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
@@ -69,11 +69,11 @@ HARMLESS = (
 """Types that skops does not trust and that are accepted here: they hold numbers, which are checked where C code
 believes them (trees), or which their own library reads as it reads its files."""
 
-_COMPRESSED: Mapping[bytes, Callable[[bytes], bytes]] = {
-    b"\x78": zlib.decompress,
-    b"\x1f\x8b": gzip.decompress,
-    b"BZh": bz2.decompress,
-    b"\xfd7zXZ": lzma.decompress,
+_COMPRESSED: Mapping[bytes, Callable[[], Any]] = {
+    b"\x78": zlib.decompressobj,
+    b"\x1f\x8b": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ": lzma.LZMADecompressor,
 }
 """First bytes of what joblib compresses."""
 
@@ -137,10 +137,11 @@ def identify_estimator(raw: bytes) -> Format | None:
         return "lightgbm"
     if raw[:1] == b"\x80":
         return "pickle" if _ESTIMATORS.search(raw) else None
-    for start, unpack in _COMPRESSED.items():
+    for start, unpacker in _COMPRESSED.items():
         if raw.startswith(start):
             with contextlib.suppress(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
-                return "pickle" if unpack(raw)[:1] == b"\x80" else None
+                first = unpacker().decompress(raw, 1)  # it may unpack to anything
+                return "pickle" if first == b"\x80" else None
     return None
 
 
@@ -210,8 +211,10 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
         if any(one.startswith(f"{name}.") for one in unknown):
             _library(name, where)
     try:
-        with current_directory_importable():
+        with current_directory_importable(), checked_boosters(where):
             estimator = skops.loads(raw, trusted=unknown)
+    except InputError:
+        raise
     except Exception as error:  # of the library, or of a type in the file
         raise InputError(
             f"the skops file {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; save it again with"
@@ -324,6 +327,7 @@ def _xgboost(raw: bytes, where: str) -> FittedClassifier:
         raise InputError(
             f'{where} was made with XGBoost {newer}, and here is {xgboost.__version__}: pip install "xgboost>={newer}"'
         )
+    check_xgboost(raw, where)
     model = xgboost.XGBClassifier()
     try:
         booster = xgboost.Booster()
@@ -415,6 +419,7 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
     _check_objective("lightgbm", objective[1] if objective else "none", where)
     if "\nend of trees" not in text or "\nend of parameters" not in text:  # without which the library itself crashes
         raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of parameters'; save it again")
+    check_lightgbm(text, where)
     try:
         booster = lightgbm.Booster(model_str=text)
     except Exception as error:  # of the library

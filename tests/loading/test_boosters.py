@@ -1,0 +1,188 @@
+"""A booster's file is handed to its library only where no number in it points outside of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safexplain.errors import InputError
+from safexplain.loading.models.boosters import check_lightgbm, check_xgboost
+from safexplain.loading.models.estimators import load_estimator
+
+xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(300, 6)).astype(np.float32)
+X[:, 5] = RNG.integers(0, 12, 300)
+TWO = (X[:, 0] * X[:, 1] + (X[:, 5] % 3 == 0) > 0).astype(int)
+THREE = np.digitize(X[:, 0] + X[:, 2], [-0.5, 0.5])
+CATEGORICAL = {"enable_categorical": True, "feature_types": ["q"] * 5 + ["c"]}
+OF_XGBOOST: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (TWO, {}),
+    "three classes": (THREE, {}),
+    "pruned": (TWO, {"gamma": 4.0}),
+    "pruned to nothing": (TWO, {"gamma": 1e6}),
+    "exact": (TWO, {"tree_method": "exact", "gamma": 2.0}),
+    "by leaves": (TWO, {"grow_policy": "lossguide", "max_leaves": 9}),
+    "forests": (THREE, {"num_parallel_tree": 3}),
+    "dart": (TWO, {"booster": "dart", "rate_drop": 0.3}),
+    "linear": (TWO, {"booster": "gblinear"}),
+    "categories": (TWO, CATEGORICAL),
+    "categories one by one": (TWO, {**CATEGORICAL, "max_cat_to_onehot": 20}),
+}
+OF_LIGHTGBM: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (TWO, {}),
+    "three classes": (THREE, {}),
+    "one against the others": (THREE, {"objective": "multiclassova"}),
+    "dart": (TWO, {"boosting_type": "dart"}),
+    "forest": (TWO, {"boosting_type": "rf", "subsample": 0.5, "subsample_freq": 1}),
+    "linear trees": (TWO, {"linear_tree": True}),
+    "no splits": (TWO, {"min_child_samples": 1000}),
+}
+
+
+def of_xgboost(name: str) -> Any:
+    y, options = OF_XGBOOST[name]
+    return xgboost.XGBClassifier(n_estimators=3, max_depth=4, n_jobs=1, **options).fit(X, y)
+
+
+def test_both_of_xgboosts_formats_are_read_alike() -> None:
+    booster = of_xgboost("categories").get_booster()
+    text, binary = (check_xgboost(bytes(booster.save_raw(kind)), "it") for kind in ("json", "ubj"))
+    one, other = (c["learner"]["gradient_booster"]["model"]["trees"] for c in (text, binary))
+    assert [sorted(tree) for tree in one] == [sorted(tree) for tree in other]
+    for name in ("left_children", "split_indices", "categories", "categories_nodes"):
+        assert [tree[name] for tree in one] == [tree[name] for tree in other]
+    np.testing.assert_allclose(one[0]["split_conditions"], other[0]["split_conditions"], rtol=1e-5, atol=1e-6)
+
+
+def of_lightgbm(name: str, **fit: Any) -> Any:
+    y, options = OF_LIGHTGBM[name]
+    return lightgbm.LGBMClassifier(n_estimators=3, verbose=-1, n_jobs=1, **options).fit(X, y, **fit)
+
+
+@pytest.mark.parametrize("ending", ["json", "ubj"])
+@pytest.mark.parametrize("name", OF_XGBOOST)
+def test_what_xgboost_writes_is_read(name: str, ending: str, tmp_path: Path) -> None:
+    fitted, path = of_xgboost(name), tmp_path / f"model.{ending}"
+    fitted.save_model(path)
+    np.testing.assert_array_equal(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X))
+
+
+@pytest.mark.parametrize("name", OF_LIGHTGBM)
+def test_what_lightgbm_writes_is_read(name: str, tmp_path: Path) -> None:
+    fitted, path = of_lightgbm(name), tmp_path / "model.txt"
+    fitted.booster_.save_model(path)
+    np.testing.assert_allclose(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X), rtol=1e-12)
+
+
+def test_categories_of_lightgbm_are_read(tmp_path: Path) -> None:
+    fitted, path = of_lightgbm("plain", categorical_feature=[5]), tmp_path / "model.txt"
+    fitted.booster_.save_model(path)
+    assert re.search("^num_cat=[1-9]", path.read_text(), re.MULTILINE)
+    assert load_estimator(path).estimator.predict_proba(X).shape == (300, 2)
+
+
+def a_number(name: str, value: int) -> Callable[[Any], None]:
+    def change(learner: Any) -> None:
+        learner["gradient_booster"]["model"]["trees"][0][name][0] = value
+
+    return change
+
+
+def of_the_model(name: str, value: Any) -> Callable[[Any], None]:
+    def change(learner: Any) -> None:
+        learner["gradient_booster"]["model"][name] = value
+
+    return change
+
+
+MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {
+    "a child far away": a_number("left_children", 10**8),
+    "a child before the first": a_number("left_children", -7),
+    "a circle": a_number("left_children", 0),
+    "two parents": a_number("left_children", 2),
+    "a parent far away": a_number("parents", 10**8),
+    "a feature that there is not": a_number("split_indices", 9),
+    "a class that there is not": of_the_model("tree_info", [5, 5, 5]),
+    "rounds that there are not": of_the_model("iteration_indptr", [0, 1, 10**6, 3]),
+    "categories that there are not": a_number("split_type", 1),
+    "classes without trees": lambda learner: learner["learner_model_param"].update(num_class="100000000"),
+    "fewer features than it uses": lambda learner: learner["learner_model_param"].update(num_feature="1"),
+}
+
+
+@pytest.mark.parametrize("change", MADE_TO_CRASH)
+def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_path: Path) -> None:
+    content = json.loads(bytes(of_xgboost("plain").get_booster().save_raw("json")))
+    MADE_TO_CRASH[change](content["learner"])
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="made to do harm"):
+        load_estimator(path)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"learner":' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+        b'{"learner":1,"learner":2}',
+        b"{L" + (7).to_bytes(8, "big") + b"learner" + b"[" * 10**5,
+        b"{L" + (7).to_bytes(8, "big") + b"learner[$d#L" + (2**40).to_bytes(8, "big"),
+        b"{L" + (2**62).to_bytes(8, "big") + b"learner",
+        b"{L" + (7).to_bytes(8, "big"),
+    ],
+    ids=["deep", "twice", "deep UBJSON", "a long list", "a long name", "cut short"],
+)
+def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
+    with pytest.raises(InputError, match="made to do harm"):
+        check_xgboost(raw, "it")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        *(("left_child", value) for value in (10**8, -(10**8), 0)),
+        *(("split_feature", value) for value in (10**8, -5)),
+        *(("num_leaves", value) for value in (100_000, -1, 2 * 10**9)),
+        *(("num_cat", 100_000), ("decision_type", 1), ("is_linear", 1), ("max_feature_idx", -100)),
+        *(("num_class", 100_000), ("num_tree_per_iteration", 0), ("tree_sizes", 10**8)),
+    ],
+)
+def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int) -> None:
+    text = of_lightgbm("plain").booster_.model_to_string()
+    changed = re.sub(rf"^({line})=\S+", rf"\1={value}", text, count=1, flags=re.MULTILINE)
+    assert changed != text
+    for one in (changed, re.sub("^tree_sizes=.*\n", "", changed, flags=re.MULTILINE)):
+        if line != "tree_sizes" or "tree_sizes" in one:
+            with pytest.raises(InputError, match="made to do harm"):
+                check_lightgbm(one, "it")
+
+
+def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None:
+    skops = pytest.importorskip("skops.io")
+    path = tmp_path / "model.skops"
+    for fitted in (of_xgboost("plain"), of_lightgbm("plain")):
+        skops.dump(fitted, path)
+        np.testing.assert_allclose(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X))
+    text = fitted.booster_.model_to_string()
+    bad = re.sub(r"^left_child=\S+", "left_child=100000000", text, count=1, flags=re.MULTILINE)
+    assert bad != text
+    with zipfile.ZipFile(path) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    schema = held["schema.json"].decode()
+    start = schema.index("left_child=")
+    end = schema.index(" ", start)
+    held["schema.json"] = (schema[:start] + "left_child=100000000" + schema[end:]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, raw in held.items():
+            archive.writestr(name, raw)
+    with pytest.raises(InputError, match="made to do harm"):
+        load_estimator(path)
