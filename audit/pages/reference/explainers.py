@@ -77,6 +77,7 @@ def _picture(row: Row) -> str:
             return f"{found}\n\n*{side}: {shows}. A name without a bar was not released.*"
         photo = picture("photo", "The explained image", 215, "32%")
         kind = "a layer's map, added up over its channels, " if row.of == "layer" else ""
+        side = "The explained image, its native answer, and its hardened answer"
         return f"{photo} {found}\n\n*{side}: {kind}for {shows}. {_colours(row)}*"
     return "*No picture yet: `python docs/figures/make_pictures.py` draws it.*"
 
