@@ -96,10 +96,10 @@ class Column:
                 return np.asarray(numbers.astype(np.float32))
         places = {value: i for i, value in enumerate(self.categories)}
         texts = _texts(values, self.name)
-        if unknown := next((text for text in texts if text not in places), ""):
+        if unknown := [text for text in texts if text is not None and text not in places]:
             known = ", ".join(repr(value) for value in self.categories[:5])
             raise InputError(
-                f"column {self.name!r} holds {unknown!r:.40}, which has no code; expected one of {known}, ..."
+                f"column {self.name!r} holds {unknown[0]!r:.40}, which has no code; expected one of {known}, ..."
             )
         if None in texts and None not in places:
             raise InputError(f"column {self.name!r} has empty values, and had none when its codes were made; fill them")
@@ -238,6 +238,8 @@ def _column_of(entry: Mapping[str, Any]) -> Column:
         raise TypeError("a column's name is a text")
     if categories is not None and not (categories and all(c is None or isinstance(c, str) for c in categories)):
         raise TypeError(f"the categories of {name} are texts")
+    if categories is not None and len(set(categories)) != len(categories):
+        raise ValueError(f"a category of {name} stands twice, and has two codes")
     missing, least = (None if entry.get(key) is None else float(entry[key]) for key in ("missing", "least"))
     return Column(name, None if categories is None else tuple(categories), missing, least)
 

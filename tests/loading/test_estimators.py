@@ -323,3 +323,15 @@ def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Cal
     finally:
         tracemalloc.stop()
     assert identify_estimator(pack(b"text")) is None
+
+
+@pytest.mark.parametrize("asked", ["", "None", "cook"])
+def test_a_text_without_a_code_is_refused_an_empty_one_too(asked: str) -> None:
+    with pytest.raises(InputError, match="has no code"):
+        Columns.of(FRAME).encode(FRAME.assign(job=asked))
+
+
+def test_a_category_has_one_code() -> None:
+    text = Columns.of(FRAME).to_json()
+    with pytest.raises(InputError, match="stands twice"):
+        Columns.from_json(text.replace('"boss"', '"clerk"'))
