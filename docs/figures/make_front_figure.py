@@ -5,6 +5,7 @@
 Left, what the strongest judged attack finds in native and in hardened explanations; right, the same images explained
 both ways. It is the run of `safexplain demo`: with --run-dir, that of a demo which has been run already. front.json
 holds the numbers, from which README.md, the pages and docs/outputs/demo.txt are checked. front-narrow is for phones.
+Other verdicts on these digits would count as earlier uses: set SAFEXPLAIN_USES to a new file.
 """
 
 from __future__ import annotations
