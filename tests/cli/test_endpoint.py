@@ -232,9 +232,9 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: ["audit", "m.pt2", *a[1:]], "both the model m.pt2 and --endpoint are given"),
-        (lambda a: ["audit", *a[5:]], "what is audited is missing"),
-        (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "no --endpoint is given"),
+        (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
+        (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got none"),
+        (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "expected --endpoint URL, got none"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
         (lambda a: [*a, "--privacy", "p.json"], "--privacy is about the weights"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
@@ -253,4 +253,4 @@ def test_what_does_not_go_together_is_said(
 def test_tune_needs_a_model(cli: Cli) -> None:
     code, _, err = cli("tune", "--data", "data.npz")
     assert code == 2
-    assert "what is audited is missing" in err
+    assert "expected a MODEL file (or, for audit, --endpoint URL), got none" in err

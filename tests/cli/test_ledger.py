@@ -93,7 +93,7 @@ def test_an_export_has_every_charge(database, tmp_path, capfd):
 
 def test_looking_at_a_ledger_that_is_not_there_makes_none(tmp_path, capfd):
     assert run("show", tmp_path / "none.db") == 2
-    assert f"there is no ledger at {tmp_path}/none.db" in capfd.readouterr().err
+    assert f"expected a ledger at {tmp_path}/none.db, got no such file" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

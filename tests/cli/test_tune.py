@@ -24,7 +24,8 @@ from torch import nn
 from safexplain import HardenedIG, Hardening
 from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
-from safexplain.cli import _run, tune
+from safexplain.cli import _run
+from safexplain.cli.run import tune
 from safexplain.loading.models.load import load_model
 from safexplain.tune import Point, Study, Tuned
 from safexplain.verdict.evidence import EXIT_CODES

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain import _digest as identity
 from safexplain._digest import OPAQUE_DIGEST, model_digest, modules_of
+from safexplain._digest import digests as identity
 from safexplain.errors import OpaqueModelWarning
 
 

@@ -133,7 +133,7 @@ def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
     found = run(endpoint(service, **form(service, world)))
     released, known = found.signals["endpoint"].values, of_model.signals["custom"].values
     for name in ("l1", "l2", "variance", "mean", "positive", "label", "kept@3", "shares@3"):
-        np.testing.assert_allclose(released[name], known[name], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(released[name], known[name], atol=1e-5, err_msg=name)  # floating point, by processor
     assert not {n for n in released if n.split("@")[0] in ("loss", "margin", "prediction")}  # which it did not release
     assert found.verdict == of_model.verdict
     by_name = {(a.attack, a.signal): a.auc for a in of_model.result.attacks if a.level == 1}
