@@ -78,6 +78,19 @@ def default_path() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "safexplain" / "uses.sqlite"
 
 
+@contextmanager
+def counted_in(path: Path) -> Iterator[None]:
+    """Count in this file meanwhile, in the whole process, unless $SAFEXPLAIN_USES names another."""
+    if os.environ.get(VARIABLE):
+        yield
+        return
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+
+
 @dataclass(frozen=True)
 class Uses:
     """Counts verdicts on the same examples.

@@ -19,15 +19,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from safexplain.audit import Recipe, Signals
+from safexplain.audit import Recipe, Signals, holdout_uses
 from safexplain.audit.references.training import train_one
+from safexplain.cli import _run
 from safexplain.cli.audit import audit_command
 from safexplain.cli.options import Question
 from safexplain.cli.run import demo
 from safexplain.cli.run.classifiers import check_public
 from safexplain.cli.run.question import parse_hardening, parse_methods
 from safexplain.cli.tune import tune_command
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
@@ -586,3 +587,22 @@ def test_the_demo_shows_a_leak_and_takes_it_away(
     assert code == 0
     for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
         assert (tmp_path / "demo" / name).stat().st_size > 1000
+
+
+def test_the_demo_counts_its_uses_apart_from_other_audits_of_the_same_digits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted: list[Path] = []
+
+    def run_demo(cache: Path, **options: object) -> None:
+        counted.append(holdout_uses.default_path())
+        raise InputError("stop here")
+
+    monkeypatch.setattr("safexplain.cli.run.demo.run_demo", run_demo)
+    for named, expected in ((None, tmp_path / "run" / "uses.sqlite"), ("elsewhere.sqlite", Path("elsewhere.sqlite"))):
+        monkeypatch.delenv(holdout_uses.VARIABLE, raising=False)
+        if named:
+            monkeypatch.setenv(holdout_uses.VARIABLE, named)
+        assert _run(["demo", "--run-dir", str(tmp_path / "run"), *(["--resume"] if counted else [])]) == 2
+        assert counted[-1] == expected
+        assert os.environ.get(holdout_uses.VARIABLE) == named
