@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,16 @@ def destination(options: argparse.Namespace) -> Path:
     return options.cache / f"{options.name}.quick.json" if options.quick else RESULTS / f"{options.name}.json"
 
 
+def module_at(path: Path) -> ModuleType:
+    """A Python file that is in no package, run and given as a module of its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arrays of NAME.npz and what to record about the file; read by the folder's own load_data.py when there.
 
@@ -66,10 +77,8 @@ def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any],
     if not path.is_file():
         raise Unusable(f"{name}.npz is not in {folder}; give its folder with --data DIR or SAFEXPLAIN_DATA")
     reader = folder / "load_data.py"
-    if reader.is_file() and (spec := importlib.util.spec_from_file_location("load_data", reader)) and spec.loader:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        arrays = module.load(name)
+    if reader.is_file():
+        arrays = module_at(reader).load(name)
     else:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -16,6 +15,7 @@ from types import ModuleType
 import pytest
 import typer
 
+from audit.shared.run import module_at
 from safexplain.audit import Recipe
 from safexplain.cli import app
 from safexplain.cli.run.canary_config import Data, Options, Promise, Training
@@ -196,12 +196,7 @@ def test_figures_are_small_and_come_for_both_schemes() -> None:
 
 
 def make_outputs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_outputs", DOCS / "outputs" / "make_outputs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(DOCS / "outputs" / "make_outputs.py")
 
 
 def test_the_readme_is_read_in_a_few_minutes_and_shows_the_audit_as_it_was_printed() -> None:

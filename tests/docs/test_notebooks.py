@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from audit.shared.run import module_at
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "docs" / "notebooks"
@@ -15,12 +16,7 @@ NUMBER = r"[-+]?\d+(?:\.\d+)?"
 
 
 def render() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("render", NOTEBOOKS / "render.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(NOTEBOOKS / "render.py")
 
 
 SOURCES = sorted(path for path in NOTEBOOKS.glob("*.py") if path.name != "render.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import pytest
 from captum import attr
 
 from audit.pages.reference import attacks, explainers, mechanisms, parts, sections, thumbnails
+from audit.shared.run import module_at
 from safexplain.audit import attacks as public_attacks
 from safexplain.explain import CATALOG
 from safexplain.explain.row import Row
@@ -38,12 +38,7 @@ def prose(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(DOCS / "hooks.py")
 
 
 @pytest.mark.parametrize("name", CATALOG)

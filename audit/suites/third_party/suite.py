@@ -18,7 +18,6 @@ apart without a model is checked by the blind baseline, also by a larger one, fi
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import time
 import warnings
 from argparse import Namespace
@@ -43,7 +42,19 @@ from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls.differences import blind_baseline
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written
-from ...shared.run import Parts, Progress, Unusable, destination, load, parser, provenance, rounded, table, write_json
+from ...shared.run import (
+    Parts,
+    Progress,
+    Unusable,
+    destination,
+    load,
+    module_at,
+    parser,
+    provenance,
+    rounded,
+    table,
+    write_json,
+)
 from ..attack_table.suite import RANKS, accuracy, hardening_of, release, resnet8
 
 Floats = NDArray[np.floating[Any]]
@@ -162,11 +173,7 @@ def third_party(folder: Path, names: Sequence[str]) -> tuple[dict[str, nn.Module
     path = weights / "nets.py"
     if missing := [p.name for p in (path, *(weights / f"{n}.npz" for n in names)) if not p.is_file()]:
         raise Unusable(f"{', '.join(missing)} not found in {weights}; give the data folder with --data DIR")
-    spec = importlib.util.spec_from_file_location("nets", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(path)
     digests = {n: hashlib.sha256((weights / f"{n}.npz").read_bytes()).hexdigest() for n in names}
     return {n: module.load(n)[0].eval() for n in names}, digests
 

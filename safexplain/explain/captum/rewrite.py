@@ -8,7 +8,6 @@ own. It follows the calls by symbolic tracing (torch.fx), so the network must ca
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -278,7 +277,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
-    return bool(operator.eq(one, other))
+    return bool(one == other)
 
 
 def _examples(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | None) -> Iterator[tuple[Tensor, ...]]:

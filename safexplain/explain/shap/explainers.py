@@ -131,7 +131,7 @@ class HardenedShap(OfTables):
         options = self._told_apart(options, interactions)
         native, rows, y = self._asked(X), _numbers(X, self._rows), options.get("y")
         self._check_width(rows)
-        raw = self._run(native if not self._plain(native) else self._hashed(rows), options, interactions)
+        raw = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options, interactions)
         inner = 3 if interactions else 2
         outputs = [raw] if raw.ndim == inner else [raw[..., j] for j in range(raw.shape[-1])]
         asked = (torch.from_numpy(rows), *([] if y is None else [torch.from_numpy(_column(y, len(rows)))]))
@@ -178,9 +178,6 @@ class HardenedShap(OfTables):
     def _names(self) -> list[str] | None:
         names = getattr(self._explainer, "data_feature_names", None)
         return None if names is None else [str(name) for name in names]
-
-    def _plain(self, X: Any) -> bool:
-        return isinstance(X, np.ndarray)
 
     def _asked(self, X: Any) -> Any:
         """What the native explainer is given: numbers, or a data frame with categories as it is."""
