@@ -57,6 +57,7 @@ def certify(
     force: bool = False,
     seed: int = 0,
     exposed: int = 0,
+    scorers: dict[int, Scorer] | None = None,
     progress: Progress = silent,
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
@@ -78,6 +79,8 @@ def certify(
         force: certify although the examples were used for other configurations; the certificate says so.
         seed: of ties, of the controls and of attacks that learn.
         exposed: how many of the members that are found most surely are listed, for the owner of the data.
+        scorers: target -> scorer of another release of the same models to the same queries: what it found without an
+            explanation is not computed again. Those of this release are put in its place.
         progress: told after each attack.
 
     Returns:
@@ -105,7 +108,8 @@ def certify(
     counted = uses if split == "certification" and not policy.uncounted else None
     if counted is not None:
         counted.check()
-    one = _Judge(signals, policy, rows, splits, split, seed, exposed, copies, progress)
+    scorers = {} if scorers is None else scorers
+    one = _Judge(signals, policy, rows, splits, split, seed, exposed, copies, scorers, progress)
     for target in signals.targets:
         one.check(target)
     found = [one.judge(target) for target in signals.targets]
@@ -144,6 +148,7 @@ class _Judge:
     seed: int
     exposed: int
     copies: Control
+    scorers: dict[int, Scorer]
     progress: Progress
 
     @property
@@ -172,7 +177,11 @@ class _Judge:
 
         null, kind = self._null(target)
         training = self.splits.training
-        scorer = Scorer(signals, rows, target=target, training=training, seed=self.seed, also=null, progress=told)
+        known = self.scorers.get(target)
+        scorer = Scorer(
+            signals, rows, target=target, training=training, seed=self.seed, also=null, known=known, progress=told
+        )
+        self.scorers[target] = scorer
         scores = [s[scored] for s in scorer.scores(target)]
         orders = [by_score(s, self.seed) for s in scores]
         references = signals.references(target)

@@ -23,7 +23,6 @@ from safexplain._files import made_folder
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.queries import (
-    PATIENCE,
     Dither,
     Explain,
     Labels,
@@ -54,6 +53,7 @@ from safexplain.audit.storage.maps import MapFiles, Records, StoredMaps, packed,
 from safexplain.audit.storage.pieces import LARGEST_MAPS, Explained, ExplainedStore
 from safexplain.errors import InputError, RefusedError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
+from safexplain.verdict.policy import PATIENCE
 
 
 def _l1(a: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str
 CLASS_SUMMARIES = ("l1", "l2", "mean")
 """What is kept of the explanation of each of several classes."""
 
-DITHERS_OF_REFERENCES = 4
-"""Dithered queries that reference models explain: without noise, more of them tell the attacker little more."""
+DITHERS_WITHOUT_NOISE = 4
+"""Dithered queries that are explained of a release without noise: more of them tell the attacker little more."""
 
 
 def collect_signals(
@@ -157,9 +157,11 @@ def collect_signals(
     What is explained is always the class that the model predicts for the plain query, which favours the attacker: the
     answers to an example's queries are then all about one thing. Where the service decides (`own_class`), it is the
     class predicted for each query: averaged are the maps of those queries that kept the label of the plain one, and
-    where none did, the average is the plain map. Targets and null models answer every query through what is released.
-    All other models stand for the attacker's own, which cost him little and of which he need not average noise away:
-    they explain the first four dithered queries `without_noise`.
+    where none did, the average is the plain map.
+
+    Of the dithered queries, all models explain the first four, of which more tell little more. Where the release has
+    noise, which falls away over many (`without_noise` is given), targets and null models answer every query through
+    what is released, and the other models, which stand for the attacker's own, explain four `without_noise`.
 
     Explanations of several explainers that are released together are put side by side: the maps one after the other,
     and each summary as a vector (m, n, k).
@@ -170,9 +172,9 @@ def collect_signals(
         explain: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
             None: nothing is explained, and what is predicted is all that is kept.
         patience: how often is asked about each example; the plain query is always among them.
-        dither: how queries differ; None: `Dither()`. See `choose_dither`.
+        dither: how queries differ; None: `Dither()`.
         without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
-            a model. None: by `explain`.
+            a model. None: the release has no noise.
         predictions: of the same models for the same queries, where they were asked already; None: they are asked.
         labels: "own", or "foreign" where the population's labels are classes of another task than the models', see
             `predict`; they are the slice "class" in both cases. Of predictions that are given it must be what these
@@ -251,7 +253,7 @@ def collect_signals(
             x=population.x,
             queries=queries,
             levels=levels,
-            dithers=most if i in released else min(most, DITHERS_OF_REFERENCES),
+            dithers=most if without_noise is not None and i in released else min(most, DITHERS_WITHOUT_NOISE),
             classes=tuple(several or ()),
             own_class=own_class,
             batch_size=batch_size,

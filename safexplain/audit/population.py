@@ -10,7 +10,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from safexplain.audit.signals import hash_examples
+from safexplain.audit.splits import spread
 from safexplain.errors import InputError
+
+SAMPLING = np.uint64(0x5C02ED)
+"""Makes the order in which examples are scored another than that of `Splits`, which goes by the same hashes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +74,44 @@ class Population:
         return int(self.y.max()) + 1
 
     def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
-        """Membership of `models` models, (models, n) bool: independent fair coin flips, one for each group."""
+        """Membership of `models` models, (models, n) bool: fair coin flips, one for each group, in complementary pairs.
+
+        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on what model 2k is not. So every example
+        is a member of half of any even number of models, and more models begin with those of fewer. A model's own
+        membership follows from its partner's: who attacks one leaves the other out (`Signals.references`).
+        """
         units, unit = (len(self), None) if self.groups is None else _units(self.groups)
-        heads = np.random.default_rng([seed, 0xF11B]).random((models, units)) < 0.5
-        return heads if unit is None else heads[:, unit]
+        heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5
+        paired = np.stack([heads, ~heads], axis=1).reshape(-1, units)[:models]
+        return paired if unit is None else paired[:, unit]
+
+    def part(self, rows: NDArray[np.int64]) -> Population:
+        """Some of the examples, with their groups."""
+        at = torch.from_numpy(rows)
+        return Population(self.x[at], self.y[at], None if self.groups is None else self.groups[rows])
+
+    def sample(self, member: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
+        """Which examples are scored where fewer than all are: (k,) indices in increasing order.
+
+        Half of them are members, or as many as there are; examples of one group stay together. The draw is at random by
+        the examples' contents alone, so that no seed and no order gives another, and more examples contain those of
+        fewer.
+
+        Args:
+            member: (n,) bool, of the target.
+            number: examples, to the nearest group.
+        """
+        hashes = spread(hash_examples(self.x.cpu().numpy()) ^ SAMPLING)
+        units, unit = (len(self), np.arange(len(self))) if self.groups is None else _units(self.groups)
+        smallest = np.full(units, np.iinfo(np.uint64).max, dtype=np.uint64)
+        np.minimum.at(smallest, unit, hashes)
+        place, inside = smallest[unit], int(member.sum())
+        members = min(inside, max(number // 2, number - (len(self) - inside)))
+        chosen = np.zeros(units, dtype=bool)
+        for side, most in ((member, members), (~member, number - members)):
+            here = np.flatnonzero(side)
+            chosen[unit[here[np.argsort(place[here], kind="stable")[:most]]]] = True
+        return np.flatnonzero(chosen[unit])
 
     def draw(self, models: int, members: int, *, seed: int) -> NDArray[np.bool_]:
         """Membership of `models` models with as many members each, (models, n) bool: uniformly random subsets.

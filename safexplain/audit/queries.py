@@ -3,7 +3,7 @@
 Noise that is a function of the query falls away over queries that differ, wherever the answer hardly changes between
 them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered by the
 same draws for all models (`Dither`). What models predict for them is asked once (`predict`), for whatever is released
-beside it; how queries differ is chosen on reference models alone (`choose_dither`).
+beside it.
 
 The pool's labels may be classes of another task, as those of data that a model was pre-trained on before it was
 fine-tuned: then no label is compared with the outputs, and the prediction of every class is kept.
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from safexplain._digest import code_digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole, keep_number
-from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Tick
 from safexplain.audit.references.batches import padding, shift_and_flip
@@ -41,7 +40,7 @@ from safexplain.audit.references.shadows import Shadows
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import at_level
-from safexplain.verdict.stats import roc
+from safexplain.verdict.policy import PATIENCE
 
 Kind = Literal["multiplicative", "additive", "crop-flip"]
 Labels = Literal["own", "foreign"]
@@ -52,9 +51,6 @@ Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
 """explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several of them, one
 of each explainer, which are released together."""
 
-PATIENCE = (1, 5, 200)
-"""How often is asked where nothing else is said; the same as in `Policy`."""
-
 MOST_CLASSES = 32
 """Of models with more classes, how often each label came is not kept."""
 
@@ -63,6 +59,10 @@ MOST_KEPT = 16
 
 BLOCK = 64
 """Examples that share a random generator."""
+
+MOST_ROWS, MOST_ASKED = 8_192, 2**20
+"""Rows in one forward pass for labels, and numbers in these rows, at most: the passes of tables and small networks cost
+mostly the call, those of images what they compute."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,6 @@ class Dither:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)
-
-
-CANDIDATES = (
-    Dither("multiplicative", 0.1),
-    Dither("multiplicative", 0.3),
-    Dither("additive", 0.05),
-    Dither("additive", 0.1),
-    Dither("additive", 0.2),
-)
-"""What `choose_dither` tries; and crops and flips, where labels are foreign and examples are images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +280,7 @@ def predict(
         dither: how queries differ; None: `Dither()`.
         labels: "own": the population's labels are outputs of the models; "foreign": they are of another task, and not
             looked at.
-        batch_size: queries in one call of a model, at most.
+        batch_size: examples that are looked at together; a call of a model asks several queries about each.
         executor: sends groups of models elsewhere, see `collect_signals`. None: this process.
         progress: told after each call, of all queries.
 
@@ -323,7 +313,8 @@ def predict(
             classes = sums.outputs.classes
         done += len(part) * m
         progress("labels", done, total)
-        for first, after in _runs(levels, max(1, batch_size // len(part))):
+        rows = max(batch_size, min(MOST_ROWS, MOST_ASKED // max(1, population.x[0].numel())))
+        for first, after in _runs(levels, max(1, rows // len(part))):
             x = torch.cat([queries(part, number) for number in range(first, after)])
             for i, (model, sums) in enumerate(zip(shadows.models, asked, strict=True)):
                 sums.add(model, x.to(sums.label.device), after - first)
@@ -508,125 +499,3 @@ def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
             after = min(first + most, level)
             yield first, after
             first = after
-
-
-# ------------------------------------------------------------------------------------------------ choosing how to ask
-
-FEWEST_TO_CHOOSE = 4
-"""Reference models with fewer of which nothing is chosen."""
-
-MOST_TO_CHOOSE, PLAYED, TRIED, EXAMPLES = 12, 4, 10, 400
-"""Reference models that are looked at to choose, how many of them play the target, queries of each candidate about each
-example, and examples."""
-
-
-class References(NamedTuple):
-    """Reference models of a population, without the target, and indices of examples to look at."""
-
-    shadows: Shadows
-    population: Population
-    rows: NDArray[np.int64]
-
-
-def choose_dither(
-    pools: Sequence[References],
-    explain: Explain | None,
-    *,
-    candidates: Sequence[Dither] | None = None,
-    labels: Labels = "own",
-    predictions: bool = False,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> tuple[Dither, dict[str, float]]:
-    """The candidate by whose queries reference models are told best, of whom each plays the target in turn.
-
-    Compared is the AUC of a logistic regression on two log likelihood ratios, of the share of ten queries that kept
-    the label and of the map averaged over them. Where labels are foreign and predictions are released there is a third,
-    of the predictions averaged over them. Nothing about the target is used.
-
-    Args:
-        pools: reference models, and examples of which at most 400 in all are looked at, drawn at random.
-        explain: what is released, without its noise; None: no map is.
-        candidates: kinds and amplitudes; their seeds are replaced. None: `CANDIDATES`, and where labels are foreign and
-            all examples are images that can be cropped, crops and flips too.
-        labels: see `predict`.
-        predictions: whether they are released.
-        seed: of the draws of what is chosen.
-        progress: told after each candidate.
-
-    Returns:
-        The best, and the AUC of each by name; `Dither()` and nothing where a pool has fewer than 4 models.
-
-    Raises:
-        InputError: outputs of a model, or its explanations, cannot be used.
-    """
-    check_labels(labels)
-    if candidates is None:
-        crops = labels == "foreign" and all(can_crop(p.population) for p in pools)
-        candidates = (*CANDIDATES, *([Dither("crop-flip")] if crops else []))
-    if not pools or min(len(p.shadows.models) for p in pools) < FEWEST_TO_CHOOSE:
-        return Dither(seed=seed), {}
-    draw = np.random.default_rng([seed, 0xC4005E])
-    most = max(1, EXAMPLES // len(pools))
-    few = [p._replace(rows=np.sort(draw.permutation(p.rows)[:most])) for p in pools]
-    found: dict[str, float] = {}
-    best = candidates[0]
-    for done, candidate in enumerate(candidates):
-        parts = [_told(pool, candidate, explain, labels, predictions) for pool in few]
-        features, member = (np.concatenate(each) for each in zip(*parts, strict=True))
-        auc = _separable(features, member)
-        if auc > max(found.values(), default=-1.0):
-            best = candidate
-        found[candidate.kind if candidate.kind == "crop-flip" else f"{candidate.kind} {candidate.amplitude:g}"] = auc
-        progress("choosing how to ask", done + 1, len(candidates))
-    return Dither(best.kind, best.amplitude, seed), found
-
-
-def _told(
-    pool: References, dither: Dither, explain: Explain | None, labels: Labels, predictions: bool
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Log ratios of what is averaged, (played * rows, 2 or 3), and who was a member of the one played."""
-    queries, rows = Queries.of(pool.population, dither), torch.from_numpy(pool.rows)
-    x, y = pool.population.x[rows], pool.population.y[rows]
-    asked = [queries(pool.rows, number) for number in range(TRIED)]
-    models = pool.shadows.models[:MOST_TO_CHOOSE]
-    averaged: list[list[NDArray[np.float64]]] = []
-    for model in models:
-        to = device_of(model)
-        sums, _ = _Asked.plainly(model, x.to(to), y.to(to) if labels == "own" else None)
-        total = None
-        for query in asked:
-            sums.add(model, query.to(to), 1)
-            if explain is not None:
-                found = joined(explain(model, query.to(to), sums.label)).double()
-                total = found if total is None else total.add_(found)
-        means = sums.means(TRIED)
-        seen = [means["kept"], *([] if total is None else [total / TRIED])]
-        if predictions and labels == "foreign":
-            seen.append(means["prediction"])
-        averaged.append([one.cpu().numpy() for one in seen])
-    member = pool.shadows.membership[: len(models), pool.rows]
-    ratio, features = LikelihoodRatio("identity"), []
-    for t in range(min(PLAYED, len(models))):
-        others = [i for i in range(len(models)) if i != t]
-        by = [ratio(np.array(v)[t], np.array(v)[others], member[others]) for v in zip(*averaged, strict=True)]
-        features.append(np.stack(by, axis=1))
-    return np.concatenate(features), member[: len(features)].reshape(-1)
-
-
-def joined(answer: Answer) -> Tensor:
-    """(batch, d): the maps that are released together, flattened and side by side."""
-    maps = [answer] if isinstance(answer, Tensor) else list(answer)
-    return torch.cat([a.detach().reshape(len(a), -1) for a in maps], dim=1)
-
-
-def _separable(features: NDArray[np.float64], member: NDArray[np.bool_]) -> float:
-    """AUC of a logistic regression on the examples that it was fitted to; few features leave it little to overfit."""
-    from sklearn.linear_model import LogisticRegression
-
-    if member.all() or not member.any():
-        return 0.5
-    clipped = np.clip(features, *np.quantile(features, (0.005, 0.995), axis=0))
-    spread = clipped.std(0)
-    scaled = (clipped - clipped.mean(0)) / np.where(spread > 0, spread, 1.0)
-    return float(roc(LogisticRegression().fit(scaled, member).decision_function(scaled), member).auc)

@@ -34,7 +34,7 @@ from safexplain.verdict.thresholds import (
 )
 
 Maps = NDArray[np.floating[Any]]
-Kind = Literal["native", "alone", "removed", "other"]
+Kind = Literal["native", "alone", "removed"]
 Property = Literal["norm", "signs", "magnitudes", "ranks", "sparsity", "strongest", ""]
 
 CONFIDENCE = 0.95
@@ -70,7 +70,7 @@ class Ablation:
         tpr, tpr_low, tpr_high: share of the members found at the false-positive rate, and bounds that hold with the
             threshold's own uncertainty (see `thresholds`), 95 % together.
         fpr: that rate.
-        kind: the native map as it is, one property alone, one removed, or another output of the model explained.
+        kind: the native map as it is, one property alone, or one removed.
         of: which property.
     """
 
@@ -199,11 +199,7 @@ def sentence(ablations: Sequence[Ablation]) -> str:
         p: max((a for a in alone if a.of == p), key=lambda a: a.auc) for p in NOUNS if any(a.of == p for a in alone)
     }
     lost = {a.of: a for a in ablations if a.kind == "removed"}
-    text = _carrier(native, kept, lost)
-    other = max((a for a in ablations if a.kind == "other"), key=lambda a: a.auc, default=None)
-    if other is not None:
-        text += f" With the {other.name.partition(':')[0]} explained instead, the AUC is {other.auc:.2f}."
-    return text
+    return _carrier(native, kept, lost)
 
 
 def _carrier(native: Ablation, kept: dict[Property, Ablation], lost: dict[Property, Ablation]) -> str:
@@ -294,8 +290,6 @@ def root_cause(
     target: NDArray[np.int64] | None = None,
     seed: int = 0,
     fpr: float = 0.01,
-    other_output: Signals | None = None,
-    other_name: str = "logit",
     progress: Progress = silent,
 ) -> tuple[Ablation, ...]:
     """Attack the native maps, and versions of them with one property alone or without it.
@@ -306,15 +300,13 @@ def root_cause(
         target: (n,) which model each example is looked at with; default one of the targets, drawn from the seed.
         seed: of that, and of the draw where there are more than `MOST_NUMBERS` numbers.
         fpr: false-positive rate at which members are counted.
-        other_output: the native release of another output of the same models on the same examples.
-        other_name: what that output is called.
         progress: told after each version.
 
     Returns:
         One row a version; empty where there are fewer than two reference models.
 
     Raises:
-        InputError: the rows hold only members or only non-members, or the other signals have another membership.
+        InputError: the rows hold only members or only non-members.
     """
     if len(signals.models) < 3:
         return ()
@@ -323,20 +315,11 @@ def root_cause(
     member = signals.membership[target, np.arange(len(signals))][chosen]
     if member.all() or not member.any():
         raise InputError(f"the rows hold {int(member.sum())} members and {int((~member).sum())} non-members; need both")
-    found = [(signals, v) for v in _possible(signals, VERSIONS)]
-    if other_output is not None:
-        if not np.array_equal(other_output.membership, signals.membership):
-            raise InputError("the other output must come from the same models and examples; its membership differs")
-        pair = (
-            Version(f"{other_name}: {v.name}", f"{v.says}, of the {other_name}", "other", "", v.make, v.scalar)
-            for v in VERSIONS
-            if v.kind == "native"
-        )
-        found += [(other_output, v) for v in _possible(other_output, pair)]
+    found = _possible(signals, VERSIONS)
     top = None if signals.attributions is None else _strongest(signals, signals.attributions, target, chosen)
     out = []
-    for i, (source, version) in enumerate(found):
-        scores = _scores(source, version, target, chosen, top)
+    for i, version in enumerate(found):
+        scores = _scores(signals, version, target, chosen, top)
         out.append(_measured(version, scores, member, fpr, seed))
         progress("root cause", i + 1, len(found))
     return tuple(out)

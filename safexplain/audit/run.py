@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import Progress, named, silent
-from safexplain._validate import check_number
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
+from safexplain._validate import check_number, check_whole
+from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
@@ -35,7 +35,7 @@ from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Explain, Labels, Predictions, References, choose_dither, predict
+from safexplain.audit.queries import Dither, Explain, Labels, Predictions, can_crop, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.executors import Executor, check_executor, present
@@ -46,7 +46,7 @@ from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
-from safexplain.audit.splits import Splits, refuse_copies
+from safexplain.audit.splits import refuse_copies
 from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
 from safexplain.audit.utility import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError, SafexplainError
@@ -58,6 +58,7 @@ from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Policy
+from safexplain.verdict.power import examples_needed
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
 
@@ -67,17 +68,14 @@ Output = Literal["probability", "logit"]
 SubjectData = Literal["training", "pre-training", "fine-tuning"]
 """Whose membership is attacked."""
 
-FEWEST_REFERENCES = 4
-"""Fewer reference models leave many examples without one on each side."""
+FEWEST_REFERENCES = 2
+"""A pair of reference models: each example is a member of one of them."""
 
-ENOUGH_REFERENCES = 16
+ENOUGH_REFERENCES = 8
 """From here on, more reference models strengthen the likelihood ratio slowly."""
 
 LOOKED_AT = 64
 """Examples on which it is seen whether a model returns probabilities."""
-
-FEWEST_SPARE = 100
-"""Examples a pool that certify nothing and on which it is chosen how to ask; with fewer, all are drawn from."""
 
 SAMPLED = 256
 """Examples whose explanations are looked at before all others, for what cannot be right and for faithfulness."""
@@ -116,7 +114,9 @@ class AuditOptions:
 
     Args:
         dither: how the queries of a patient attacker differ from each other; how many there are is the policy's. None:
-            chosen on reference models.
+            `Dither()`, or crops and flips of images whose labels are foreign.
+        scored: how many examples are scored, drawn at random (`Population.sample`); reference models train on all.
+            None: as many as the policy needs (`verdict.power.examples_needed`).
         accuracy: of the target on examples that it was not trained on, as its owner measured it. Where it is surely
             lower on the non-members here, the data are not what it was trained on, and nothing is certified.
         classes: that are explained of every example beside the predicted one: what a client sees who may choose.
@@ -142,10 +142,11 @@ class AuditOptions:
             where they are kept; else nothing is taken up, and such maps lie among temporary files.
 
     Raises:
-        ConfigurationError: `subject_data` is none of the three, or `accuracy` is no share.
+        ConfigurationError: `subject_data` is none of the three, `accuracy` is no share, or `scored` no whole number.
     """
 
     dither: Dither | None = None
+    scored: int | None = None
     accuracy: float | None = None
     classes: tuple[int, ...] = ()
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -169,6 +170,8 @@ class AuditOptions:
                 f"subject_data is one of {', '.join(get_args(SubjectData))}; got {self.subject_data!r}"
             )
 
+        if self.scored is not None:
+            check_whole("scored", self.scored, 2)
         if self.accuracy is not None:
             object.__setattr__(self, "accuracy", check_number("accuracy", self.accuracy))
             if not 0 < self.accuracy <= 1:
@@ -185,7 +188,7 @@ class Pool:
     """A population and the models over it, the target first.
 
     Args:
-        population: the examples.
+        population: the examples that are scored.
         shadows: models and membership; model 0 is the target.
         untrained: a model like the target before training, for the null control where references are few.
         slices: name -> (n,), see `AuditOptions`.
@@ -229,7 +232,7 @@ def audit(
     output: Output = "probability",
     arguments: Mapping[str, Any] | None = None,
     build: Build | None = None,
-    references: int = 16,
+    references: int = 8,
     shadows: Shadows | None = None,
     policy: Policy | None = None,
     options: AuditOptions | None = None,
@@ -268,13 +271,14 @@ def audit(
             the model returns ("logit").
         arguments: of `attribute`, the same for every query; of several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
-        references: how many reference models are trained; 0, or at least 4.
+        references: how many reference models are trained, best an even number; 0, or at least 2.
         shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
             private training, for example. To attack the membership of pre-training data
             (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
             of `fine_tune`.
-        policy: what counts as a leak; default `Policy()`. Where it says that predictions alone are released, these are
-            judged, and nothing is explained.
+        policy: what counts as a leak; default `Policy()`, whose patience is raised where the hardening has noise
+            (`Policy.patient`). Where it says that predictions alone are released, these are judged, and nothing is
+            explained.
         options: what few need to say.
         seed: of everything random, noise keys included.
         cache: where finished reference models are kept, so that an interrupted audit can be taken up.
@@ -303,6 +307,7 @@ def audit(
         build=build,
         references=references,
         shadows=shadows,
+        policy=policy,
         options=options,
         seed=seed,
         cache=cache,
@@ -332,8 +337,9 @@ def prepare(
     *,
     member: NDArray[np.bool_],
     build: Build | None = None,
-    references: int = 16,
+    references: int = 8,
     shadows: Shadows | None = None,
+    policy: Policy | None = None,
     options: AuditOptions | None = None,
     seed: int = 0,
     cache: ModelCache | str | Path | None = None,
@@ -351,6 +357,7 @@ def prepare(
         build: likewise.
         references: likewise.
         shadows: likewise.
+        policy: likewise; says how many examples are scored.
         options: likewise.
         seed: likewise.
         cache: likewise.
@@ -359,8 +366,8 @@ def prepare(
         progress: likewise.
 
     Returns:
-        The models over their population, the target first, and the options with title, subject and notes, both for
-        `audit_pools`.
+        The models over the examples that are scored, the target first, and the options with title, subject and notes,
+        both for `audit_pools`.
 
     Raises:
         InputError, ConfigurationError: as `audit`.
@@ -408,19 +415,35 @@ def prepare(
     if isinstance(recipe, Recipe) and number:
         notes += [note for note in (recipe.caveat(target), recipe.privacy_note(options.privacy)) if note]
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
+    rows = scored_rows(population, member, policy or Policy(), options)
+    if len(rows) < len(population):
+        notes.append(
+            f"{len(rows):,} of {len(population):,} examples were scored, drawn at random before anything was seen;"
+            " reference models were trained on halves of all."
+        )
+        population, shadows = population.part(rows), replace(shadows, membership=shadows.membership[:, rows])
+    slices = {name: np.asarray(values)[rows] for name, values in options.slices.items()}
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and build is not None:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             untrained = build(seed).to(place).eval()
     if isinstance(target, Endpoint):
-        return Pool(population, shadows, untrained, options.slices), replace(
+        return Pool(population, shadows, untrained, slices), replace(
             options, title=options.title or target.url, notes=tuple(notes)
         )
     title = options.title or type(model).__name__
     subject = options.subject or {title: {MODEL_DIGEST: model_digest(target).hex()}}
-    pool = Pool(population, shadows, untrained, options.slices)
+    pool = Pool(population, shadows, untrained, slices)
     return pool, replace(options, title=title, subject=subject, notes=tuple(notes))
+
+
+def scored_rows(
+    population: Population, member: NDArray[np.bool_], policy: Policy, options: AuditOptions
+) -> NDArray[np.int64]:
+    """Indices of the examples that are scored."""
+    number = options.scored or examples_needed(policy)
+    return np.arange(len(population)) if number >= len(population) else population.sample(member, number)
 
 
 def audit_pools(
@@ -457,7 +480,7 @@ def audit_pools(
         ConfigurationError: an unknown output.
     """
     check_executor(executor)
-    options, policy = options or AuditOptions(), policy or Policy()
+    options, policy = options or AuditOptions(), (policy or Policy()).patient(noise=hardening.noise is not None)
     alone = policy.release == "prediction"
     if alone:  # no explanation is released that could be hardened
         hardening = hardening.none()
@@ -473,7 +496,7 @@ def audit_pools(
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
     if isinstance(recipe, Recipe):
         way = replace(way, private=(True if options.privacy else None, recipe.dp is not None))
-    notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
+    notes, copies = list(options.notes), len(policy.patience) + (not (endpoint or hardening.is_none))
     features, store = population.x[0].numel() * len(methods), ExplainedStore.of(None if endpoint else options.store)
     whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
     implied, why_not = _implied(options, policy, pools)
@@ -491,7 +514,8 @@ def audit_pools(
             f"The maps of all models were attacked on disk, {size:.3g} GiB of 16 bits a number; they are not in"
             " signals.npz, so that attacks on whole maps cannot be repeated from it."
         )
-    dither, chosen = way.dither(pools, hardening)
+    crops = options.labels == "foreign" and can_crop(population)
+    dither = options.dither or Dither("crop-flip" if crops else "multiplicative", seed=seed)
     if endpoint:
         told = endpoint.ask(population, policy.patience, dither, progress)
         notes = [endpoint.told, *notes, *told]
@@ -514,19 +538,20 @@ def audit_pools(
     cause, looked = "", _Looked((), ())
     if endpoint:
         asking = [replace(p, values=endpoint.seen(p.values)) for p in asking]
-        signals = {ENDPOINT: way.ask(pools, ENDPOINT, hardening, keep, asking, chosen)}
+        signals = {ENDPOINT: way.ask(pools, ENDPOINT, hardening, keep, asking, policy.patience)}
         configurations = (way.judge_endpoint(endpoint, signals[ENDPOINT], inputs, hardening),)
     else:
         looked = looked if alone else way.look(pools, hardening)
         notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
-        signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
         name = name_of(hardening)
+        once = policy.patience if hardening.is_none else (1,)  # nobody certifies the native one beside another
+        signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, once)}
         if not hardening.is_none:
-            signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
+            signals[name] = way.ask(pools, name, hardening, keep, asking, policy.patience)
         native = signals["native"]
         configurations = tuple(way.judge(n, s, native, inputs, hardening, looked) for n, s in signals.items())
         if not alone:
-            causes, cause = way.root_cause(pools, hardening.none(), native, keep and not way.large)
+            causes, cause = way.root_cause(native)
     store.finish()
     for found in signals.values():
         for maps in found.on_disk.values():
@@ -675,6 +700,7 @@ class _Way:
     executor: Executor | None = None
     large: bool = False
     implied: Implied | None = None
+    scorers: dict[int, Scorer] = field(default_factory=dict)
     private: tuple[bool | None, bool | None] = (None, None)
     """Whether the target and its references were trained with differential privacy; None: nobody says."""
 
@@ -695,37 +721,6 @@ class _Way:
         """What is released so hardened."""
         return Release(self.methods, hardening, self.softmax, self.compares)
 
-    def dither(self, pools: Sequence[Pool], hardening: HardeningLike) -> tuple[Dither, dict[str, Any]]:
-        """How queries differ, and how that was chosen: on reference models, and examples that certify nothing."""
-        if self.options.dither is not None:
-            return self.options.dither, {"chosen": "given"}
-        if max(self.policy.patience) == 1:
-            return Dither(seed=self.seed), {}
-        found = side_by_side([pool.signals() for pool in pools])
-        spare = ~Splits.of(found, self.policy, trains=True).certification
-        if spare.sum() < FEWEST_SPARE * len(pools):
-            spare[:] = True
-        places = np.cumsum([0, *(len(pool.population) for pool in pools)])
-        references = [
-            References(
-                Shadows(pool.shadows.models[1:], pool.shadows.membership[1:]),
-                pool.population,
-                np.flatnonzero(spare[start:end]),
-            )
-            for pool, start, end in zip(pools, places[:-1], places[1:], strict=True)
-        ]
-        release = self.policy.release
-        explain = self.explain(_keyed(hardening, self.seed, "references").without_noise())
-        best, tried = choose_dither(
-            references,
-            None if release == "prediction" else explain,
-            labels=self.options.labels,
-            predictions=release != "explanation",
-            seed=self.seed,
-            progress=self.progress,
-        )
-        return best, {"chosen": "on reference models" if tried else "by default", "auc": tried}
-
     def ask(
         self,
         pools: Sequence[Pool],
@@ -733,10 +728,9 @@ class _Way:
         hardening: HardeningLike,
         keep: bool,
         asking: Sequence[Predictions],
-        chosen: Mapping[str, Any],
-        stage: str = "",
+        patience: tuple[int, ...],
     ) -> Signals:
-        """What every model releases, at the levels at which predictions were asked for.
+        """What every model releases, to who asks so often.
 
         The attacker knows the hardening, not the key: references have another one, and no noise where he is patient.
         """
@@ -746,20 +740,19 @@ class _Way:
         parts = []
         for i, (pool, predictions) in enumerate(zip(pools, asking, strict=True)):
             about = self._about(pool, name, hardening)
+            own_class = isinstance(pool.shadows.models[0], Endpoint)  # which explains and adds noise as it likes
             if (labels := predictions.values.get("label")) is not None and self.options.labels == "own":
                 about[META] = self._accuracy(pool, labels)
-            if predictions.levels:
-                about["dither"] = dict(chosen)
             parts.append(
                 collect_signals(
                     pool.asked,
                     pool.population,
                     None if alone else [released, *[attackers] * (len(pool.asked.models) - 1)],
-                    patience=(1, *predictions.levels),
+                    patience=patience,
                     predictions=predictions,
                     labels=self.options.labels,
-                    own_class=isinstance(pool.shadows.models[0], Endpoint),
-                    without_noise=None if alone else quiet,
+                    own_class=own_class,
+                    without_noise=quiet if own_class or (hardening.noise is not None and not alone) else None,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
                     largest_maps=0 if self.large else math.inf,
@@ -770,7 +763,7 @@ class _Way:
                     classes=None if alone else self.options.classes or None,
                     slices=pool.slices,
                     meta=about,
-                    progress=named(self.progress, stage or f"explaining ({name}{_numbered(i, pools)})"),
+                    progress=named(self.progress, f"explaining ({name}{_numbered(i, pools)})"),
                 )
             )
         return side_by_side(parts)
@@ -840,12 +833,13 @@ class _Way:
         hardening: HardeningLike,
         looked: _Looked,
     ) -> Configuration:
-        """Attack one configuration."""
+        """Attack one configuration; the native one beside it at one query, uncounted, as looking chooses nothing."""
         beside = signals is native and not hardening.is_none
         result = certify(
             signals,
-            replace(self.policy, uncounted=True) if beside else self.policy,  # looking at it chooses nothing
+            replace(self.policy, patience=(1,), uncounted=True) if beside else self.policy,
             inputs=inputs,
+            scorers=self.scorers,
             force=self.options.force,
             seed=self.seed,
             exposed=self.options.exposed,
@@ -881,38 +875,13 @@ class _Way:
         description = f"{as_written(plain)} as declared, and in the reference models"
         return Configuration(ENDPOINT, description, result, None, f"what {endpoint.url} answers")
 
-    def root_cause(
-        self, pools: Sequence[Pool], none: HardeningLike, native: Signals, keep: bool
-    ) -> tuple[tuple[Ablation, ...], str]:
-        """Which property of the native maps carries the leak; the other output is asked about too, if there is one."""
+    def root_cause(self, native: Signals) -> tuple[tuple[Ablation, ...], str]:
+        """Which property of the native maps carries the leak."""
         if len(native.models) < FEWEST_FOR_NULL:
             return (), ""
-        other = None
-        output: Output = "logit" if self.output == "probability" else "probability"
-        if not gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
-            way = replace(self, output=output, softmax=output == "probability")
-            options = self.options
-            plainly = [
-                predict(
-                    p.asked,
-                    p.population,
-                    patience=(1,),
-                    labels=options.labels,
-                    batch_size=options.batch_size,
-                    executor=self.executor,
-                )
-                for p in pools
-            ]
-            other = way.ask(pools, "native", none, keep, plainly, {}, f"explaining the {output}")
         rows, which = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
         causes = root_cause(
-            native,
-            rows=rows,
-            seed=self.seed,
-            fpr=self.policy.fpr,
-            other_output=other,
-            other_name=output,
-            progress=named(self.progress, "root cause"),
+            native, rows=rows, seed=self.seed, fpr=self.policy.fpr, progress=named(self.progress, "root cause")
         )
         return causes, f"{cause_sentence(causes)} {which}" if causes else ""
 

@@ -66,6 +66,19 @@ def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
     return np.frombuffer(bytes(hashes), dtype="<u8").astype(np.uint64)
 
 
+def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(m,) for each model the one that was trained on just the other examples (`Population.flip`), or -1.
+
+    Where such a partner is among the references, the counts of models with and without an example tell who the model's
+    members are: whoever plays the target is scored without its partner.
+
+    Args:
+        membership: (m, n) bool.
+    """
+    rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
+    return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Signals:
     """Released numbers of m models about n examples.
@@ -239,8 +252,9 @@ class Signals:
         return self._models("targets", self.models)
 
     def references(self, target: int) -> tuple[int, ...]:
-        """The trained models that are not the target."""
-        return tuple(i for i in self.models if i != target)
+        """The trained models that are neither the target nor its partner (`partners`)."""
+        partner = partners(self.membership)[target]
+        return tuple(i for i in self.models if i not in (target, partner))
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,6 +12,13 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction", "prediction"]
 Claim = Literal["whole", "excess", "auc"]
+
+PATIENCE = (1, 32)
+"""How often is asked about an example by default: after some thirty queries the labels alone tell nearly everything that
+more queries tell (docs/evidence, "dithering")."""
+
+AVERAGING = 200
+"""How often is asked beside that where a release has noise, which averages out only over many queries."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Policy:
             the scored examples too, which is fair, since whom the target was trained on is not used; the blind control
             then trains on one half of the examples and is tested on the other.
         patience: how often the attacker may ask about each example, each time a little differently; every level is
-            judged. (1,) is an attacker who asks once.
+            judged. (1,) is an attacker who asks once. By default `audit` adds `AVERAGING` queries where the release
+            has noise, which falls away in averages (`patient`).
         references: reference models below which nothing is certified: attacks with few of them are far weaker than
             those of an attacker who trains more.
         uncounted: certify although nobody counts how many configurations were judged on the same examples; the
@@ -63,9 +71,9 @@ class Policy:
     max_auc_excess: float = 0.05
     suite: tuple[str, ...] = ()
     selection: float = 0.0
-    training: float = 0.25
-    patience: tuple[int, ...] = (1, 5, 200)
-    references: int = 16
+    training: float = 0.0
+    patience: tuple[int, ...] = PATIENCE
+    references: int = 8
     uncounted: bool = False
     reason: str = ""
 
@@ -134,6 +142,12 @@ class Policy:
     def limit_name(self) -> str:
         """Which argument the limit is: `max_tpr`, `max_excess` or `max_auc_excess`."""
         return {"whole": "max_tpr", "excess": "max_excess", "auc": "max_auc_excess"}[self.claim]
+
+    def patient(self, *, noise: bool) -> Policy:
+        """The same, with `AVERAGING` queries too where the release has noise and the patience is the default."""
+        if noise and self.patience == PATIENCE:
+            return replace(self, patience=(*PATIENCE, AVERAGING))
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; what only the claim "auc" looks at is left out under others, unless it was chosen."""

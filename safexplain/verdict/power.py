@@ -197,6 +197,22 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
     return min(ROUGH * up, 1.0)
 
 
+def examples_needed(policy: Policy) -> int:
+    """Examples, half of them members, that are scored where nobody says how many.
+
+    The fewest (in hundreds a side, at least 500) by which a limit half as far above guessing as the policy's would be
+    certified if nothing leaks (`best_certifiable`): 1,200 by default.
+    """
+    none = policy.fpr if policy.claim == "whole" else 0.0
+    for side in range(500, MOST_A_SIDE, 100):
+        if best_certifiable(policy, side, side) - none <= (policy.limit - none) / 2:
+            return 2 * side
+    return 2 * MOST_A_SIDE
+
+
+MOST_A_SIDE = 20_000
+"""Members, and non-members, beyond which no more are scored unless somebody says so."""
+
 TYPICAL_BASE = 2.0
 """Members that labels find, in false-positive rates, where nothing is known of them yet."""
 

@@ -17,7 +17,7 @@ from scipy import special
 from scipy import stats as distributions
 
 from safexplain.audit.controls.differences import RISK, one_of_each
-from safexplain.audit.signals import Signals
+from safexplain.audit.signals import Signals, partners
 from safexplain.verdict.evidence import WHOLE_MAP, Control, split_level
 from safexplain.verdict.thresholds import weights_of
 
@@ -212,7 +212,7 @@ class _Compared:
 
     @classmethod
     def of(cls, signal: str, a: Floats, member: NDArray[np.bool_]) -> _Compared:
-        """Compare, each model with all others.
+        """Compare, each model with all others but its partner.
 
         Args:
             signal: its name.
@@ -220,9 +220,11 @@ class _Compared:
             member: (models, examples) bool.
         """
         one = member.astype(np.float64)
-        sides = []
+        sides, partner = [], partners(member)[:, None]
         for side in (one, 1 - one):
-            others, total = side.sum(0) - side, (a * side).sum(0) - a * side
+            beside = np.where(partner < 0, 0, side[partner[:, 0]])  # left out too
+            others = side.sum(0) - side - beside
+            total = (a * side).sum(0) - a * side - a[partner[:, 0]] * beside
             sides.append((others, total / np.maximum(others, 1)))
         (n1, mean1), (n0, mean0) = sides
         known = (n1 > 0) & (n0 > 0)
@@ -327,7 +329,8 @@ def _columns(
 
 
 def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
-    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent.
+    """(models, examples) log likelihood ratio of membership by all other models but the partner, features taken as
+    independent.
 
     Args:
         maps: (models, examples, features).
@@ -343,10 +346,10 @@ def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
     variance = np.maximum((square - both) / max(len(maps) - 2, 1), 0)
     variance += 1e-3 * variance.mean(1, keepdims=True) + 1e-30
     ratios = np.zeros(member.shape)
-    for m, one in enumerate(maps):
-        a = one.astype(np.float64)
-        inside = member[m][:, None]
-        mean1 = (sum1 - np.where(inside, a, 0)) / np.maximum(n1[:, None] - inside, 1)
-        mean0 = (sum0 - np.where(inside, 0, a)) / np.maximum(n0[:, None] - ~inside, 1)
+    for m, (one, partner) in enumerate(zip(maps, partners(member), strict=True)):
+        a, b = one.astype(np.float64), 0.0 if partner < 0 else maps[partner].astype(np.float64)
+        inside, paired = member[m][:, None], int(partner >= 0)
+        mean1 = (sum1 - np.where(inside, a, b)) / np.maximum(n1[:, None] - np.where(inside, 1, paired), 1)
+        mean0 = (sum0 - np.where(inside, b, a)) / np.maximum(n0[:, None] - np.where(inside, paired, 1), 1)
         ratios[m] = (((a - mean0) ** 2 - (a - mean1) ** 2) / (2 * variance)).sum(1)
     return ratios

@@ -208,14 +208,13 @@ def _slope(seen: list[tuple[int, float]]) -> float:
     return max((long - short) / (many - few), 0.0)
 
 
-def root_causes(clock: Clock, made: MadeUp, examples: int, other: bool) -> tuple[float, int]:
+def root_causes(clock: Clock, made: MadeUp, examples: int) -> tuple[float, int]:
     """Seconds of the root cause, and how many versions of the maps it attacks.
 
     Args:
         clock: that measures.
         made: makes signals.
         examples: of the audit.
-        other: whether another output is compared with.
     """
     signals = made(min(SAVED, made.most, examples))
     told: list[float] = []
@@ -223,7 +222,6 @@ def root_causes(clock: Clock, made: MadeUp, examples: int, other: bool) -> tuple
         lambda: root_cause(
             signals,
             seed=made.seed,
-            other_output=signals if other else None,
             progress=lambda stage, done, total, note="": told.append(total),
         )
     )

@@ -23,22 +23,14 @@ from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
-from safexplain.audit.collect import DITHERS_OF_REFERENCES
+from safexplain.audit.collect import DITHERS_WITHOUT_NOISE
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.planning.attacking import MadeUp, attacking, root_causes, saving
 from safexplain.audit.planning.measure import Asker, Clock, Training, rate, training
 from safexplain.audit.population import Population
 from safexplain.audit.queries import (
-    CANDIDATES,
-    EXAMPLES,
-    FEWEST_TO_CHOOSE,
-    MOST_TO_CHOOSE,
-    TRIED,
     Dither,
     Explain,
-    References,
-    can_crop,
-    choose_dither,
     levels_of,
 )
 from safexplain.audit.recipe import Recipe, Train
@@ -47,7 +39,6 @@ from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.shadows import Build, Repeated, Shadows, train_shadows
 from safexplain.audit.run import (
     FEWEST_REFERENCES,
-    FEWEST_SPARE,
     LOOKED_AT,
     SAMPLED,
     AuditOptions,
@@ -334,7 +325,6 @@ class _Planner:
             self._tell("asking", 1)
             draw, forward = asker.forward([model, like or model], self.clock.share(0.06))
             rates = None if alone else self._rates(asker, model, like or model, draw + forward)
-            stages += self._choosing(asker, like, rates, draw, forward)
             stages.append(self._labels(asked, draw, forward, endpoint))
             if rates is not None:
                 stages += self._explaining(asked, rates, draw, endpoint)
@@ -347,7 +337,7 @@ class _Planner:
             stages += [Stage(name, attacks.seconds(n), attacks.rows, "attacks") for name in names]
             self._tell("the rest", 4)
             if rates is not None and not endpoint:
-                stages += self._causes(made, rates, forward)
+                stages += self._causes(made)
                 stages.append(self._looking(asker, rates, few))
             sized = saving(self.clock, made, n, len(names))
             stages.append(Stage("writing the files", sized.seconds, len(names) + 2, "files"))
@@ -459,47 +449,6 @@ class _Planner:
 
     # ---------------------------------------------------------------------------------------------------- the stages
 
-    def _choosing(
-        self, asker: Asker, like: nn.Module | None, rates: _Rates | None, draw: float, forward: float
-    ) -> list[Stage]:
-        """On reference models, how to ask."""
-        if self.options.dither is not None or max(self.policy.patience) == 1:
-            return []
-        if like is None or self.references < FEWEST_TO_CHOOSE:
-            return []
-        signals, _ = copies_together(self._pool().signals())
-        spare = int((~Splits.of(signals, self.policy, trains=True).certification).sum())
-        rows = min(EXAMPLES, spare if spare >= FEWEST_SPARE else len(self.population))
-        models = min(MOST_TO_CHOOSE, self.references)
-        crops = self.options.labels == "foreign" and can_crop(self.population)
-        candidates = len(CANDIDATES) + crops
-        quiet = 0.0 if rates is None else rates.quiet
-        expected = TRIED * rows * (draw + models * (forward + quiet)) + models * rows * forward
-        few = min(rows, int(rows * self.clock.share(0.1) / max(expected, 1e-6)))
-        seconds = candidates * expected
-        if few >= min(rows, 24):
-            seconds = candidates * (models / FEWEST_TO_CHOOSE) * (rows / few) * self._choose(asker, like, few)
-        return [Stage("choosing how to ask", seconds, candidates, "ways to ask")]
-
-    def _choose(self, asker: Asker, like: nn.Module, rows: int) -> float:
-        """Seconds of one candidate with the fewest models."""
-        few = asker.some(rows)
-        member = np.random.default_rng(self.seed).random((FEWEST_TO_CHOOSE, len(few))) < 0.5
-        pool = References(Shadows((like,) * FEWEST_TO_CHOOSE, member), few, np.arange(len(few)))
-        keyless = self.hardening.without_noise()
-        explain = None if self.policy.release == "prediction" else self._explain(like, keyless)
-
-        def work() -> None:
-            choose_dither(
-                [pool],
-                explain,
-                candidates=CANDIDATES[:1],
-                labels=self.options.labels,
-                predictions=self.policy.release != "explanation",
-            )
-
-        return self.clock(work)
-
     def _labels(self, asked: _Asked, draw: float, forward: float, endpoint: bool) -> Stage:
         here = asked.labels - (asked.examples * (1 + asked.level) if endpoint else 0)
         seconds = here * forward + asked.examples * asked.level * draw
@@ -546,20 +495,13 @@ class _Planner:
             return most
         return int(min(max(self.clock.share(0.03) / max(3 * rates.native, 1e-9), fewest), most))
 
-    def _causes(self, made: MadeUp, rates: _Rates, forward: float) -> list[Stage]:
-        """Another output explained, and the versions of the native maps attacked."""
+    def _causes(self, made: MadeUp) -> list[Stage]:
+        """The versions of the native maps, attacked."""
         n, models = len(self.population), 1 + self.references
         if models < FEWEST_FOR_NULL:
             return []
-        stages = []
-        other = not gives_probabilities(self.target, self.population.x[:8])
-        if other:
-            name = "logit" if self.output == "probability" else "probability"
-            each = (rates.native + self.references * rates.other + models * forward) / models
-            count = n * models * (1 + len(self.options.classes))
-            stages.append(Stage(f"explaining the {name}", n * models * each, count, "explanations"))
-        seconds, versions = root_causes(self.clock, made, n, other)
-        return [*stages, Stage("root cause", seconds, versions, "versions of the maps")]
+        seconds, versions = root_causes(self.clock, made, n)
+        return [Stage("root cause", seconds, versions, "versions of the maps")]
 
     def _looking(self, asker: Asker, rates: _Rates, affordable: int) -> Stage:
         """A sample explained natively and as released, the model asked about both, and all maps compared."""
@@ -663,7 +605,7 @@ class _Asked:
         """Of this audit."""
         n, refs = len(planner.population), planner.references
         level = max(levels_of(planner.policy.patience), default=0)
-        few = min(level, DITHERS_OF_REFERENCES)
+        few = min(level, DITHERS_WITHOUT_NOISE)
         labels = n * (1 + refs + null) * (1 + level)
         classes = 1 + len(planner.options.classes)
         explained = n * classes * ((1 + null) * (1 + level) + refs * (1 + few))
