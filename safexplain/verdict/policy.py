@@ -14,7 +14,7 @@ Release = Literal["explanation", "explanation+prediction", "prediction"]
 Claim = Literal["whole", "excess", "auc"]
 
 PATIENCE = (1, 32)
-"""How often is asked about an example by default: after some thirty queries the labels alone tell nearly everything that
+"""How often is asked about an example by default: after some thirty queries the labels alone tell nearly all that
 more queries tell (docs/evidence, "dithering")."""
 
 AVERAGING = 200

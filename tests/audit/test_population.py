@@ -7,21 +7,49 @@ import pytest
 import torch
 
 from safexplain.audit import Population
+from safexplain.audit.signals import partners
 from safexplain.errors import InputError
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50) % 4
 
 
-def test_each_example_is_a_member_by_an_independent_fair_coin():
+def test_each_example_is_a_member_by_a_fair_coin_in_complementary_pairs_of_models():
     member = Population(torch.zeros(2000, 1), torch.arange(2000) % 2).flip(100, seed=0)
     assert member.shape == (100, 2000)
     assert member.dtype == np.bool_
-    assert member.mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(200_000))
-    assert np.abs(member.mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(100)
+    assert (member.sum(0) == 50).all()  # half of any even number of models
+    assert np.array_equal(member[1::2], ~member[::2])
+    assert np.array_equal(partners(member).reshape(50, 2), np.arange(100).reshape(50, 2)[:, ::-1])
     assert np.abs(member.mean(1) - 0.5).max() < 5 * 0.5 / np.sqrt(2000)
-    between_models = np.corrcoef(member)[np.triu_indices(100, 1)]
-    assert np.abs(between_models).max() < 5 / np.sqrt(2000)
+    between_pairs = np.corrcoef(member[::2])[np.triu_indices(50, 1)]
+    assert np.abs(between_pairs).max() < 5 / np.sqrt(2000)
+
+
+def test_a_sample_is_drawn_by_contents_alone_half_of_it_members():
+    rng = np.random.default_rng(0)
+    x, member = rng.normal(size=(300, 2)), rng.random(300) < 0.4
+    population = Population.of(x, np.arange(300) % 2)
+    rows = population.sample(member, 100)
+    assert (len(rows), member[rows].sum()) == (100, 50)
+    order = rng.permutation(300)
+    again = Population.of(x[order], np.arange(300)[order] % 2).sample(member[order], 100)
+    assert set(order[again]) == set(rows)
+    assert set(rows) < set(population.sample(member, 160))
+    few = np.arange(300) < 20
+    assert few[population.sample(few, 100)].sum() == 20  # as many members as there are
+    assert len(population.sample(few, 100)) == 100
+    part = population.part(rows)
+    assert torch.equal(part.x, population.x[torch.from_numpy(rows)])
+
+
+def test_a_sample_holds_whole_groups():
+    groups = np.arange(300) // 3
+    population = Population.of(np.random.default_rng(0).normal(size=(300, 2)), np.arange(300) % 2, groups)
+    rows = population.sample(np.arange(300) % 2 == 0, 60)
+    assert 60 <= len(rows) < 180
+    assert len(rows) == 3 * len(np.unique(groups[rows]))
+    assert np.array_equal(population.part(rows).groups, groups[rows])
 
 
 def test_a_seed_gives_the_same_flips_and_another_gives_others():
@@ -36,8 +64,8 @@ def test_examples_of_one_group_are_in_or_out_together():
     member = Population(X, Y, groups).flip(200, seed=0).reshape(200, 10, 5)
     assert (member.all(2) | ~member.any(2)).all()
     units = member[:, :, 0]
-    assert units.mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2000))
-    assert np.abs(np.corrcoef(units.T)[np.triu_indices(10, 1)]).max() < 5 / np.sqrt(200)
+    assert np.array_equal(units[1::2], ~units[::2])
+    assert np.abs(np.corrcoef(units[::2].T)[np.triu_indices(10, 1)]).max() < 5 / np.sqrt(100)
 
 
 def test_groups_of_one_example_each_change_no_flip():

@@ -9,11 +9,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit.queries import (
-    CANDIDATES,
-    PATIENCE,
     Queries,
-    References,
-    choose_dither,
     predict,
 )
 from safexplain.audit.references.batches import shift_and_flip
@@ -326,113 +322,8 @@ def test_levels_are_whole_numbers(patience):
         predict(SHADOWS, TABLE, patience=patience)
 
 
-def test_the_levels_are_those_of_the_default_policy():
-    assert Policy().patience == PATIENCE
-
-
-# -------------------------------------------------------------------------------------------- choosing how to ask
-
-
-class Remembering(nn.Module):
-    """Right on its members however loud the queries are, and on others only when they are hardly changed."""
-
-    def __init__(self, pool, member, hold):
-        super().__init__()
-        self.register_buffer("x", pool.x)
-        self.register_buffer("y", pool.y)
-        self.register_buffer("hold", torch.where(torch.from_numpy(member), hold, 0.05))
-
-    def forward(self, x):
-        distance = torch.cdist(x, self.x)
-        near, at = distance.min(1)
-        right = near / self.x.norm(dim=1)[at] < self.hold[at]
-        label = torch.where(right, self.y[at], (self.y[at] + 1) % 3)
-        return torch.nn.functional.one_hot(label, 3).float() * 8
-
-
-def remembering(models, seed=0, pool=None):
-    pool = pool or Population(torch.randn(60, 8, generator=torch.Generator().manual_seed(5)) + 4, torch.arange(60) % 3)
-    member = pool.flip(models, seed=seed)
-    return Shadows(tuple(Remembering(pool, row, 0.9) for row in member), member), pool
-
-
-def constant(model, x, target):
-    return torch.ones_like(x)
-
-
-def test_the_queries_that_tell_reference_models_best_are_chosen():
-    shadows, pool = remembering(8)
-    pools = [References(shadows, pool, np.arange(60))]
-    loud, soft = Dither("multiplicative", 0.3), Dither("multiplicative", 0.001)
-    best, tried = choose_dither(pools, constant, candidates=(soft, loud), seed=7)
-    assert best == Dither("multiplicative", 0.3, seed=7)
-    assert tried["multiplicative 0.3"] > 0.8
-    assert tried["multiplicative 0.001"] < 0.7
-    assert choose_dither(pools, constant, candidates=(loud, soft), seed=7)[0] == best
-
-
-def test_several_pools_are_looked_at_together_and_the_choice_is_a_function_of_the_seed():
-    pools = [References(*remembering(5, seed=s), np.arange(60)) for s in (0, 1)]
-    best, tried = choose_dither(pools, constant, seed=1)
-    assert list(tried) == [f"{c.kind} {c.amplitude:g}" for c in CANDIDATES]
-    assert choose_dither(pools, constant, seed=1) == (best, tried)
-
-
-def test_only_the_rows_that_are_given_are_asked_about():
-    shadows, pool = remembering(4)
-    seen = []
-
-    def watched(model, x, target):
-        seen.append(x)
-        return x
-
-    choose_dither([References(shadows, pool, np.arange(10, 20))], watched, candidates=(Dither(amplitude=0.0),))
-    assert torch.equal(torch.cat(seen).unique(dim=0), pool.x[10:20].unique(dim=0))
-
-
-def test_with_few_reference_models_nothing_is_chosen():
-    shadows, pool = remembering(3)
-    assert choose_dither([References(shadows, pool, np.arange(60))], constant, seed=4) == (Dither(seed=4), {})
-    assert choose_dither([], constant) == (Dither(), {})
-
-
-def test_explanations_that_cannot_be_used_are_refused_while_choosing():
-    shadows, pool = remembering(4)
-    with pytest.raises(InputError):
-        choose_dither([References(shadows, pool, np.arange(60))], lambda m, x, t: x / 0)
-
-
-def test_crops_are_tried_where_labels_are_foreign_and_examples_are_images():
-    images = Population(torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(5)), torch.arange(60) % 50)
-    member = images.flip(5, seed=0)
-    shadows = Shadows(tuple(Linear(seed, d=64) for seed in range(5)), member)
-    pools = [References(shadows, images, np.arange(60))]
-    named = [f"{c.kind} {c.amplitude:g}" for c in CANDIDATES]
-    assert list(choose_dither(pools, constant, labels="foreign")[1]) == [*named, "crop-flip"]
-    with pytest.raises(InputError, match="labels must be outputs"):
-        choose_dither(pools, constant)
-    fewer = Population(images.x, images.y % 3)
-    assert list(choose_dither([pools[0]._replace(population=fewer)], constant)[1]) == named
-    table = Population(images.x.flatten(1), images.y)
-    assert list(choose_dither([pools[0]._replace(population=table)], constant, labels="foreign")[1]) == named
-    with pytest.raises(ConfigurationError, match="labels are own or foreign"):
-        choose_dither(pools, constant, labels="none")
-
-
-def test_queries_are_chosen_by_predictions_where_these_are_released():
-    class Sure(Remembering):
-        """The same label always, surer on its members the nearer they are."""
-
-        def forward(self, x):
-            near, at = torch.cdist(x, self.x).min(1)
-            sure = 1 + (self.hold[at] > 0.5) / (1 + 20 * near)
-            return torch.stack([sure, -sure, torch.zeros_like(sure)], dim=1)
-
-    pool = Population(torch.randn(60, 8, generator=torch.Generator().manual_seed(5)) + 4, torch.arange(60) % 50)
-    member = pool.flip(8, seed=0)
-    pools = [References(Shadows(tuple(Sure(pool, row, 0.9) for row in member), member), pool, np.arange(60))]
-    soft = Dither("multiplicative", 0.001)
-    for explain in (constant, None):
-        options = {"candidates": (soft,), "labels": "foreign"}
-        assert choose_dither(pools, explain, **options)[1]["multiplicative 0.001"] < 0.7
-        assert choose_dither(pools, explain, predictions=True, **options)[1]["multiplicative 0.001"] > 0.9
+def test_where_a_release_has_noise_the_default_patience_is_hundreds():
+    assert Policy().patience == (1, 32)
+    assert Policy().patient(noise=False) == Policy()
+    assert Policy().patient(noise=True).patience == (1, 32, 200)
+    assert Policy(patience=(1, 5)).patient(noise=True).patience == (1, 5)

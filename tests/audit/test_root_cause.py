@@ -179,18 +179,6 @@ def test_scalars_stand_in_where_no_maps_are_stored() -> None:
     assert sentence(rows).startswith("Whole maps were not stored, so nothing could be removed; ")
 
 
-def test_another_output_is_shown_beside() -> None:
-    native, other = planted("norm"), planted("nothing")
-    other = replace(other, membership=native.membership)
-    rows = root_cause(native, other_output=other, fpr=0.05)
-    assert [a.name for a in rows if a.kind == "other"] == ["logit: L1 norm", "logit: whole map"]
-    assert rows[:-2] == found("norm")
-    best = max(a.auc for a in rows[-2:])
-    assert sentence(rows).endswith(f"With the logit explained instead, the AUC is {best:.2f}.")
-    with pytest.raises(InputError, match="same models and examples"):
-        root_cause(native, other_output=replace(other, membership=~other.membership))
-
-
 def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> None:
     signals = planted("norm")
     maps = np.asarray(signals.attributions)
