@@ -113,7 +113,7 @@ def test_rates_are_reported_and_not_judged():
     line = few.levels[-1]
     assert line["added"]["high"] > 0.0001
     assert line["auc"]["low"] < 0 < line["auc"]["high"] < 0.05
-    assert line["auc"]["labels"] == pytest.approx(few.baseline(200).curve.auc)
+    assert line["auc"]["labels"] == pytest.approx(few.baseline(32).curve.auc)
 
 
 def test_without_labels_the_area_is_compared_with_guessing_and_the_sentence_says_so():

@@ -206,20 +206,20 @@ def test_d6_references_whose_effect_is_70_percent_of_the_targets_certify_nothing
     assert "do not repeat its recipe" in weak.sentence
 
 
-@pytest.mark.parametrize("references", [4, 15])
-def test_fewer_than_sixteen_references_certify_nothing(references):
+@pytest.mark.parametrize("references", [4, 7])
+def test_fewer_than_eight_references_certify_nothing(references):
     policy = replace(LOOSE, references=Policy().references)
     calm = synthetic(examples=2500, models=references + 1)
     result = certify(calm, policy)
     assert (result.references, result.verdict) == (references, "inconclusive")
     assert (
-        f"{references} reference models stood behind the judged attacks, and the policy asks for 16" in result.sentence
+        f"{references} reference models stood behind the judged attacks, and the policy asks for 8" in result.sentence
     )
     assert certify(calm, replace(policy, references=references)).verdict == "certified"
 
 
-def test_sixteen_references_are_enough():
-    assert certify(synthetic(examples=2500, models=17), replace(LOOSE, references=16)).verdict == "certified"
+def test_eight_references_are_enough():
+    assert certify(synthetic(examples=2500, models=9), replace(LOOSE, references=8)).verdict == "certified"
 
 
 # ------------------------------------------------------------------------------ D7: examples that belong together

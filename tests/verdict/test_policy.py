@@ -20,7 +20,7 @@ def written(tmp_path, text):
 def test_by_default_explanations_may_add_two_points_to_the_labels_of_the_same_queries_at_any_patience():
     p = Policy()
     assert (p.fpr, p.max_tpr, p.confidence, p.release, p.claim) == (0.01, 0.03, 0.95, "explanation", "excess")
-    assert (p.patience, p.references, p.uncounted, p.suite) == ((1, 5, 200), 16, False, ())
+    assert (p.patience, p.references, p.uncounted, p.suite) == ((1, 32), 8, False, ())
     assert p.risk == pytest.approx(0.05)
     assert p.limit == p.tolerated_excess == pytest.approx(0.02)
 
