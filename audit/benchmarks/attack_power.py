@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, SeparateVariance, Threshold
+from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
@@ -89,11 +89,10 @@ def rows() -> list[SuiteRow]:
     alone = [
         SuiteRow("Threshold", Threshold(), "x", kind),
         SuiteRow("LikelihoodRatio", LikelihoodRatio(), "x", kind),
-        SuiteRow("LikelihoodRatio, separate variances", LikelihoodRatio(variance=SeparateVariance()), "x", kind),
         SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "x", kind),
         SuiteRow("Boosted", Boosted(), "x", kind),
     ]
-    joined = (alone[3], alone[1], alone[4])
+    joined = (alone[2], alone[1], alone[3])
     return [*alone, SuiteRow("Stacked", Stacked(FPR), "x", kind, columns=joined)]
 
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks.base import Threshold
+from safexplain.audit.attacks.base import Threshold, references_for
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
-from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
+from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio, likelihood_ratios
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
 from safexplain.audit.signals import Signals
@@ -239,7 +238,7 @@ def leave_one_out(row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Arra
     values = values_of(signals, row.signal)
     if isinstance(row.attack, Threshold):
         return np.stack([row.attack(values[read]) for read in reads])
-    others = [everyone != read for read in reads]
+    others = [references_for(read, everyone, membership) for read in reads]
     return np.stack([row.attack(values[read], values[o], membership[o]) for read, o in zip(reads, others, strict=True)])
 
 

@@ -14,8 +14,6 @@ from safexplain.audit.attacks.learned.attack import Learned
 from safexplain.audit.attacks.likelihood.joint import JointLikelihoodRatio
 from safexplain.audit.attacks.likelihood.ratio import GlobalVariance as GlobalVariance
 from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.likelihood.ratio import SeparateVariance as SeparateVariance
-from safexplain.audit.attacks.likelihood.ratio import SharedVariance as SharedVariance
 from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.transfer import AtTargetLabel

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
 from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS, JointLikelihoodRatio
 from safexplain.audit.attacks.likelihood.moments import transformed
 from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
@@ -157,7 +157,7 @@ class FittedBoosted:
 
 
 def _without(j: int, shadows: Floats, membership: Bools) -> tuple[Floats, Bools]:
-    others = np.arange(len(membership)) != j
+    others = references_for(j, range(len(membership)), membership)
     return shadows[others], membership[others]
 
 

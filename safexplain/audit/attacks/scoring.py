@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.base import references_for
 from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned.classifier import FittedLearned
-from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
 from safexplain.audit.attacks.suite import (
     FEWEST_TO_LEARN,
@@ -85,8 +86,8 @@ class Scorer:
         self._seed = seed
         self._training = training
         self._references = np.array(signals.references(target), dtype=np.int64)
-        order = np.random.default_rng([seed, 0x57AC]).permutation(self._references)
-        playing = min(PSEUDO_TARGETS, len(order) // 2) if len(order) >= FEWEST_TO_LEARN else 0
+        order = self._drawn(np.random.default_rng([seed, 0x57AC]))
+        playing = min(PSEUDO_TARGETS, len(order) // 4 * 2) if len(order) >= FEWEST_TO_LEARN else 0
         self._players, self._teachers = np.sort(order[:playing]), np.sort(order[playing:])
         outside = signals.out_of_distribution
         fit = ~training if not training.all() else np.ones_like(training)
@@ -101,6 +102,15 @@ class Scorer:
         for i, row in enumerate(self.rows):
             self._prepare(row, lambda share, i=i, on=row.signal: progress("fitting attacks", i + share, len(rows), on))  # type: ignore[misc]
             progress("fitting attacks", i + 1, len(self.rows))
+
+    def _drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The references in a random order, complements next to each other: a classifier that knows one knows both."""
+        order: list[int] = []
+        for model in rng.permutation(self._references).tolist():
+            if model not in order:
+                kept = references_for(model, self._references, self._signals.membership)
+                order += [model, *sorted({*self._references.tolist()} - {model, *kept.tolist(), *order})]
+        return np.array(order, dtype=np.int64)
 
     def _take_over(self, known: Scorer) -> None:
         """What another scorer found without an explanation.
@@ -186,7 +196,7 @@ class Scorer:
             return np.stack([np.concatenate([fitted.scores(values[read, part]) for part in cut]) for read in reads])
         out = []
         for read in reads:
-            others = self._references[self._references != read]
+            others = references_for(read, self._references, membership)
             if isinstance(attack, Threshold):
                 out.append(attack(values[read]))
             elif isinstance(fitted, FittedBoosted):

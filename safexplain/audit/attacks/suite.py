@@ -23,7 +23,6 @@ from safexplain.audit.attacks import (
     LabelLikelihoodRatio,
     Learned,
     LikelihoodRatio,
-    SeparateVariance,
     Threshold,
 )
 from safexplain.audit.attacks.boosted import Boosted
@@ -134,7 +133,7 @@ RECOURSE: tuple[SuiteRow, ...] = (
     SuiteRow("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
     SuiteRow("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
     SuiteRow("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
-    SuiteRow("SignedDistanceLRT", LikelihoodRatio("identity", SeparateVariance()), "signed_distance", "explanation"),
+    SuiteRow("SignedDistanceLRT", LikelihoodRatio("identity"), "signed_distance", "explanation"),
     SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
     SuiteRow("DirectionAttack", Threshold(member_when_low=False), "recovered_margin", "explanation"),
@@ -142,7 +141,7 @@ RECOURSE: tuple[SuiteRow, ...] = (
         SuiteRow(name, attack, signal, "explanation")
         for signal in ("recovered_margin", "regressed_margin")
         for name, attack in (
-            ("DirectionLRT", LikelihoodRatio("identity", SeparateVariance())),
+            ("DirectionLRT", LikelihoodRatio("identity")),
             ("DirectionDensity", PooledDensityRatio()),
         )
     ),

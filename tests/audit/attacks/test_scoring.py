@@ -5,17 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from safexplain.audit.attacks import LikelihoodRatio, Threshold
+from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
-from safexplain.audit.attacks.suite import families_allowed, fitting, values_of
+from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, values_of
 from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.stats import roc
+from safexplain.verdict.stats import auc_interval, roc
 
 WHOLE = ("JointLikelihoodRatio", "AtTargetLabel", "Metaclassifier")
 """Attacks on the predictions of all classes."""
@@ -410,6 +411,30 @@ def test_half_of_the_references_play_the_target_and_learners_see_the_others():
         assert len(found._players) == players
         assert set(found._players) | set(found._teachers) == set(range(1, models))
         assert not set(found._players) & set(found._teachers)
+
+
+def test_references_in_complementary_pairs_tell_no_players_membership_by_their_counts():
+    """Labels of chance: with the complement left in, an example of the player's has one model less with it."""
+    rng = np.random.default_rng(0)
+    half = rng.random((4, 3000)) < 0.5
+    member = np.concatenate([rng.random((1, 3000)) < 0.5, np.stack([half, ~half], 1).reshape(8, 3000)])
+    label = (rng.random(member.shape) < 0.1) * 1.0
+    signals = Signals(member, {"label": label}, None, {"targets": [0]})
+    row = SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label")
+    found = scorer(signals, [replace(row, name="Stacked", attack=Stacked(), columns=(row,))])
+    assert sorted((found._players - 1) // 2) == sorted([*{*((found._players - 1) // 2)}] * 2)  # whole pairs play
+    players = found._players.tolist()
+    truth = member[players].ravel()
+
+    def bounds(scores):
+        return auc_interval(roc(scores.ravel(), truth), 0.999)
+
+    low, high = bounds(found._of_players[row])
+    assert low < 0.5 < high
+    left_in = [[i for i in range(1, 9) if i != p] for p in players]
+    each = zip(players, left_in, strict=True)
+    _, high = bounds(np.stack([LabelLikelihoodRatio()(label[p], label[o], member[o]) for p, o in each]))
+    assert high < 0.47
 
 
 def test_log_odds_are_finite_and_symmetric():

@@ -15,7 +15,7 @@ from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.attacks.learned.attack import Learned
 from safexplain.audit.attacks.likelihood import leave_one_out
-from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength

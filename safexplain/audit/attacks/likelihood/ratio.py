@@ -10,49 +10,25 @@ learned over all examples together.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.moments import (
-    Moments,
-    Transform,
-    check_transform,
-    parts,
-    shrunk,
-    transformed,
-    two_sided,
-)
+from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
+from safexplain.audit.attacks.likelihood.leave_one_out import ratios_of_vectors
+from safexplain.audit.attacks.likelihood.moments import Transform, check_transform, transformed, two_sided
 from safexplain.errors import ConfigurationError, InputError
 
+Array = NDArray[np.float64]
 
-@dataclass(frozen=True)
-class SharedVariance:
-    """One variance per example (and feature) for both hypotheses, shrunk towards the mean over examples.
+SHRINK = 16.0
+"""Observations that the variances of examples with a like centre are worth beside those of the example itself."""
 
-    v_i = (SS_i + shrink * v) / (dof_i + shrink), with SS_i the squared deviations from the in- and the out-mean, v the
-    pooled variance: the posterior mean form of an inverse-gamma prior worth `shrink` observations. With about 16
-    reference models on each side, unshrunk per-example variances cost most of the power at low false-positive
-    rates; the result changes little between 2 and 16.
-    """
-
-    shrink: float = 8.0
-
-    def __post_init__(self) -> None:
-        check_number("shrink", self.shrink, minimum=0)
-
-
-@dataclass(frozen=True)
-class SeparateVariance:
-    """One variance per example and hypothesis, each shrunk towards its own mean over examples (online LiRA)."""
-
-    shrink: float = 8.0
-
-    def __post_init__(self) -> None:
-        check_number("shrink", self.shrink, minimum=0)
+STRATA, FEWEST_A_STRATUM = 10, 50
+"""Groups of examples with a like centre, at most, and examples in each, at least."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +43,42 @@ class GlobalVariance:
     separate: bool = False
 
 
-Variance = SharedVariance | SeparateVariance | GlobalVariance
-
-
 @dataclass(frozen=True)
 class LikelihoodRatio:
     """Gaussian likelihood ratio per example, its means and variances estimated from the reference models.
 
-    For vectors the log ratios of the features are added up (a diagonal Gaussian).
+    A few references hardly tell how far an example's mean moves when a model is trained on it. So what one example
+    shows is shrunk towards what examples with a like centre show (empirical Bayes, as in Efron & Morris, 1973). They are
+    cut into ten strata by the mean of all their references. In each, with gap_i = mu_in - mu_out, pooled variances
+    p_in and p_out of the two sides (their ratio says how much less models vary on what they were trained on), and SS_i
+    the squared deviations from either mean divided by its side's p,
+
+        u_i = (SS_i + 16) / (dof_i + 16),    v_in = u_i p_in,    v_out = u_i p_out,
+        e_i = v_in / k_in + v_out / k_out,    tau = max(0, mean (gap_i - G)^2 - mean e_i),    G = mean gap_i,
+        g_i = G + tau / (tau + e_i) (gap_i - G),
+
+    and the means are the likeliest two that lie g_i apart. At 8 references this finds what separate averages find at
+    16 or more (docs/statistics.md, "References"). For vectors the log ratios of the features are added up (a diagonal
+    Gaussian), with plain means and one variance a feature for both sides, shrunk towards its mean over examples: there
+    are many gaps, and shrinking each was measured to find nothing more.
 
     Args:
         transform: "log" fits the Gaussians to the logarithm (norms and losses are closer to log-normal; zeros are
             raised to half of the smallest positive value); "identity" to the signal itself; "auto" takes the
             logarithm of one-number signals that are never negative.
-        variance: see the three classes.
+        variance: `GlobalVariance` for one-number signals: plain means and one variance for all, as published. None: as
+            above.
     """
 
     transform: Transform = "auto"
-    variance: Variance = SharedVariance()
+    variance: GlobalVariance | None = None
 
     def __post_init__(self) -> None:
         check_transform(self.transform)
-        if not isinstance(self.variance, SharedVariance | SeparateVariance | GlobalVariance):
-            raise ConfigurationError(f"variance is Shared-, Separate- or GlobalVariance(), got {self.variance!r}")
+        if not isinstance(self.variance, GlobalVariance | None):
+            raise ConfigurationError(f"variance is GlobalVariance() or None, got {self.variance!r}")
 
-    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """Score every example; higher says "member".
 
         Args:
@@ -103,33 +90,104 @@ class LikelihoodRatio:
             (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
 
         Raises:
-            InputError: shapes disagree, values are not finite, no example has references on both sides, or the
-                logarithm of a negative signal was asked for.
+            InputError: shapes disagree, values are not finite, no example has references on both sides, the
+                logarithm of a negative signal was asked for, or one variance for all features of a vector.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
-        usable = two_sided(membership)
         if target.ndim == 1:
-            target, shadows = target[:, None], shadows[:, :, None]
-            target, shadows = transformed(self.transform, target, shadows)
-        elif self.transform == "log":
+            return self._of_numbers(target, shadows, membership)
+        self._check_vector()
+        m = len(membership)
+        values = np.concatenate([shadows, target[None]])
+        return ratios_of_vectors(values, np.append(membership, membership[:1], 0), np.arange(m), [m])[0]
+
+    def _check_vector(self) -> None:
+        if self.transform == "log":
             raise InputError("the logarithm is for one-number signals, not for vectors")
-        moments = Moments.of(shadows, membership)
-        pooled_in, pooled_out, pooled, floor = moments.pooled(usable)
-        scores = np.zeros(len(target))
-        for part in parts(len(target), target.shape[1]):
-            t = np.asarray(target[part], dtype=np.float64)
-            m = moments[part]
-            match self.variance:
-                case SharedVariance(shrink):
-                    v_in = v_out = shrunk(m.ss_in + m.ss_out, m.dof_in + m.dof_out, shrink, pooled) + floor
-                case SeparateVariance(shrink):
-                    v_in = shrunk(m.ss_in, m.dof_in, shrink, pooled_in) + floor
-                    v_out = shrunk(m.ss_out, m.dof_out, shrink, pooled_out) + floor
-                case GlobalVariance(separate):
-                    v_in, v_out = (pooled_in + floor, pooled_out + floor) if separate else (pooled + floor,) * 2
-            scores[part] = (_log_normal(t, m.mean_in, v_in) - _log_normal(t, m.mean_out, v_out)).sum(1)
-        scores[~usable] = 0.0
+        if self.variance is not None:
+            raise InputError("GlobalVariance is for one-number signals, not for vectors")
+
+    def _of_numbers(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log ratios of one number an example."""
+        usable = two_sided(membership)
+        t, x = (np.asarray(a, dtype=np.float64) for a in transformed(self.transform, target, shadows))
+        largest = max(float(np.abs(t).max()), float(np.abs(x[:, usable]).max())) or 1.0  # its squares are finite
+        t, x = t / largest, np.where(usable, x, 0.0) / largest
+        sides = np.stack([membership, ~membership])
+        count = np.maximum(sides.sum(1), 1).astype(np.float64)
+        mean = np.where(sides, x, 0.0).sum(1) / count
+        ss = np.where(sides, np.square(x - mean[:, None]), 0.0).sum(1)
+        dof = (count - 1) * usable
+        floor = 1e-9 * float(ss.sum() / max(dof.sum(), 1.0)) or 1.0
+        if self.variance is None:
+            mean, variance = _shrunk(mean, ss, count, dof, usable, floor)
+        else:
+            total, free = (a.sum(1) if self.variance.separate else a.sum() for a in (ss, dof))
+            variance = np.broadcast_to(total / np.maximum(free, 1.0) + floor, (2,))[:, None]
+        log_p = _log_normal(t, mean, variance)
+        scores: Array = np.where(usable, log_p[0] - log_p[1], 0.0)
         return scores
+
+
+def _shrunk(mean: Array, ss: Array, count: Array, dof: Array, usable: Bools, floor: float) -> tuple[Array, Array]:
+    """(2, n) means and variances with and without each example, shrunk as `LikelihoodRatio` says."""
+    level = (mean * count).sum(0) / count.sum(0)
+    strata = min(STRATA, max(1, int(usable.sum()) // FEWEST_A_STRATUM))
+    cuts = np.quantile(level[usable], np.arange(1, strata) / strata)
+    stratum = np.searchsorted(cuts, level, side="right")
+
+    def summed(a: Array) -> Array:
+        """Over the usable examples of each stratum."""
+        return np.asarray(np.bincount(stratum, np.where(usable, a, 0.0), strata), dtype=np.float64)
+
+    number, free = np.maximum(summed(np.ones_like(level)), 1), np.stack([summed(d) for d in dof])
+    deviations = np.stack([summed(s) for s in ss])
+    alone = deviations / np.maximum(free, 1.0)
+    both = deviations.sum(0) / np.maximum(free.sum(0), 1.0)
+    pooled = (np.where((free > 0).all(0), alone, both) + floor)[:, stratum]
+    scale = ((ss / pooled).sum(0) + SHRINK) / (dof.sum(0) + SHRINK)
+    variance = scale * pooled
+    error = variance / count
+    gap = mean[0] - mean[1]
+    centre = (summed(gap) / number)[stratum]
+    spread = np.maximum(summed(np.square(gap - centre)) - summed(error.sum(0)), 0.0) / number
+    weight = spread[stratum] / (spread[stratum] + error.sum(0))
+    gap = centre + weight * (gap - centre)
+    without = (mean[1] * error[0] + (mean[0] - gap) * error[1]) / error.sum(0)
+    return np.stack([without + gap, without]), variance
+
+
+def likelihood_ratios(
+    attack: LikelihoodRatio,
+    values: Floats,
+    membership: Bools,
+    references: NDArray[np.int64],
+    reads: Sequence[int],
+    view: Callable[[Floats], Floats] | None = None,
+    tick: Callable[[float], object] | None = None,
+) -> Array:
+    """Scores of what each of `reads` released, with the references that `references_for` leaves it.
+
+    Args:
+        attack: of any transform and variance.
+        values: (m, n) or (m, n, d) finite signals of all models, or maps on disk.
+        membership: (m, n) bool.
+        references: indices of the reference models.
+        reads: indices of the models to score.
+        view: see `ratios_of_vectors`.
+        tick: likewise.
+
+    Returns:
+        (len(reads), n) log likelihood ratios, 0 where the models left have no example on one of the sides.
+
+    Raises:
+        InputError: as the attack.
+    """
+    if values.ndim == 3:
+        attack._check_vector()
+        return ratios_of_vectors(values, membership, references, reads, view, tick)
+    others = [references_for(read, references, membership) for read in reads]
+    return np.stack([attack(values[r], values[o], membership[o]) for r, o in zip(reads, others, strict=True)])
 
 
 @dataclass(frozen=True)
