@@ -616,7 +616,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    if (function.__module__ or "").partition(".")[0] == "torch":  # its globals lead all over torch, and to no model
+    if (function.__module__ or "").partition(".")[0] in ("torch", "captum"):  # whose globals lead to no model
         return
     names = list(dict.fromkeys(_names(function.__code__)))
     for name in names:

@@ -27,6 +27,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from captum._utils.gradient import compute_gradients
 from captum._utils.models.model import Model
 from captum.attr import LRP, Attribution, LayerLRP
 from captum.attr._utils import lrp_rules
@@ -36,6 +37,7 @@ from torch.utils.hooks import RemovableHandle
 from safexplain._digest import modules_of
 from safexplain._digest.model_state import network_of
 from safexplain.explain.captum.explainers import Gradient
+from safexplain.explain.captum.gradients import gradients, gradients_in_blocks
 from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
@@ -105,10 +107,11 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
             if private is None:
                 stack.enter_context(one_at_a_time(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
-        if private is not None and aliases:
-            for inner in (explainer, *explainers_in(private)):
-                if isinstance(inner, LRP):  # natively it writes all weights back into their memory
-                    inner._restore_state = partial(_restore, originals, aliases)
+        for inner in (explainer, *explainers_in(vars(explainer))):
+            if vars(inner).get("gradient_func") is compute_gradients:
+                inner.gradient_func = gradients if touch or trains else gradients_in_blocks  # hooks may count rows
+            if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
+                inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
 
 
