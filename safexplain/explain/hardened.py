@@ -31,6 +31,11 @@ from safexplain.hardening.noise import as_hashed
 
 __all__ = ["Hardened", "check_inputs", "refuse_inside"]
 
+_PER_EVAL = "perturbations_per_eval"
+
+_VALUES = 2**20
+"""Numbers in one `predict`, about, of a scikit-learn classifier of which nobody says how many rows it gets."""
+
 
 class Hardened(Attribution):  # type: ignore[misc]
     """What all hardened Captum explainers share.
@@ -38,6 +43,9 @@ class Hardened(Attribution):  # type: ignore[misc]
     The constructor is the native one plus `hardening`, `attribute` has the native arguments. It returns what
     the native method returns (same structure, shapes, dtype, device), hardened and detached; with
     `Hardening.none()` the same numbers. An empty batch gives empty tensors.
+
+    A scikit-learn classifier (`EstimatorModule`) is asked about many perturbed rows at a time where
+    `perturbations_per_eval` is left open: it predicts each row by itself, so that the numbers stay the same.
 
     The options of `attribute` are for whoever serves explanations to fix. Queries that differ only in how well they
     estimate (`n_steps`, `n_samples`, ...) share their noise, so that averaging over them takes none of it away; a
@@ -128,6 +136,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
         model_checks.check_mode(getattr(self, "forward_func", None))
         bound = self._signature.bind(self, *args, **kwargs)
+        chosen = set(bound.arguments)
         bound.apply_defaults()
         options = _flat(bound)
         for name, value in options.items():
@@ -154,6 +163,8 @@ class Hardened(Attribution):  # type: ignore[misc]
                 arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
             options = _flat(bound)
             query = query_of(self, inputs, options, self._lend)
+        if _PER_EVAL in bound.arguments and _PER_EVAL not in chosen and model_checks.is_estimator(self.forward_func):
+            bound.arguments[_PER_EVAL] = max(1, _VALUES // sum(x.numel() for x in inputs))
         native = self._run_native(bound)
         _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)

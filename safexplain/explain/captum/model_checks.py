@@ -39,9 +39,9 @@ from torch.overrides import TorchFunctionMode
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
-from safexplain.outputs import Logits, Probability
+from safexplain.outputs import EstimatorModule, Logits, Probability
 
-__all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "in_training_mode"]
+__all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "in_training_mode", "is_estimator"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _RELU_KINDS = (GuidedBackprop, Deconvolution)
@@ -160,9 +160,7 @@ def check_mode(explained: object, *, stacklevel: int = 4) -> None:
     Warns:
         TrainingModeWarning: a part of a model is in training mode.
     """
-    for model in modules_of(explained):
-        while isinstance(model, Probability | Logits):  # a new one may be made for each explainer
-            model = model.model
+    for model in map(_network, modules_of(explained)):  # a new wrapper may be made for each explainer
         if model in _warned or not (names := in_training_mode(model)):
             continue
         _warned.add(model)
@@ -329,11 +327,20 @@ def _relus(model: nn.Module) -> list[nn.Module]:
     return [part for part in model.modules() if isinstance(part, nn.ReLU)]
 
 
-def _name(model: nn.Module) -> str:
-    """Of the network's class."""
+def is_estimator(model: object) -> bool:
+    """Whether it is a scikit-learn classifier, of which each row is predicted by itself."""
+    return isinstance(_network(model), EstimatorModule)
+
+
+def _network(model: Any) -> Any:
     while isinstance(model, Probability | Logits):
         model = model.model
-    return type(model).__name__
+    return model
+
+
+def _name(model: nn.Module) -> str:
+    """Of the network's class."""
+    return type(_network(model)).__name__
 
 
 def _nothing_to_change(explainer: Attribution, fact: str) -> str:
