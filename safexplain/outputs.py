@@ -127,16 +127,17 @@ class EstimatorModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities of the classes 0 .. classes-1, float32."""
         out = np.zeros((len(x), self.classes), dtype=np.float32)
-        rows: Any = x.detach().cpu().flatten(1).numpy()
-        names = getattr(self.estimator, "feature_names_in_", None)
-        if len(rows) and self.columns is not None:
-            rows = self.columns.decode(rows)
-        elif len(rows) and names is not None:
-            rows = import_module("pandas").DataFrame(rows, columns=names)
-        if len(rows):
-            with _without_threads(len(rows)):
-                out[:, self.places()] = self.estimator.predict_proba(rows)
+        if len(x):
+            with _without_threads(len(x)):
+                out[:, self.places()] = self.estimator.predict_proba(self.rows(x.detach().cpu().flatten(1).numpy()))
         return torch.from_numpy(out).to(x.device)
+
+    def rows(self, x: NDArray[Any]) -> Any:
+        """What the estimator takes for (n, d) numbers: a pandas frame where it was fitted with names, or themselves."""
+        if self.columns is not None:
+            return self.columns.decode(x)
+        names = getattr(self.estimator, "feature_names_in_", None)
+        return x if names is None else import_module("pandas").DataFrame(x, columns=names)
 
     def places(self) -> NDArray[np.int64]:
         """Of each class that the estimator has seen, the output."""

@@ -376,6 +376,15 @@ _ROWS = (
         entry="shap_values",
     ),
     Row(
+        "LinearExplainer",
+        "LinearExplainer",
+        family="perturbation",
+        citation=_SHAP_PAPER,
+        summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
+        library="shap",
+        entry="shap_values",
+    ),
+    Row(
         "KernelExplainer",
         "KernelExplainer",
         family="perturbation",

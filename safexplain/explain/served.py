@@ -38,7 +38,7 @@ from safexplain.explain.certified import (
 )
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.row import Row
-from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
+from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
@@ -55,6 +55,7 @@ OF_ROWS: Mapping[str, type[OfTables]] = {
     "AlibiKernelShap": HardenedAlibiKernelShap,
     "TreeShap": HardenedTreeShap,
     "TreeExplainer": HardenedTreeExplainer,
+    "LinearExplainer": HardenedLinearExplainer,
     "KernelExplainer": HardenedKernelExplainer,
 }
 """The methods of the catalog that are asked about rows of a table."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -163,6 +163,10 @@ class OfTables:
         """What is audited of the answer about one row (d,), as many numbers for every row."""
         raise NotImplementedError
 
+    def _numbers_of(self, rows: Rows, targets: Sequence[int], options: Mapping[str, Any]) -> Rows:
+        """(n, k): the numbers of (n, d) rows, one after the other, so that no answer depends on the others."""
+        return np.stack([self._numbers(row, target, options) for row, target in zip(rows, targets, strict=True)])
+
     def _told(self, numbers: Rows) -> dict[str, Any]:
         """Where `_tells`: what a service tells, plain JSON made from the numbers and public knowledge alone."""
         raise NotImplementedError
@@ -268,6 +272,11 @@ class MadeOf:
         public = {} if self.background is None else {"public": self.background.to_dict()}
         return {**public, **self.made, "libraries": dict(self.versions)}
 
+    def explains(self, model: nn.Module) -> str | None:
+        """What the values of a model add up to, where that is no output of it: "log odds"; None: an output."""
+        found = getattr(self(model, hardening=Hardening.none()).explainer, "explains", None)
+        return None if found == "probability" else found
+
     def __call__(self, model: nn.Module, *, hardening: Hardening) -> AskedRows:
         """The explainer of a model, to be asked."""
         explainer = self.kind._of_model(model, self, hardening)
@@ -277,7 +286,7 @@ class MadeOf:
 
 @dataclass(frozen=True, eq=False)
 class AskedRows:
-    """An explainer of rows, asked about a batch: one row after the other, so that no answer depends on the others."""
+    """An explainer of rows, asked about a batch; no row's answer depends on the others."""
 
     explainer: OfTables
 
@@ -295,10 +304,10 @@ class AskedRows:
         if x.dim() != 2:
             raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
         rows = self.explainer._rows(x.detach().cpu().double().numpy())
-        numbers = [self.explainer._numbers(row, int(t), options) for row, t in zip(rows, target.tolist(), strict=True)]
-        if not numbers:
+        if not len(rows):
             return x.new_zeros(0, x.shape[1])
-        return torch.from_numpy(np.stack(numbers).astype(np.float32)).to(x.device)
+        numbers = self.explainer._numbers_of(rows, target.tolist(), options)
+        return torch.from_numpy(numbers.astype(np.float32)).to(x.device)
 
 
 def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Hardened explainers of the shap package: `TreeExplainer` and `KernelExplainer`, of which only hardened values leave.
+"""Hardened explainers of the shap package: `TreeExplainer`, `LinearExplainer` and `KernelExplainer`, of which only hardened values leave.
 
 Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
@@ -14,13 +14,18 @@ from types import MappingProxyType
 from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
+from safexplain.explain.shap.explainers import (
+    HardenedKernelExplainer,
+    HardenedLinearExplainer,
+    HardenedShap,
+    HardenedTreeExplainer,
+)
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HardenedKernelExplainer", "HardenedTreeExplainer"]
+__all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedTreeExplainer"]
 
 SHAP: Mapping[str, type[HardenedShap]] = MappingProxyType(
-    {kind._name: kind for kind in (HardenedTreeExplainer, HardenedKernelExplainer)}
+    {kind._name: kind for kind in (HardenedTreeExplainer, HardenedLinearExplainer, HardenedKernelExplainer)}
 )
 """shap's name of an explainer -> the hardened class."""
 
@@ -34,7 +39,7 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
     """A hardened version of an explainer of shap, which it holds from then on.
 
     Args:
-        native: a `shap.TreeExplainer` or a `shap.KernelExplainer`.
+        native: a `shap.TreeExplainer`, `shap.LinearExplainer` or `shap.KernelExplainer`.
         hardening: None for `Hardening.recommended()`.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
@@ -48,6 +53,6 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
         if base.__module__.startswith("shap.") and base.__name__ in SHAP:
             return SHAP[base.__name__].around(native, hardening, model_digest)
     raise RefusedError(
-        f"{type(native).__name__} of shap is not hardened: {' and '.join(sorted(SHAP))} are."
+        f"{type(native).__name__} of shap is not hardened: {', '.join(sorted(SHAP))} are."
         " TreeExplainer explains forests and boosted trees, KernelExplainer any model"
     )

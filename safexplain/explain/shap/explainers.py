@@ -1,4 +1,4 @@
-"""`shap.TreeExplainer` and `shap.KernelExplainer`, hardened.
+"""`shap.TreeExplainer`, `shap.LinearExplainer` and `shap.KernelExplainer`, hardened.
 
 Sources: Lundberg, Erion, Lee: Consistent Individualized Feature Attribution for Tree Ensembles, arXiv 1802.03888;
 Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874.
@@ -19,19 +19,20 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import checked_digest, explained_digest
-from safexplain._validate import whole_number
-from safexplain.errors import InputError, RefusedError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.alibi.library import draw_from
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.shap.library import load_shap
+from safexplain.explain.shap.pipelines import Encoded
+from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
 
-__all__ = ["HardenedKernelExplainer", "HardenedShap", "HardenedTreeExplainer"]
+__all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
 Values = NDArray[Any]
 
@@ -51,7 +52,8 @@ class HardenedShap(OfTables):
     noise, they share it, for two answers to one question would average it.
 
     Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
-    a service releases. A certified explainer gives NaN for all other classes.
+    a service releases. A certified explainer gives NaN for all other classes. Of a Pipeline, its last step is
+    explained, and the values of all columns that the other steps make of one of the user's are added up.
 
     Attributes:
         hardening: what is done to the values of each row and output.
@@ -64,6 +66,8 @@ class HardenedShap(OfTables):
     _explainer: Any
     _explained: Any
     _model_digest: bytes | None
+    _encoded: Encoded | None = None
+    """Of a classifier that is audited: what its last step takes."""
     _places: Sequence[int] | None = None
     """Of a certified explainer: the class that each native output is about."""
 
@@ -108,66 +112,47 @@ class HardenedShap(OfTables):
         """What the explainer was made with and its values depend on, beside the model."""
         raise NotImplementedError
 
-    def _run(self, rows: Any, options: Mapping[str, Any], interactions: bool) -> Values:
-        """Native values: (n, d), or (n, d, outputs), or of interactions (n, d, d) and (n, d, d, outputs)."""
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
+        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row."""
         raise NotImplementedError
 
     def _digest(self) -> bytes:
         return explained_digest(self._explained, self._model_digest)
-
-    def _told_apart(self, options: Mapping[str, Any], interactions: bool) -> dict[str, Any]:
-        """Options, those that ask for the same values written the same way: their noise is a function of them."""
-        return dict(options)
 
     def _check_width(self, rows: Values) -> None:
         """InputError for rows of other columns than the model has."""
 
     # Answers.
 
-    def _values(self, X: Any, options: Mapping[str, Any], interactions: bool = False) -> Values:
+    def _values(self, X: Any, options: Mapping[str, Any]) -> Values:
         """Hardened values of one row (d,) or several (n, d), in the native shapes."""
         if self._pinned is not None:
-            return self._certified(X, options, interactions)
-        options = self._told_apart(options, interactions)
-        native, rows, y = self._asked(X), _numbers(X, self._rows), options.get("y")
+            return self._certified(X, options)
+        native, rows = self._asked(X), _numbers(X, self._rows)
         self._check_width(rows)
-        raw = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options, interactions)
-        inner = 3 if interactions else 2
-        outputs = [raw] if raw.ndim == inner else [raw[..., j] for j in range(raw.shape[-1])]
-        asked = (torch.from_numpy(rows), *([] if y is None else [torch.from_numpy(_column(y, len(rows)))]))
+        raw = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
+        outputs = [raw] if raw.ndim == 2 else [raw[..., j] for j in range(raw.shape[-1])]
         released = [
-            self._released(values, asked, None if len(outputs) == 1 else j, options, interactions)
-            for j, values in enumerate(outputs)
+            self._released(values, rows, None if len(outputs) == 1 else j, options) for j, values in enumerate(outputs)
         ]
         if len(released) == 2 and self.hardening.noise is not None:
-            one, other = (values.reshape(len(rows), -1) for values in outputs)
+            one, other = outputs
             twice = np.isclose(one, -other, rtol=1e-4, atol=1e-6 * np.abs(other).max(initial=0.0)).all(axis=1)
             released[0][twice] = -released[1][twice]
-        found = released[0] if raw.ndim == inner else np.stack(released, axis=-1)
+        found = released[0] if raw.ndim == 2 else np.stack(released, axis=-1)
         return found[0] if np.ndim(X) == 1 else found
 
-    def _released(
-        self, values: Values, asked: tuple[Tensor, ...], target: Any, options: Mapping[str, Any], interactions: bool
-    ) -> Values:
-        """(n, d) or (n, d, d) hardened; interactions are symmetric, so that one half of them is."""
-        n = len(values)
-        above = np.triu_indices(values.shape[1]) if interactions else ()
-        flat = np.ascontiguousarray(values[(slice(None), *above)] if interactions else values, dtype=np.float64)
-        maps = torch.from_numpy(flat.copy())
-        watch().add(self._explained, self._name, (maps,), inputs=asked[:1])
+    def _released(self, values: Values, rows: Values, target: Any, options: Mapping[str, Any]) -> Values:
+        """(n, d) hardened."""
+        maps, asked = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
+        watch().add(self._explained, self._name, (maps,), inputs=(asked,))
         if self.hardening.noise is None:
-            hardened = self.hardening(maps)
-        else:
-            method = self._method(options) + (" interactions" if interactions else "")
-            hardened = self.hardening(maps, inputs=asked, target=target, model_digest=self._digest(), method=method)
-        if not interactions:
-            return hardened.numpy().copy()
-        whole = np.zeros((n, *values.shape[1:]))
-        whole[(slice(None), *above)] = whole[(slice(None), *above[::-1])] = hardened.numpy()
-        return whole
+            return self.hardening(maps).numpy().copy()
+        named = {"model_digest": self._digest(), "method": self._method(options)}
+        return self.hardening(maps, inputs=(asked,), target=target, **named).numpy().copy()
 
     def _method(self, options: Mapping[str, Any]) -> str:
-        chosen = {k: v for k, v in options.items() if k not in (*_DRAWN, "y") and v not in (None, False)}
+        chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
         return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
 
     def _explanation(self, X: Any, values: Values) -> Any:
@@ -190,25 +175,22 @@ class HardenedShap(OfTables):
 
     # Certified answers.
 
-    def _certified(self, X: Any, options: Mapping[str, Any], interactions: bool) -> Values:
+    def _certified(self, X: Any, options: Mapping[str, Any]) -> Values:
         assert self._pinned is not None
-        if interactions:
-            raise RefusedError("values were audited, and interactions are others: audit what is served")
         signature = self._signature()
         given = {k: v for k, v in options.items() if k not in self._fixed and not _default(signature, k, v)}
         self._pinned.complete(signature, given, self._fixed)
         rows = self._rows(X)
         self._check_width(rows)
         classes = self._pinned.classes_of(rows)
-        raw = self._run(self._hashed(rows), self._pinned.options, False)
-        numbers = self._of_classes(raw, rows, classes, self._pinned.options)
-        if raw.ndim == 2:  # what speaks against the second of two classes speaks for the first
-            signs = [1 if self._place(c) else -1 for c in classes]
-            found = numbers * np.array(signs, dtype=np.float64)[:, None]
+        places = np.array([self._place(c) for c in classes], dtype=np.int64)
+        raw = self._run(self._hashed(rows), self._pinned.options)
+        numbers = self._released(_of_outputs(raw, places), rows, torch.tensor(classes), self._pinned.options)
+        if raw.ndim == 2:
+            found = _of_outputs(numbers, places)
         else:
             found = np.full(raw.shape, np.nan)
-            for i, c in enumerate(classes):
-                found[i, :, self._place(c)] = numbers[i]
+            np.put_along_axis(found, places[:, None, None], numbers[..., None], axis=2)
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _place(self, target: int) -> int:
@@ -220,21 +202,97 @@ class HardenedShap(OfTables):
             raise InputError(f"the model has never seen class {target}, and its values cannot be told")
         return list(places).index(target)
 
-    def _of_classes(self, raw: Values, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        """(n, d) hardened values of one class for each row."""
-        places = [self._place(t) for t in targets]
-        if raw.ndim == 2:
-            own = np.stack([v if place else -v for v, place in zip(raw, places, strict=True)])
-        else:
-            own = np.stack([v[:, place] for v, place in zip(raw, places, strict=True)])
-        return self._released(own, (torch.from_numpy(rows),), torch.tensor(list(targets)), options, False)
-
-    def _numbers(self, row: Values, target: int, options: Mapping[str, Any]) -> Values:
-        raw = self._run(self._hashed(row[None]), options, False)
-        return np.asarray(self._of_classes(raw, row[None], [target], options)[0])
+    def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
+        places = np.array([self._place(t) for t in targets], dtype=np.int64)
+        own = self._run(self._hashed(rows), options, places)
+        return self._released(own, rows, torch.tensor(list(targets)), options)
 
 
-class HardenedTreeExplainer(HardenedShap):
+def _of_outputs(raw: Values, outputs: Values | None) -> Values:
+    """Of native values, all, or of each row those of one output; the first of two has the negatives of the second."""
+    if outputs is None:
+        return raw
+    if raw.ndim == 2:
+        return raw * np.where(outputs, 1, -1)[:, None]
+    return np.take_along_axis(raw, outputs[:, None, None], axis=2)[..., 0]
+
+
+class _OfModel(HardenedShap):
+    """Explainers that read the model itself, and so the last step of a Pipeline."""
+
+    _needs = False
+    _makes = frozenset({"feature_names"})
+    _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
+    _fitted: Any = None
+    explains: str
+    """What the values add up to: "probability" or "log odds"."""
+
+    def shap_values(self, X: ArrayLike, check_additivity: bool = True) -> NDArray[np.float64]:
+        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+
+        Args:
+            X: (n, d) rows, or a row.
+            check_additivity: whether shap checks its own arithmetic, where it has any, before values are hardened.
+
+        Raises:
+            InputError: X is no table of numbers, or has other columns than the model.
+            RefusedError: the explainer is a certified one, and an option differs from the audited one.
+        """
+        return self._values(X, {"check_additivity": check_additivity})
+
+    def __call__(self, X: ArrayLike, check_additivity: bool = True) -> Any:
+        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else.
+
+        Args:
+            X: (n, d) rows.
+            check_additivity: see `shap_values`.
+        """
+        return self._explanation(X, self.shap_values(X, check_additivity))
+
+    def _check_width(self, rows: Values) -> None:
+        """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
+        model = (self._fitted or self._explained) if self._encoded is None else self._encoded.module.estimator
+        expected, data = _width(model), getattr(self._explainer, "data", None)
+        if expected is None and data is not None:
+            expected = int(data.shape[1])
+        if expected is not None and rows.shape[1] != expected:
+            raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
+        used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1 if expected is None else 0
+        if rows.shape[1] < used:
+            raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
+
+    def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
+        if options:
+            raise ConfigurationError(f"{self._name}: a call has no options, got {', '.join(sorted(options))}")
+        return super()._numbers_of(rows, targets, options)
+
+    def _taken(self, rows: Any) -> Any:
+        """The rows as the model takes them."""
+        return rows if self._encoded is None else self._encoded.rows(rows)
+
+    def _summed(self, values: Values) -> Values:
+        """The values by the user's columns."""
+        return values if self._encoded is None else self._encoded.summed(values)
+
+    @classmethod
+    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
+        """The explainer of a last step."""
+        raise NotImplementedError
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        if not isinstance(forward, EstimatorModule):
+            raise InputError(f"{cls._name} explains classifiers of tables, got {type(forward).__name__}")
+        encoded = Encoded(forward)
+        background = None if made.background is None else _dense(encoded.rows(made.background.rows))
+        digest = explained_digest(forward)
+        explainer = cls._made(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
+        explainer._encoded, explainer._places = encoded, forward.places().tolist()
+        encoded.origins  # noqa: B018 - an error now, and not with the first question
+        return explainer
+
+
+class HardenedTreeExplainer(_OfModel):
     """Hardened `shap.TreeExplainer`: Shapley values of trees, exactly, and hardened.
 
     For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without `data` the
@@ -242,16 +300,14 @@ class HardenedTreeExplainer(HardenedShap):
     nothing leaves but what the values tell: use public ones.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
-    `data`, and the options `tree_limit` and `approximate`.
+    `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
 
     Args:
         model: the fitted model.
         data: (n, d) rows that features are replaced from; None: the paths of the trees.
-        model_output: "raw", "probability", "log_loss" (which needs `y`), or a method of the model.
+        model_output: "raw", "probability", or a method of the model.
         feature_perturbation: "auto", "interventional" (with `data`) or "tree_path_dependent".
         feature_names: names of the columns.
-        link: ignored, as natively.
-        linearize_link: ignored, as natively.
         hardening: of the values of each row and output; None for `Hardening.recommended()`.
         model_digest: 16 bytes or more that name the model and its version; None: the trees do.
 
@@ -260,11 +316,8 @@ class HardenedTreeExplainer(HardenedShap):
         MissingExtraError: shap is not installed.
     """
 
-    _name, _row, _needs = "TreeExplainer", CATALOG["TreeExplainer"], False
+    _name, _row = "TreeExplainer", CATALOG["TreeExplainer"]
     _makes = frozenset({"feature_names", "model_output", "feature_perturbation"})
-    _fixed = frozenset({"self", "X", "from_call", "check_additivity"})
-    _width: int | None = None
-    """How many columns the model takes."""
 
     def __init__(
         self,
@@ -274,12 +327,12 @@ class HardenedTreeExplainer(HardenedShap):
         feature_perturbation: str = "auto",
         feature_names: Sequence[str] | None = None,
         *,
-        link: Any = None,
-        linearize_link: Any = None,
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
         shap = load_shap()
+        if model_output == "log_loss":
+            raise RefusedError('model_output="log_loss" explains a loss, which tells members: explain "raw"')
         try:
             native = shap.TreeExplainer(model, data, model_output, feature_perturbation, feature_names)
         except shap.utils._exceptions.InvalidModelError:
@@ -288,67 +341,13 @@ class HardenedTreeExplainer(HardenedShap):
                 " knows: use KernelExplainer, which explains any model"
             ) from None
         self._adopt(native, hardening, model_digest)
-        self._width = _width(model)
+        self._fitted = model
 
-    def shap_values(
-        self,
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        tree_limit: int | None = None,
-        approximate: bool = False,
-        check_additivity: bool = True,
-    ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
-
-        Args:
-            X: (n, d) rows, or a row.
-            y: (n,) labels, for `model_output="log_loss"`.
-            tree_limit: how many trees are used.
-            approximate: Saabas' values, of one order of the features.
-            check_additivity: whether shap checks its own arithmetic before the values are hardened.
-
-        Raises:
-            InputError: X is no table of numbers.
-            RefusedError: the explainer is a certified one, and an option differs from the audited one.
-        """
-        options = {"y": y, "tree_limit": tree_limit, "approximate": approximate, "check_additivity": check_additivity}
-        return self._values(X, options)
-
-    def shap_interaction_values(
-        self, X: ArrayLike, y: ArrayLike | None = None, tree_limit: int | None = None
-    ) -> NDArray[np.float64]:
-        """Hardened interactions, (n, d, d) or (n, d, d, outputs), symmetric.
-
-        Args:
-            X: (n, d) rows, or a row.
-            y: as natively; shap uses it for nothing yet.
-            tree_limit: how many trees are used.
-
-        Raises:
-            InputError, RefusedError: see `shap_values`; a certificate is about values, and about no interactions.
-        """
-        return self._values(X, {"y": y, "tree_limit": tree_limit}, interactions=True)
-
-    def __call__(
-        self,
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        interactions: bool = False,
-        check_additivity: bool = True,
-        approximate: bool = False,
-    ) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else.
-
-        Args:
-            X: (n, d) rows.
-            y: see `shap_values`.
-            interactions: interactions in the place of values.
-            check_additivity: see `shap_values`.
-            approximate: likewise.
-        """
-        if interactions:
-            return self._explanation(X, self.shap_interaction_values(X, y))
-        return self._explanation(X, self.shap_values(X, y, None, approximate, check_additivity))
+    @property
+    def explains(self) -> str:
+        """What the values add up to: "probability" or "log odds"."""
+        native = self._explainer
+        return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
     def _model_of(self, native: Any) -> Any:
         return getattr(native.model, "original_model", None) or native.model
@@ -373,56 +372,19 @@ class HardenedTreeExplainer(HardenedShap):
             "data": None if native.data is None else _named(native.data),
         }
 
-    def _told_apart(self, options: Mapping[str, Any], interactions: bool) -> dict[str, Any]:
-        """Without labels that no value depends on, and with one name for "all trees"."""
-        native, told = self._explainer, dict(options)
-        if native.model.model_output != "log_loss":
-            told["y"] = None
-        if "approximate" in told:
-            told["approximate"] = bool(told["approximate"])
-        told["tree_limit"] = self._limit(told.get("tree_limit"), interactions)
-        return told
-
-    def _limit(self, asked: Any, interactions: bool) -> int | None:
-        """How many trees are used; None for as many as without a limit, however that is asked for."""
-        native = self._explainer
-        model, usual = native.model, -1 if native.model.tree_limit is None else int(native.model.tree_limit)
-        library = model.model_type if native.feature_perturbation == "tree_path_dependent" and not interactions else ""
-        step, most = 1, None if getattr(model, "values", None) is None else len(model.values)
-        if library == "xgboost" and native.data is None:
-            step = int(model.num_stacked_models)
-        elif library == "lightgbm" and native.data is None:
-            most = int(model.original_model.current_iteration())
-
-        def used(limit: int) -> int:
-            rounded = limit // step * step
-            all_of_them = rounded < 0 or (most is not None and rounded >= most)
-            return -1 if all_of_them or (rounded == 0 and library in ("xgboost", "lightgbm")) else rounded
-
-        limit = usual if asked is None else whole_number("tree_limit", asked, -(2**31))
-        return None if used(limit) == used(usual) else used(limit)
-
-    def _check_width(self, rows: Values) -> None:
-        """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
-        native = self._explainer
-        expected = self._width or _width(self._explained)
-        if expected is None and native.data is not None:
-            expected = int(native.data.shape[1])
-        if expected is not None and rows.shape[1] != expected:
-            raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
-        used = int(np.max(getattr(native.model, "features", -1), initial=-1)) + 1 if expected is None else 0
-        if rows.shape[1] < used:
-            raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
-
-    def _run(self, rows: Any, options: Mapping[str, Any], interactions: bool) -> Values:
-        native = copy.copy(self._explainer)  # a call writes to its attributes
-        if options.get("tree_limit") is not None and not interactions:  # shap compares with the output of all trees
-            options = {**options, "check_additivity": False}
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
+        native, taken = copy.copy(self._explainer), self._taken(rows)  # a call writes to its attributes
+        ensemble = native.model
+        if ensemble.model_type != "xgboost":  # which takes what a sparse row leaves out as missing
+            taken = _dense(taken)
+        if ensemble.model_type == "internal" and native.feature_perturbation == "tree_path_dependent":
+            k = ensemble.num_outputs
+            asked = [outputs] if outputs is not None and k > 1 else [np.full(len(taken), j) for j in range(k)]
+            each = [path_values(ensemble, _missing(ensemble, self._fitted), taken, output) for output in asked]
+            found = each[0] if len(each) == 1 else np.stack(each, axis=-1)
+            return self._summed(found if k > 1 else _of_outputs(found, outputs))
         try:
-            if interactions:
-                found = native.shap_interaction_values(rows, **options)
-            else:
-                found = native.shap_values(rows, from_call=True, **options)
+            found = native.shap_values(taken, from_call=True, **options)
         except load_shap().utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
@@ -430,21 +392,67 @@ class HardenedTreeExplainer(HardenedShap):
                 "shap's values do not add up to the model's output for some row, as happens with numbers that float32"
                 " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
             ) from None
-        return np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
+        found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
+        return self._summed(_of_outputs(found, outputs))
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
-        if not isinstance(forward, EstimatorModule):
-            raise InputError(f"TreeExplainer explains forests and boosted trees, got {type(forward).__name__}")
-        if forward.columns is not None:
-            raise InputError(
-                "TreeExplainer reads the trees, which know nothing of the codes of the columns; use KernelExplainer"
-            )
-        background = None if made.background is None else made.background.rows.copy()
-        digest = explained_digest(forward)
-        explainer = cls(forward.estimator, background, hardening=hardening, model_digest=digest, **made.made)
-        explainer._places = forward.places().tolist()
-        return explainer
+    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
+        return cls(last, background, **made)
+
+
+class HardenedLinearExplainer(_OfModel):
+    """Hardened `shap.LinearExplainer`: Shapley values of a linear model, a coefficient times the way from a reference.
+
+    They are of the log odds, where features are independent. An audit's reference are the means of public rows, or,
+    without any, zeros in the columns that the model itself takes: behind a scaler, the mean that it learned.
+
+    Args:
+        model: a fitted linear model.
+        masker: (n, d) rows, of which the means count: public ones; or (means, covariances).
+        feature_names: names of the columns.
+        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version; None: the coefficients do.
+
+    Raises:
+        InputError: the model has no coefficients.
+        MissingExtraError: shap is not installed.
+    """
+
+    _name, _row = "LinearExplainer", CATALOG["LinearExplainer"]
+    explains = "log odds"
+
+    def __init__(
+        self,
+        model: Any,
+        masker: Any,
+        feature_names: Sequence[str] | None = None,
+        *,
+        hardening: Hardening | None = None,
+        model_digest: bytes | None = None,
+    ) -> None:
+        shap = load_shap()
+        try:
+            native = shap.LinearExplainer(model, masker, feature_names=feature_names)
+        except shap.utils._exceptions.InvalidModelError:
+            raise InputError(f"LinearExplainer explains linear models, and {type(model).__name__} is none") from None
+        self._adopt(native, hardening, model_digest)
+
+    def _model_of(self, native: Any) -> Any:
+        return native.model
+
+    def _names(self) -> list[str] | None:
+        names = self._explainer.feature_names
+        return None if names is None else [str(name) for name in names]
+
+    def _settings(self) -> dict[str, Any]:
+        return {"mean": _named(self._explainer.mean)}
+
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
+        return self._summed(_of_outputs(np.asarray(self._explainer.shap_values(_dense(self._taken(rows)))), outputs))
+
+    @classmethod
+    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
+        return cls(last, np.zeros((1, _width(last) or 0)) if background is None else background, **made)
 
 
 class HardenedKernelExplainer(HardenedShap):
@@ -531,10 +539,10 @@ class HardenedKernelExplainer(HardenedShap):
         native = self._explainer
         return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], interactions: bool) -> Values:
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
         options = {**options, "silent": True}
         if self.hardening.is_none:
-            return np.asarray(copy.copy(self._explainer).shap_values(rows, **options))
+            return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs)
         key = None if self.hardening.noise is None else self.hardening.noise.key
         seeds = query_seeds(
             b"no noise, no key" if self.hardening.noise is None else resolve_key(key),
@@ -548,7 +556,7 @@ class HardenedKernelExplainer(HardenedShap):
             words = np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)
             with draw_from(np.random.RandomState(words)):
                 found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
-        return np.concatenate(found) if found else np.zeros((0, rows.shape[1]))
+        return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1]))
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -586,11 +594,17 @@ def _numbers(X: Any, rows: Any) -> Values:
     return found
 
 
-def _column(y: Any, n: int) -> Values:
-    labels = np.asarray(y, dtype=np.float64).reshape(-1, 1)
-    if len(labels) != n:
-        raise InputError(f"expected a label for each of {n} rows, got {len(labels)}")
-    return labels
+def _dense(rows: Any) -> Any:
+    return rows.toarray() if hasattr(rows, "toarray") else rows
+
+
+def _missing(ensemble: Any, model: Any) -> Values:
+    """(trees, nodes) where a missing number goes: of scikit-learn's forests, shap does not read it."""
+    found: Values = np.array(ensemble.children_default)
+    for k, one in enumerate(np.ravel(getattr(model, "estimators_", [model]))):
+        if (left := getattr(getattr(one, "tree_", None), "missing_go_to_left", None)) is not None:
+            found[k, : len(left)] = np.where(left, ensemble.children_left[k, : len(left)], found[k, : len(left)])
+    return found
 
 
 def _named(*arrays: Any) -> str:

@@ -1,0 +1,150 @@
+"""A classifier behind its preprocessing: the columns that its last step takes, and the user's columns they come from.
+
+Explainers that read a model (its trees, its coefficients) give values for the columns that the model takes. Where every
+one of these comes from one of the user's columns, as one-hot columns do, the values of a user's column are their sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+from safexplain.outputs import EstimatorModule
+
+__all__ = ["Encoded", "MixedColumnsError"]
+
+Values = NDArray[Any]
+Places = NDArray[np.int64]
+
+
+class MixedColumnsError(InputError):
+    """A step before the explained one makes a column out of several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What the last step of a classifier takes for the user's rows.
+
+    Args:
+        module: the classifier, alone or a Pipeline, and what the numbers of a row stand for.
+    """
+
+    module: EstimatorModule
+
+    @property
+    def steps(self) -> Any:
+        """All but the last step, a Pipeline; None: there are none."""
+        whole = self.module.estimator
+        return whole[:-1] if len(getattr(whole, "steps", ())) > 1 else None
+
+    @property
+    def last(self) -> Any:
+        """What is explained."""
+        whole = self.module.estimator
+        return whole[-1] if hasattr(whole, "steps") else whole
+
+    @cached_property
+    def origins(self) -> Places | None:
+        """(p,) of each column that the last step takes, the user's column; None: they are the user's.
+
+        Raises:
+            MixedColumnsError: a step makes one of them out of several of the user's.
+        """
+        if self.steps is None:
+            return None
+        columns = np.arange(self.module.estimator.n_features_in_)
+        return _through(self.steps, columns, getattr(self.last, "n_features_in_", None))
+
+    def rows(self, x: Values) -> Any:
+        """(n, p) that the last step takes for (n, d) numbers: a matrix, or the frame that they stand for."""
+        given = self.module.rows(np.asarray(x, dtype=np.float32))
+        return given if self.steps is None else self.steps.transform(given)
+
+    def summed(self, values: Values) -> Values:
+        """(n, d, ...) of (n, p, ...): the values of all columns that come from a user's column, added up."""
+        if self.origins is None:
+            return values
+        columns = range(self.module.estimator.n_features_in_)
+        return np.stack([values[:, self.origins == column].sum(axis=1) for column in columns], axis=1)
+
+
+def _through(step: Any, origins: Places, made: int | None) -> Places:
+    """Of each column that a fitted step makes, the user's column, where those it takes come from `origins`.
+
+    Args:
+        step: a transformer, or "passthrough".
+        origins: of the columns that it takes.
+        made: how many it makes; None: nobody says.
+    """
+    from sklearn.base import OneToOneFeatureMixin
+    from sklearn.compose import ColumnTransformer
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.feature_selection import SelectorMixin
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, Normalizer, OneHotEncoder
+
+    if isinstance(step, Pipeline):
+        widths = [getattr(after, "n_features_in_", None) for _, after in step.steps[1:]]
+        for (_, one), width in zip(step.steps, [*widths, made], strict=True):
+            origins = _through(one, origins, width)
+    elif isinstance(step, ColumnTransformer):
+        parts, place = [origins[:0]], step.output_indices_
+        for name, one, columns in sorted(step.transformers_, key=lambda part: place[part[0]].start or 0):
+            if width := len(range(2**31)[place[name]]):
+                parts.append(_through(one, origins[_places(columns, step)], width))
+        origins = np.concatenate(parts)
+    elif isinstance(step, SelectorMixin):
+        origins = origins[step.get_support()]
+    elif isinstance(step, OneHotEncoder):
+        origins = np.repeat(origins, _categories(step))
+    elif isinstance(step, KBinsDiscretizer) and step.encode != "ordinal":
+        origins = np.repeat(origins, step.n_bins_)
+    elif isinstance(step, SimpleImputer) and step.add_indicator:
+        origins = np.concatenate([origins, origins[step.indicator_.features_]])
+    elif len(set(origins.tolist())) == 1 and made is not None:
+        origins = np.repeat(origins[:1], made)
+    elif not (
+        isinstance(step, str)
+        or (isinstance(step, FunctionTransformer) and (step.func is None or isinstance(step.func, np.ufunc)))
+        or (isinstance(step, OneToOneFeatureMixin | SimpleImputer) and not isinstance(step, Normalizer | TfidfTransformer))
+    ):
+        raise _mixed(step)
+    if made is not None and len(origins) != made:
+        raise _mixed(step)
+    return origins
+
+
+def _mixed(step: Any) -> MixedColumnsError:
+    return MixedColumnsError(
+        f"{type(step).__name__} makes columns out of several of yours, so that the values of what reads the model behind"
+        " it (TreeExplainer, LinearExplainer) cannot be summed back; use FeatureAblation, which only asks the model"
+    )
+
+
+def _categories(encoder: Any) -> list[int]:
+    """How many columns a one-hot encoder makes of each: rare categories share one, and one may be dropped."""
+    rare = encoder.infrequent_categories_ if encoder.min_frequency or encoder.max_categories else None
+    dropped = [None] * len(encoder.categories_) if encoder.drop_idx_ is None else encoder.drop_idx_
+    return [
+        len(known) - max(0 if rare is None or rare[i] is None else len(rare[i]) - 1, 0) - (dropped[i] is not None)
+        for i, known in enumerate(encoder.categories_)
+    ]
+
+
+def _places(columns: Any, transformer: Any) -> list[int]:
+    """The places of columns, as a ColumnTransformer names them."""
+    names = list(getattr(transformer, "feature_names_in_", ()))
+    if isinstance(columns, slice):
+        named = isinstance(columns.stop, str)  # whose last one is among them
+        start, stop = (names.index(end) if isinstance(end, str) else end for end in (columns.start, columns.stop))
+        return list(range(transformer.n_features_in_)[slice(start, stop + 1 if named else stop, columns.step)])
+    given = np.atleast_1d(np.asarray(columns))
+    if given.dtype.kind == "b":
+        return [int(place) for place in np.flatnonzero(given)]
+    return [names.index(c) if isinstance(c, str) else int(c) for c in given.tolist()]
