@@ -501,6 +501,10 @@ def audit_pools(
     whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
     implied, why_not = _implied(options, policy, pools)
     notes += why_not
+    own = [m for m in methods if hasattr(m.make, "explains") and not (alone or endpoint)]
+    odds = [m.name for m in own if m.make.explains(first) == "log odds"]  # type: ignore[attr-defined]
+    explained = "class's log odds" if odds else output
+    notes += [f"{name} explains the log odds of the predicted class, not its {output}." for name in odds]
     way = replace(way, store=store, executor=executor, large=not alone and whole > LARGEST_MAPS, implied=implied)
     size = bytes_on_disk(copies * sum(p.asked.membership.size for p in pools), features) / 2**30
     keep = not way.large or size < (free := free_space(store.folder) / 2**30)
@@ -593,7 +597,7 @@ def audit_pools(
     }
     report = ReportData(
         title=options.title or "audit",
-        explainer="predictions alone" if alone else f"{way.method} of the predicted {output}",
+        explainer="predictions alone" if alone else f"{way.method} of the predicted {explained}",
         configurations=configurations,
         provenance={},
         pictures=None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from safexplain.audit.references.training import EstimatorTraining
 from safexplain.cli.options import Question
 from safexplain.cli.run.recipes import TrainingFunction
 from safexplain.columns import Columns
-from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
 from safexplain.explain import CATALOG
 from safexplain.explain.row import Row
 from safexplain.explain.served import OF_ROWS
+from safexplain.explain.shap.pipelines import MixedColumnsError
+from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import AuditData, check_model_fits
 from safexplain.loading.data.frames import ClassifierData, load_for_classifier
 from safexplain.loading.files import one_line, read_bytes
@@ -30,14 +33,16 @@ from safexplain.loading.models.estimators import FittedClassifier, SkopsKeeper, 
 from safexplain.loading.models.load import LoadedModel
 from safexplain.outputs import EstimatorModule, are_places
 
-DEFAULT = "FeatureAblation"
-"""What explains a classifier where nothing else is said: it needs no gradient, no public rows and no other package."""
+ASKS = "FeatureAblation"
+"""What explains a classifier that nothing reads: it needs no gradient, no public rows and no other package."""
+
+READS = ("TreeExplainer", "LinearExplainer")
+"""What explains a classifier by reading it, exactly: each is tried where nothing else is said."""
+
+SERVED = "Name the explainer that is served: a verdict is about the one that was audited."
 
 COLUMNS = "columns.json"
 """File of the run directory that says what the numbers of a row stand for."""
-
-TREES = ("TreeShap", "TreeExplainer")
-"""Methods that read the trees themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +82,22 @@ class Tabular:
         read = load_for_classifier(found, question.data, public=public, group=question.group_column, slices=slices)
         loaded = LoadedModel.of_classifier(found, read.columns)
         return cls(found, read, loaded, check_model_fits(loaded.model, read.data))
+
+    @cached_property
+    def default(self) -> tuple[str, str]:
+        """What explains the classifier where nothing is said, and a sentence that says so."""
+        why = "which works with every classifier"
+        for name in READS:
+            try:
+                if adds_up(name, self.loaded.model, self.read.data.x):
+                    return name, f"No --explainer: {name}, which reads the model and is exact. {SERVED}"
+            except MixedColumnsError as error:
+                why = str(error)
+            except MissingExtraError:
+                why = 'for want of shap, which is exact for trees and linear models: pip install "safexplain[shap]"'
+            except InputError:  # it does not read this kind of model
+                continue
+        return ASKS, f"No --explainer: {ASKS}, {why}. {SERVED}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -216,26 +237,38 @@ def check_methods(methods: list[Any], tabular: Tabular) -> None:
             raise ConfigurationError(
                 f"{row.name} follows gradients, and a {name} has none; expected one of {', '.join(fitting)}"
             )
-        if row.name not in TREES:
+        if row.entry == "attribute" or method._needs:
             continue
-        others = ", ".join(other for other in fitting if other not in TREES)
-        if not has_trees(tabular.found.estimator):
-            raise ConfigurationError(
-                f"{row.name} reads the trees of a forest or of boosted trees, and a {name} is none; expected one of"
-                f" {others}"
-            )
-        if tabular.read.columns is not None:
-            raise ConfigurationError(
-                f"{row.name} reads the trees themselves, which know nothing of the codes for texts and missing"
-                f" values in the data; expected one of {others}"
-            )
+        try:
+            method.catalogued()(tabular.loaded.model, hardening=Hardening.none())
+        except MissingExtraError:
+            raise
+        except Exception as error:  # of a library, which does not read this model
+            others = ", ".join(other for other in fitting if other != row.name)
+            raise ConfigurationError(f"--explainer {row.name}: {one_line(error, 300)}; or one of {others}") from None
 
 
-def has_trees(estimator: Any) -> bool:
-    """Whether an estimator is a forest or boosted trees."""
-    module = type(estimator).__module__
-    inside = ("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.ensemble._hist", "sklearn.tree")
-    return module.startswith((*inside, "xgboost.", "lightgbm."))
+def adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
+    """Whether what reads a model reads it rightly: values of two classes differ as the outputs do, up to a constant.
+
+    Args:
+        name: of the method.
+        model: the classifier.
+        x: (n, d) rows, of which a few are looked at.
+
+    Raises:
+        InputError: it reads no such model. MissingExtraError: its library is not installed.
+    """
+    explainer = OF_ROWS[name].catalogued()
+    asked, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
+    p = model(rows).double()
+    order = p.mean(0).argsort(descending=True)
+    first, second = (torch.full((len(rows),), int(c)) for c in order[:2])
+    explained = (asked.attribute(rows, target=first) - asked.attribute(rows, target=second)).sum(1).double()
+    known = (p[:, order[:2]] > 1e-3).all(1)  # of others, the logarithm is no more exact than float32
+    outputs = p if explainer.explains(model) is None else p.clamp(min=1e-30).log() * (2 if p.shape[1] == 2 else 1)
+    off = (explained - outputs[:, order[0]] + outputs[:, order[1]])[known]
+    return len(off) < 2 or bool(off.max() - off.min() < 0.01 * (1 + explained.abs().max()))
 
 
 def check_public(methods: list[Any], public: Path | None, data: Path) -> None:

@@ -26,7 +26,6 @@ from safexplain.cli.console import choose_folder, device_of, make_folder, resuma
 from safexplain.cli.options import Question
 from safexplain.cli.run.classifiers import (
     COLUMNS,
-    DEFAULT,
     Tabular,
     check_methods,
     check_public,
@@ -134,7 +133,8 @@ def begun(
     _check_target(question, pool, service)
     judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
     of_tables = service is None and is_classifier_file(question.model)
-    chosen = question.explainer or (DEFAULT if of_tables else "IG")
+    tabular = Tabular.of(question, public) if of_tables else None
+    chosen = question.explainer or (tabular.default[0] if tabular else "IG")
     methods, given = parse_methods(chosen, question.output, question.option or [])
     check_public(methods, public, question.data)
     if of_tables and pool is not None:
@@ -153,7 +153,6 @@ def begun(
     with once, shown(question.quiet or question.json_) as progress:
         columns = (question.group_column, question.slice_by or [])
         own = columns if pool is None else (None, [])
-        tabular = Tabular.of(question, public) if of_tables else None
         if tabular is None:
             read, loaded, outputs, prepared = load_both(question.data, *own, _loader(question, service))
         else:
@@ -162,9 +161,9 @@ def begun(
             prepared += tabular.untold(trained) if question.references else ()
             check_methods(methods, tabular)
             if question.explainer is None:
-                prepared += (_by_default(tabular),)
+                prepared += (tabular.default[1],)
                 if not (question.quiet or question.json_):
-                    typer.echo(_by_default(tabular), err=True)
+                    typer.echo(tabular.default[1], err=True)
         rows = tabular.read.public if tabular else None if public is None else load_inputs(public)
         makers, given = with_public(methods, given, rows, read, tabular.read.columns if tabular else None)
         dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
@@ -392,14 +391,6 @@ def parse_method(name: str, output: str, options: list[str]) -> tuple[Any, dict[
     except ConfigurationError as error:
         raise ConfigurationError(f"--explainer: {error}") from None
     return (HARDENED[row.name] if row.entry == "attribute" else OF_ROWS[row.name]), values
-
-
-def _by_default(tabular: Tabular) -> str:
-    """What explains a classifier of tables where nobody says."""
-    return (
-        f"No --explainer: {DEFAULT}, which works with every classifier ({type(tabular.found.estimator).__name__} has no"
-        " gradient). Name the explainer that is served: a verdict is about the one that was audited."
-    )
 
 
 def parse_hardening(text: str) -> Hardening:

@@ -1,4 +1,4 @@
-"""Hardened explainers of the shap package: `TreeExplainer`, `LinearExplainer` and `KernelExplainer`, of which only hardened values leave.
+"""Hardened explainers of the shap package, of which only hardened values leave.
 
 Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works

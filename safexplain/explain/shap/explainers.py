@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, InputError, RefusedError
@@ -148,8 +148,9 @@ class HardenedShap(OfTables):
         watch().add(self._explained, self._name, (maps,), inputs=(asked,))
         if self.hardening.noise is None:
             return self.hardening(maps).numpy().copy()
-        named = {"model_digest": self._digest(), "method": self._method(options)}
-        return self.hardening(maps, inputs=(asked,), target=target, **named).numpy().copy()
+        digest, method = self._digest(), self._method(options)
+        hardened = self.hardening(maps, inputs=(asked,), target=target, model_digest=digest, method=method)
+        return hardened.numpy().copy()
 
     def _method(self, options: Mapping[str, Any]) -> str:
         chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
@@ -212,9 +213,8 @@ def _of_outputs(raw: Values, outputs: Values | None) -> Values:
     """Of native values, all, or of each row those of one output; the first of two has the negatives of the second."""
     if outputs is None:
         return raw
-    if raw.ndim == 2:
-        return raw * np.where(outputs, 1, -1)[:, None]
-    return np.take_along_axis(raw, outputs[:, None, None], axis=2)[..., 0]
+    chosen = raw * np.where(outputs, 1, -1)[:, None] if raw.ndim == 2 else raw[np.arange(len(raw)), :, outputs]
+    return np.asarray(chosen)
 
 
 class _OfModel(HardenedShap):
@@ -224,8 +224,11 @@ class _OfModel(HardenedShap):
     _makes = frozenset({"feature_names"})
     _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
     _fitted: Any = None
-    explains: str
-    """What the values add up to: "probability" or "log odds"."""
+
+    @property
+    def explains(self) -> str:
+        """What the values add up to: "probability" or "log odds"."""
+        return "log odds"
 
     def shap_values(self, X: ArrayLike, check_additivity: bool = True) -> NDArray[np.float64]:
         """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
@@ -419,7 +422,6 @@ class HardenedLinearExplainer(_OfModel):
     """
 
     _name, _row = "LinearExplainer", CATALOG["LinearExplainer"]
-    explains = "log odds"
 
     def __init__(
         self,

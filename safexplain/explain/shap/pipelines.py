@@ -22,6 +22,10 @@ Values = NDArray[Any]
 Places = NDArray[np.int64]
 
 
+OVER_ROWS = ("Normalizer", "TfidfTransformer")
+"""Steps of scikit-learn that make as many columns as they take, each of all of them."""
+
+
 class MixedColumnsError(InputError):
     """A step before the explained one makes a column out of several."""
 
@@ -83,11 +87,10 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
     """
     from sklearn.base import OneToOneFeatureMixin
     from sklearn.compose import ColumnTransformer
-    from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.feature_selection import SelectorMixin
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import Pipeline
-    from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, Normalizer, OneHotEncoder
+    from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder
 
     if isinstance(step, Pipeline):
         widths = [getattr(after, "n_features_in_", None) for _, after in step.steps[1:]]
@@ -109,22 +112,16 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
         origins = np.concatenate([origins, origins[step.indicator_.features_]])
     elif len(set(origins.tolist())) == 1 and made is not None:
         origins = np.repeat(origins[:1], made)
-    elif not (
-        isinstance(step, str)
-        or (isinstance(step, FunctionTransformer) and (step.func is None or isinstance(step.func, np.ufunc)))
-        or (isinstance(step, OneToOneFeatureMixin | SimpleImputer) and not isinstance(step, Normalizer | TfidfTransformer))
-    ):
-        raise _mixed(step)
+    elif isinstance(step, FunctionTransformer):
+        made = len(origins) if step.func is None or isinstance(step.func, np.ufunc) else -1
+    elif not isinstance(step, str | SimpleImputer | OneToOneFeatureMixin) or type(step).__name__ in OVER_ROWS:
+        made = -1
     if made is not None and len(origins) != made:
-        raise _mixed(step)
+        raise MixedColumnsError(
+            f"{type(step).__name__} makes columns out of several of yours, so that the values of what reads the model"
+            " behind it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
+        )
     return origins
-
-
-def _mixed(step: Any) -> MixedColumnsError:
-    return MixedColumnsError(
-        f"{type(step).__name__} makes columns out of several of yours, so that the values of what reads the model behind"
-        " it (TreeExplainer, LinearExplainer) cannot be summed back; use FeatureAblation, which only asks the model"
-    )
 
 
 def _categories(encoder: Any) -> list[int]:

@@ -47,6 +47,7 @@ FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), 
 SAVE_AS_SKOPS = 'skops.io.dump(model, "model.skops")'
 
 HARMLESS = (
+    "builtins.object",
     "collections.OrderedDict",
     "collections.defaultdict",
     "lightgbm.basic.Booster",
@@ -58,6 +59,7 @@ HARMLESS = (
     "sklearn._loss.loss.HalfMultinomialLoss",
     "sklearn.calibration._CalibratedClassifier",
     "sklearn.calibration._SigmoidCalibration",
+    "sklearn.compose._column_transformer.make_column_selector",
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
     "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
