@@ -118,6 +118,15 @@ class Question:
             rich_help_panel=DATA,
         ),
     ] = None
+    drop_copies: Annotated[
+        bool,
+        typer.Option(
+            "--drop-copies",
+            metavar="",
+            help="Leave out examples of which a copy is on the other side.",
+            rich_help_panel=DATA,
+        ),
+    ] = False
     explainer: Annotated[
         str | None,
         typer.Option(

@@ -123,6 +123,8 @@ class Tabular:
         labels = None if are_places(found.classes) else found.classes
         written: dict[str, Any] = {} if recipe is None else read_toml(recipe, "recipe")
         what = f"recipe {recipe}"
+        for name in ("accuracy", "examples"):
+            written.pop(name, None)  # see `recipes.stated`
         if "function" in written:
             if others := sorted(written.keys() - {"function"}):
                 raise ConfigurationError(

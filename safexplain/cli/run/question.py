@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import typer
 from torch import nn
@@ -21,7 +22,9 @@ from safexplain.audit.attacks.suite import check_suite
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.recipe import check_examples
 from safexplain.audit.run import AuditOptions
+from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question
 from safexplain.cli.run.classifiers import (
@@ -33,7 +36,7 @@ from safexplain.cli.run.classifiers import (
     with_public,
 )
 from safexplain.cli.run.quick import QuickLook
-from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated_accuracy, untrained
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
@@ -141,7 +144,7 @@ def begun(
         raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
     place = device_of(question.device)
     statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
-    stated = stated_accuracy(None if of_tables else question.recipe)
+    accuracy, examples = stated(question.recipe)
     trained: Any
     trained, stages, caveats = read_recipe(
         None if of_tables else question.recipe, pool, question.seed, statement if question.references else None
@@ -174,14 +177,24 @@ def begun(
         materials = {f"data {read.source} sha256": read.sha256}
         if public is not None:
             materials[f"public rows {public} sha256"] = file_sha256(public)
+        asked, rows_each = read, int(read.member.sum())
+        if pool is not None:
+            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
+        if references:
+            halves = dp is None and pool is None
+            check_examples(examples, len(read.x) // 2 if halves else rows_each)
+            if stages is not None and stages.recipe is not None:
+                check_examples(stages.recipe.examples, len(asked.x) // 2)
+        if question.drop_copies:
+            asked, dropped = without_copies(asked)
+            prepared += dropped
         if stages is not None and pool is not None:
             assert isinstance(trained, Recipe)
-            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
             two = TwoStages(stages, read, asked, loaded, trained, outputs, references, question.seed)
             notes, materials = two.notes(), materials | two.materials()
         else:
-            asked, two = read, None
-            notes = check_data(read, num_classes=outputs)
+            two = None
+            notes = check_data(asked, num_classes=outputs)
             notes += () if stages is None else stages.notes(references)
         notes = (*prepared, *notes)
         if dp is not None and statement is not None and references:
@@ -202,7 +215,7 @@ def begun(
             subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
         options = AuditOptions(
             slices=asked.slices,
-            accuracy=stated,
+            accuracy=accuracy,
             title=name,
             subject=subject,
             materials=materials,
@@ -293,6 +306,15 @@ def _loader(question: Question, service: Service | None) -> Callable[[AuditData]
             model, arch=question.arch, trust_pickle=question.trust_pickle, input_shape=tuple(read.x.shape[1:])
         )
     return lambda read: service.like(read, question.arch)
+
+
+def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
+    """The data without members that are exact copies of non-members, and without these; a note says how many."""
+    _, which = np.unique(hash_examples(data.x), return_inverse=True)
+    mixed = ((np.bincount(which, data.member) > 0) & (np.bincount(which, ~data.member) > 0))[which]
+    inside, outside = int((mixed & data.member).sum()), int((mixed & ~data.member).sum())
+    said = f"{inside} members and {outside} non-members that are exact copies of each other were left out."
+    return (data.rows(~mixed), (said,)) if mixed.any() else (data, ())
 
 
 def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
