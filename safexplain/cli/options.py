@@ -162,7 +162,7 @@ class Question:
             help="Reference models to train; 0 runs threshold attacks only.",
             rich_help_panel=REFERENCES,
         ),
-    ] = 16
+    ] = 8
     recipe: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),

@@ -61,8 +61,9 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
             return show_plan(
                 plan_tune(**run.arguments, space=space, trials=trials), run.folder, question.json_, question.quiet
             )
-        others = () if public is None else public_models(public, run.arguments)
-        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder, public_models=others)
+        arguments = run.ready()
+        others = () if public is None else public_models(public, arguments)
+        found = tune(**arguments, space=space, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
