@@ -401,9 +401,9 @@ class _Asker:
 
     def label_seconds(self, seconds: float) -> tuple[float, float]:
         """Seconds of a query that is drawn, and of one prediction for it."""
-        n, size = len(self.population), min(64, len(self.population))
+        n = len(self.population)
         queries = Queries.of(self.population, Dither())
-        draw = min(self.clock(lambda: queries(range(size), number)) for number in (0, 1)) / size
+        draw = rate(self.clock, lambda number: queries(range(number), 0), min(n, 256), seconds / 10)
 
         def work(amount: int) -> None:
             few = self._some(amount)

@@ -1,4 +1,4 @@
-"""The first lines of an audit, what would make it shorter, and `--plan`: time by stage, memory, and the best verdict."""
+"""The first lines of an audit, what would make it shorter, and `--plan`: time, memory and the best verdict."""
 
 from __future__ import annotations
 
