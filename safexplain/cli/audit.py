@@ -157,7 +157,7 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    with shown(quiet or json_) as progress:
+    with shown(quiet) as progress:
         result = certify(
             loaded,
             judged_by,
@@ -184,7 +184,7 @@ def demo_command(
 
     device_of(device)
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), shown(quiet or json_) as progress:
+    with resumable(folder), shown(quiet) as progress:
         make_folder(folder)
         with counted_in(folder / "uses.sqlite"):  # other audits of these digits are not its business
             found = run_demo(folder / "models", seed=seed, device=device, progress=progress)

@@ -67,9 +67,11 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
+    if found.study.interrupted and question.json_:
+        raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
     code = show_tuned(found, run.folder, question.json_, question.quiet)
     if found.study.interrupted:
-        raise Interrupted.of(run.folder, KEPT)
+        raise Interrupted(run.folder, KEPT)
     return code
 
 
