@@ -17,6 +17,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from browser import Chromium, find_chromium, serving
 from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
@@ -883,3 +884,14 @@ def test_under_the_claim_auc_areas_stand_beside_the_rates_and_the_first_limit_sa
     assert "The policy allows 0.05 of AUC" in text
     guessing = text_of(audited(0.0, replace(POLICY, claim="auc"), labels=False))
     assert "Judged: AUC above guessing" in guessing
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="needs a Chromium")
+@pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
+def test_on_a_phone_the_sentence_is_on_the_first_screen(leak: float, tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", report(native(), hardened(leak)))
+    with Chromium(tmp_path / "profile") as browser, serving(tmp_path) as url:
+        browser.open(f"{url}report.html", width=390, height=844)
+        bottom = browser.run("document.querySelector('.says').getBoundingClientRect().bottom")
+        assert 0 < bottom <= 844
+        assert browser.run("document.documentElement.scrollWidth") <= 390
