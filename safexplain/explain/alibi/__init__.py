@@ -104,7 +104,7 @@ class HardenedAnchorText(FromArguments, HardenedAnchors):
 
 def _of_all_rows(kind: str) -> type[HardenedAlibi]:
     doc = (
-        f"Hardened {kind}: its arguments, and `hardening`. Importances leave, or curves, at grid points that you give."
+        f"Hardened {kind}: its arguments, and `hardening`. Curves leave at grid points that you give."
     )
     return type(f"Hardened{kind}", (FromArguments,), {"__doc__": doc, "__module__": __name__, "_kind": kind})
 
