@@ -192,7 +192,7 @@ class EstimatorFunction:
         if self.columns is not None:
             rows = self.columns.decode(rows)
         elif self.names is not None:
-            rows = import_module("pandas").DataFrame(rows, columns=list(self.names))
+            rows = import_module("pandas").DataFrame(rows.astype(np.float64), columns=list(self.names))
         labels = y.numpy() if self.labels is None else self.labels[y.numpy()]
         try:
             with current_directory_importable():
