@@ -27,9 +27,10 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from safexplain import GaussianNoise, HardenedLinearExplainer, HardenedTreeExplainer, Hardening
+from safexplain import GaussianNoise, HardenedTreeExplainer, Hardening
 from safexplain.columns import Columns
 from safexplain.errors import InputError
+from safexplain.explain.shap import HardenedLinearExplainer
 from safexplain.explain.shap.pipelines import MixedColumnsError
 from safexplain.outputs import EstimatorModule
 
