@@ -233,6 +233,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_power": ("attack_power", benchmark_tables.power),
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
+    "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     "reference_training": ("reference_training", benchmark_tables.reference_training),
     **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},

@@ -102,10 +102,8 @@ class HardenedAnchorText(FromArguments, HardenedAnchors):
     _kind = "AnchorText"
 
 
-def _of_all_rows(kind: str) -> type[HardenedAlibi]:
-    doc = (
-        f"Hardened {kind}: its arguments, and `hardening`. Curves leave at grid points that you give."
-    )
+def _of_all_rows(kind: str) -> type[FromArguments]:
+    doc = f"Hardened {kind}: its arguments, and `hardening`. Curves leave at grid points that you give."
     return type(f"Hardened{kind}", (FromArguments,), {"__doc__": doc, "__module__": __name__, "_kind": kind})
 
 
