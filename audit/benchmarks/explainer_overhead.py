@@ -138,14 +138,13 @@ def gradient_cases() -> dict[str, tuple[str, torch.nn.Module, torch.Tensor]]:
         layers += [torch.nn.Conv2d(inner, outer, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
     cnn = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(1024, 10)).eval()
     resnet = ResNet(Block, [2, 2, 2, 2], num_classes=10).eval()
-    table, images = torch.randn(256, 64), torch.randn(256, 3, 32, 32)
+    table, images = torch.randn(256, 64), torch.randn(64, 3, 32, 32)
     return {
         "IG, 50 steps, 256 rows, MLP 64-32-10": ("IG", mlp, table),
         "the same network from torch.export": ("IG", exported, table),
         "Saliency, 256 rows, MLP": ("Saliency", mlp, table),
         "InputXGradient, 256 rows, MLP": ("InputXGradient", mlp, table),
-        "IG, 50 steps, 64 images 32 x 32, CNN of three convolutions": ("IG", cnn, images[:64]),
-        "the same, 256 images": ("IG", cnn, images),
+        "IG, 50 steps, 64 images 32 x 32, CNN of three convolutions": ("IG", cnn, images),
         "IG, 50 steps, 8 images 32 x 32, ResNet-18": ("IG", resnet, images[:8]),
     }
 
