@@ -839,7 +839,7 @@ def test_an_undecided_report_lists_what_would_decide_and_on_which_examples_it_ma
     assert len(found.feasible) > 2
     for option in found.feasible:
         assert option.says in text
-    assert text.count("judge it on examples that chose nothing. On these examples it counts as another") == 1
+    assert text.count("use examples that it was not chosen on. On these examples it counts as another") == 1
     assert "What would decide" not in text_of(audited(LEAK))
 
 
