@@ -90,17 +90,9 @@ def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, m
     (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=4", "--output", "logit", "--hardening", HARDENING.to_json()]
-    (tmp_path / "policy.toml").write_text("patience = [1, 3]")
-    command += [
-        "--policy",
-        "policy.toml",
-        "--policy-fpr",
-        "0.1",
-        "--max-tpr",
-        "0.8",
-        "--attacks",
-        "Threshold,LikelihoodRatio",
-    ]
+    suite = 'suite = ["Threshold", "LikelihoodRatio"]'
+    (tmp_path / "policy.toml").write_text(f"fpr = 0.1\nmax_tpr = 0.5\npatience = [1, 3]\n{suite}\n")
+    command += ["--policy", "policy.toml", "--max-tpr", "0.8"]
     code = _run([*command, "--device", "cpu", "--run-dir", "run", "--json"])
     told = json.loads(capfd.readouterr().out)
     by_command = json.loads((tmp_path / "run" / "certificate.json").read_text())

@@ -190,7 +190,7 @@ def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(case: P
         x, member = data["x"].copy(), data["member"]
         x[np.flatnonzero(~member)[:3]] = x[np.flatnonzero(member)[:3]]
         np.savez(case / "copies.npz", x=x, y=data["y"], member=member)
-    few = ("--references", 0, "--attacks", "Threshold")
+    few = ("--references", 0)
     code, _, err = run(case, *few, data="copies.npz")
     assert (code, "--drop-copies" in err) == (2, True)
     code, out, _ = run(case, *few, "--drop-copies", "--json", data="copies.npz")

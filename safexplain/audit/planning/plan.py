@@ -290,9 +290,11 @@ def plan_audit(
             flipped = population.flip(number, seed=seed)
             counts = flipped.sum(1) if repeated.members is None else np.full(number, repeated.members)
             finished = min(_finished(cache), number)
-            seconds, says = training_seconds(
-                clock, population, recipe, counts, build=repeated.build, seed=seed, seconds=clock.share(0.25)
-            )
+            seconds, says = 0.0, "all trained"
+            if finished < number:
+                seconds, says = training_seconds(
+                    clock, population, recipe, counts, build=repeated.build, seed=seed, seconds=clock.share(0.25)
+                )
             rates = replace(rates, training=seconds / number)
             stage = f"{'training' if then is None else 'pre-training'} reference models"
             says += f"; {finished} are finished" if finished else ""
