@@ -153,7 +153,7 @@ def attack_command(
     from safexplain.cli.run.question import policy_of
     from safexplain.cli.run.tables import show_attacks
 
-    judged_by = policy_of(policy, max_tpr, policy_fpr, attacks)
+    judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)

@@ -168,7 +168,9 @@ class Question:
         typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),
     ] = None
     policy: PolicyFile = None
+    policy_fpr: PolicyFpr = None
     max_tpr: MaxTpr = None
+    attacks: Attacks = None
     privacy: Annotated[
         Path | None,
         typer.Option(

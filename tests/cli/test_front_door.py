@@ -121,7 +121,13 @@ def test_defaults_that_are_written_in_words_are_shown(cli: Cli, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERMINAL_WIDTH", "120")
     out = " ".join(cli("audit", "--help")[1].replace("│", " ").split())
-    for said in ("[default: 0.03]", "[default: as many as the policy needs]", "[default: safexplain-runs/TIME]"):
+    for said in (
+        "[default: 0.01]",
+        "[default: 0.03]",
+        "[default: all that apply]",
+        "[default: as many as the policy needs]",
+        "[default: safexplain-runs/TIME]",
+    ):
         assert said in out
 
 
@@ -212,7 +218,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ((*AUDIT, "--references", "-1"), "at least 0, got -1"),
     ((*AUDIT, "--references", "many"), "a whole number, got many"),
     ((*AUDIT, "--seed=-1"), "at least 0, got -1"),
-    (("attack", "data.npz", "--policy-fpr", "-0.1"), "-0.1"),
+    ((*AUDIT, "--policy-fpr", "-0.1"), "-0.1"),
     ((*AUDIT, "--max-tpr", "-1"), "-1"),
     (("attack", "data.npz", "--seed", "-1"), "--seed"),
     ((*TUNE, "--trials", "-1"), "--trials"),

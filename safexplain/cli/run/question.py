@@ -159,7 +159,7 @@ def begun(
         SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
     """
     _check_target(question, pool, service)
-    judged_by = policy_of(question.policy, question.max_tpr)
+    judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
     of_tables = service is None and is_classifier_file(question.model)
     tabular = Tabular.of(question, public) if of_tables else None
     chosen = question.explainer or (tabular.default[0] if tabular else "IG")
@@ -332,7 +332,7 @@ def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
     return (data.rows(~mixed), (said,)) if mixed.any() else (data, ())
 
 
-def policy_of(file: Path | None, max_tpr: float | None, fpr: float | None = None, attacks: str | None = None) -> Policy:
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
     """The policy of the file, or the default one, with the options that were given.
 
     Raises:
