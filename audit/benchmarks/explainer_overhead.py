@@ -8,7 +8,7 @@ hardening: a ratio of at most 1.05 for gradient methods and 1.02 for perturbatio
 ResNet-50 at 224, 1.02 for IG and 1.10 for Saliency. Memory is the highest resident size (on a GPU: the highest
 allocation) during one call over that before it, in a process of its own.
 
-With `--gradients` it compares safexplain's gradients, without hardening, with Captum's own, on networks from an MLP to a
+With `--gradients` it compares our gradients, without hardening, with Captum's own, on networks from an MLP to a
 ResNet-18: the ratio of times, and whether the maps have the same bits; see docs/evidence/captum-gradient.md.
 
     python -m audit.benchmarks.explainer_overhead [--all | --large | --gradients] [--memory] [--rounds 15]
