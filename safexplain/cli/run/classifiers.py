@@ -95,7 +95,7 @@ class Tabular:
                 why = str(error)
             except MissingExtraError:
                 why = 'for want of shap, which is exact for trees and linear models: pip install "safexplain[shap]"'
-            except InputError:  # it does not read this kind of model
+            except Exception:  # of a library, which does not read this kind of model
                 continue
         return ASKS, f"No --explainer: {ASKS}, {why}. {SERVED}"
 
