@@ -221,6 +221,7 @@ class _OfModel(HardenedShap):
     _makes = frozenset({"feature_names"})
     _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
     _fitted: Any = None
+    """The model itself, where the explainer was made from it."""
 
     @property
     def explains(self) -> str:
