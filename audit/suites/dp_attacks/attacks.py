@@ -16,17 +16,17 @@ from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SUMMARY, SuiteRow, fitting
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 from ...shared.resampling import interpolated_rates, resampled_rates
 from ...shared.run import Progress
-from ..attack_table.suite import HUANG, estimate
+from ..attack_table.suite import FIVE, HUANG, estimate
 from .plan import DELTA, Budget, Size
 
 RATES = (0.001, 0.01)
-OF_FIVE = "+".join(SUMMARY)
+OF_FIVE = "+".join(FIVE)
 SCALAR = (
     *(
         SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")

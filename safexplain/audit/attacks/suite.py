@@ -96,9 +96,6 @@ WHOLE_PREDICTION = ("prediction", "predictions")
 SUMMARY = ("l1", "mean", "positive")
 """Summary numbers of a map: its size, and the balance of its signs, which no clipping and no scaling takes away."""
 
-NOT_READ = (*WHOLE_PREDICTION, "variance", "l2", "support", "sparsity", "peak", "class_l2", "class_mean")
-"""Signals that tell no more than those that are read (docs/evidence/attack_table.md)."""
-
 OF_LABELS = ("label", "kept", "shares")
 """Signals of the labels of the same queries."""
 
@@ -126,7 +123,8 @@ EXPLANATION: tuple[SuiteRow, ...] = (
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation"),
 )
-"""Of the explanation, at every level; any signal that no table names is read too, by `LikelihoodRatio`."""
+"""Of the explanation, at every level. Any signal that no table names is read too, by `LikelihoodRatio`, though others
+that the library computes were seen to add nothing: a file of somebody else's may leak there alone."""
 
 LABELS: tuple[SuiteRow, ...] = (
     SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
@@ -264,7 +262,8 @@ def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> lis
 def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
     """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
     recourse = "recourse" in signals.meta
-    named = {part for row in SUITE if row not in RECOURSE or recourse for part in row.parts} | {*NOT_READ}
+    read = [*EXPLANATION, *LABELS, *PREDICTIONS, *(RECOURSE if recourse else ())]
+    named = {part for row in read for part in row.parts} | {*WHOLE_PREDICTION}
     own = [name for name, at in map(split_level, signals.values) if at == level]
     others = [s for s in own if s not in named and not s.startswith("label")]
     first = (EXPLANATION if _compared(signals) else WITHOUT_REFERENCES)[0]
@@ -281,10 +280,12 @@ def _labels(signals: Signals, level: int) -> list[SuiteRow]:
 
 
 def _trees(signals: Signals, level: int, rows: list[SuiteRow], labelled: bool) -> list[SuiteRow]:
-    """Boosted trees over the numbers among what the rows read, beside the labels of the same queries."""
+    """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries."""
     known = ["label", *([at_level("kept", level)] if level > 1 else [])] if labelled else []
     read = dict.fromkeys([*known, *(r.signal for r in rows)])
-    chosen = [s for s in read if _width(signals, s) == 1 and (s == "label" or _varies(signals, s))][:MOST_BOOSTED]
+    numbers = [s for s in read if _width(signals, s) == 1 and (s == "label" or _varies(signals, s))]
+    summary = {*known, *(at_level(s, level) for s in (*SUMMARY, *PREDICTION))} & {*numbers}
+    chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MOST_BOOSTED]
     if len(chosen) <= len(known):
         return []
     role: Role = "explanation+label" if labelled else "explanation"
