@@ -255,7 +255,7 @@ def test_predictions_alone_are_enough_to_be_attacked(
     assert (content["policy"]["release"], content["claim"]) == ("prediction", "whole")
     assert {e["role"] for e in content["evidence"]} == {"loss"}
     assert {e["attack"] for e in content["evidence"]} == {
-        "AtTargetLabel", "JointLikelihoodRatio", "Metaclassifier", "PredictionPatience"
+        "JointLikelihoodRatio", "PredictionPatience"
     }  # fmt: skip
     assert all(e["judged"] for e in content["evidence"])
     told = cli("attack", tmp_path / "predictions.npz", "--policy", tmp_path / "policy.toml")[1]

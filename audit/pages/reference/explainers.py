@@ -30,7 +30,7 @@ GUIDES = {"alibi": ("Alibi", "alibi.md"), "aix360": ("AIX360 and LIME", "aix360.
           "lime": ("AIX360 and LIME", "aix360.md"), "shap": ("Explainers", "explainers.md")}  # fmt: skip
 ELSEWHERE = {
     "releases": ("What may be released", "asked once and many times, in every format"),
-    "attack_table": ("Every attack", "all attacks on two image tasks"),
+    "attack_table": ("Which attacks earn a row", "all attacks, with and without each"),
     "paper_d": ("DeepLeak", "what carries the leak, and what hardening leaves of it"),
 }
 """Suites that measured some of the methods too."""

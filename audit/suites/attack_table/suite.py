@@ -49,6 +49,9 @@ OPTIONS: dict[str, dict[str, Any]] = {"IG": {"n_steps": 10}}
 HUANG = "LRT (Huang et al.)"
 Z = float(ndtri(0.975))
 FIVE = ("l1", "mean", "positive", "sparsity", "peak")
+OTHERS = ("variance", "l2", "support", "sparsity", "peak", "ranks")
+"""Signals that are measured as candidates. The library reads those of them that a file has, as it reads any signal: a
+file of somebody else's may leak there alone."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ def accuracy(shadows: Shadows, population: Population) -> dict[str, Any]:
     right = []
     with torch.no_grad():
         for model in shadows.models:
-            device = next(model.parameters()).device
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
             found = [model(x.to(device)).argmax(1).cpu() for x in population.x.split(500)]
             right.append((torch.cat(found) == population.y).numpy())
     correct, member = np.array(right), shadows.membership
@@ -316,17 +319,13 @@ def measure(size: Size, signals: Signals) -> dict[str, Any]:
         for level in LEVELS:
             others = candidates(own, level)
             by_labels, by_predictions = (
-                [
-                    r
-                    for r in fitting(own, Policy(patience=LEVELS, release=given))
-                    if r.level == level and "ranks" not in r.signal
-                ]  # type: ignore[arg-type]
-                for given in ("explanation", "explanation+prediction")
+                [r for r in fitting(own, Policy(patience=LEVELS, release=given)) if r.level == level and _is_row(r)]
+                for given in ("explanation", "explanation+prediction")  # type: ignore[arg-type]
             )
             alone = {kind_of(r): r for r in by_labels if not r.columns} | others
-            wide, known = (next(r for r in rows if r.name == name) for rows, name in
-                           ((by_labels, "Stacked"), (by_predictions, "PredictionPatience")))  # fmt: skip
-            wide = replace(wide, columns=tuple(c for c in wide.columns if "ranks" not in c.signal))
+            wide = next(r for r in by_labels if r.name == "Stacked")
+            wide = replace(wide, columns=tuple(filter(_is_row, wide.columns)))
+            known = next(r for r in by_predictions if r.name == "PredictionPatience")
             groups = {"alone": alone, "with labels": {"labels": wide.columns[0], **stacks(wide, others)},
                       "predictions": stacks(known, others)}  # fmt: skip
             every = [row for rows in groups.values() for row in rows.values()]
@@ -359,7 +358,7 @@ def conclude(results: dict[str, Any]) -> dict[str, Any]:
     for name, gains in changes.items():
         means, errors = np.array([g[0] for g in gains]), np.array([g[1] for g in gains])
         sure = means - 2 * errors
-        at = [int(i) for i in sure.argmax(0)]
+        at = [int(i) for i in means.argmax(0)]
         out[name] = {
             "mean": means.mean(0).tolist(),
             "most": {m: {"gain": float(means[i, k]), "error": float(errors[i, k]), "where": gains[i][2]}
@@ -402,3 +401,8 @@ def main(argv: list[str] | None = None) -> int:
         write_json(destination(options), rounded(head | found) | run)
     print(f"written to {destination(options)}", flush=True)
     return 0
+
+
+def _is_row(row: SuiteRow) -> bool:
+    """Whether it reads none of `OTHERS`."""
+    return row.signal.partition("@")[0] not in OTHERS
