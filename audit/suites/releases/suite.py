@@ -20,7 +20,8 @@ and judged by the attacks of an audit (`safexplain.audit.attacks`), each stacked
 
 Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets. Attacks that are
 trained on whole maps (`Learned`) run with `--full`, where the library's table has any. A release passes where, at
-every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and where its deletion is at most .02 below the native one and above that of the public models.
+every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and
+where its deletion is at most .02 below the native one and above that of the public models.
 "Public models" explain the class that the audited model predicts by five models which never saw the pool; a "student"
 learned the audited model's labels on public examples: neither knows more than the labels do, whatever an attack finds
 in it.
