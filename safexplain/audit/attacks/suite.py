@@ -126,6 +126,9 @@ EXPLANATION: tuple[SuiteRow, ...] = (
 """Of the explanation, at every level. Any signal that no table names is read too, by `LikelihoodRatio`, though others
 that the library computes were seen to add nothing: a file of somebody else's may leak there alone."""
 
+NAMED: tuple[SuiteRow, ...] = (SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),)
+"""Run where the policy's suite names them; at one query."""
+
 LABELS: tuple[SuiteRow, ...] = (
     SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
     SuiteRow("LikelihoodRatio", IDENTITY, "kept", "label"),
@@ -161,7 +164,7 @@ RECOURSE: tuple[SuiteRow, ...] = (
 the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
 asked for (`audit.collect_recourse`)."""
 
-SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
+SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *NAMED, *LABELS, *PREDICTIONS, *RECOURSE)
 """All single attacks; `fitting` adds the levels and the stacks."""
 
 STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
@@ -255,8 +258,9 @@ def _chosen(policy: Policy) -> frozenset[str]:
 def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> list[SuiteRow]:
     """The rows of a table that the policy wants, and thresholds where there is nothing to compare with."""
     chosen = _chosen(policy)
-    rows = [*table, *(WITHOUT_REFERENCES if "Threshold" in chosen or not _compared(signals) else ())]
-    return [r for r in rows if not chosen or r.name in chosen]
+    if chosen:
+        return [r for r in (*table, *WITHOUT_REFERENCES, *NAMED) if r.name in chosen]
+    return [*table, *(() if _compared(signals) else WITHOUT_REFERENCES)]
 
 
 def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
@@ -322,6 +326,8 @@ def _fits(signals: Signals, row: SuiteRow) -> bool:
     if isinstance(row.attack, OwnLabelRatio):
         label = signals.values["label"]
         return bool(label.min() >= 0 and not (label % 1).any() and label.max() < widths[-1])
+    if isinstance(row.attack, Learned):
+        return row.level == 1 and references >= FEWEST_TO_LEARN
     alone = isinstance(row.attack, Threshold | RMIA | CounterfactualLRT | PooledDensityRatio | LabelLikelihoodRatio)
     most = 1 if alone else MOST_COLUMNS if isinstance(row.attack, JointLikelihoodRatio) else width
     once = isinstance(row.attack, Threshold | RMIA) and row.level > 1

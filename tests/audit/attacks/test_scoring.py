@@ -120,6 +120,8 @@ def test_thresholds_are_for_audits_without_references_and_for_those_who_name_the
     assert "Threshold" not in {r.name for r in fitting(released(), policy())}
     named = fitting(released(), policy(suite=("Threshold",)))
     assert {r.name for r in named} == {"Threshold", "LabelPatience", "Stacked"}
+    assert ("Learned", "attributions") in names_of(fitting(released(), policy(suite=("Learned",))))
+    assert "Learned" not in {r.name for r in fitting(released(), policy())}
 
 
 def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queries():
