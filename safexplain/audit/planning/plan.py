@@ -463,7 +463,7 @@ class _Asker:
         return {"dither": Dither(), "labels": self.options.labels, "batch_size": self.options.batch_size}
 
     def _some(self, number: int) -> Population:
-        return self.population.part(self.rows[: max(number, self.population.classes)])
+        return self.population.part(self.rows[: max(number, 2)])
 
     def _alone(self, few: Population) -> Shadows:
         return Shadows((self.model,), np.ones((1, len(few)), dtype=bool))
