@@ -24,8 +24,11 @@ from safexplain.outputs import as_module
 from safexplain.verdict.judgement import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-SECONDS = 75.0
-"""Of training, asking and explaining: what is left of two minutes by imports, the plan and the attacks."""
+SECONDS = 80.0
+"""Of the plan, of training, asking and explaining: what imports, attacks and files leave of two minutes."""
+
+LEAST = 20.0
+"""Of these, after a plan that took long."""
 
 FEWEST, MOST = 100, 1_000
 """Examples that are scored."""
@@ -51,11 +54,12 @@ def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     rates, policy, options = plan.rates, given["policy"], given["options"]
     assert isinstance(policy, Policy)
     assert isinstance(options, AuditOptions)
-    references = 2 if plan.references >= 2 and 2 * rates.training < SECONDS / 2 else 0
+    seconds = max(SECONDS - plan.took, LEAST)
+    references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
     questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
     each = 0.0 if questions is None else questions.seconds / max(questions.count, 1)
     each += (1 + references) * (rates.native + rates.released + rates.label)
-    scored = (SECONDS - references * rates.training) / max(each, 1e-9)
+    scored = (seconds - references * rates.training) / max(each, 1e-9)
     once = replace(policy, patience=(1,), suite=ATTACKS, selection=0.0, training=0.0, uncounted=True)
     number = int(np.clip(scored, FEWEST, min(MOST, plan.scored)))
     return {"references": references, "policy": once, "options": replace(options, quick=True, scored=number)}
