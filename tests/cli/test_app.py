@@ -228,7 +228,7 @@ def test_what_the_prediction_tells_is_judged_when_it_is_released(
     content = json.loads(out)
     assert code in (0, 3)  # no leak: the explanation adds nothing
     assert {e["role"] for e in content["evidence"] if e["judged"]} == {"explanation+loss"}
-    assert "the predictions of the same queries alone" in content["sentence"]
+    assert "beyond predictions alone" in content["sentence"]
 
 
 @pytest.mark.parametrize(("leak", "level", "code"), [(2.0, (), 1), (0.0, (), 3), (0.0, (2,), 0)])
