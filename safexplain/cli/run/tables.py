@@ -120,7 +120,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
 def level_table(result: AuditResult) -> Table:
     """What the labels of the same queries find, what the explanation adds, and both, by number of queries."""
     anyway = result.anyway
-    title = f"What an attacker finds at {_percent(result.policy.fpr)} false positives, by queries per example"
+    title = f"What an attacker finds at {_percent(result.policy.fpr)} false positives"
     alone = result.policy.release == "prediction"
     compared = () if alone else (f"{anyway} alone", "explanations add")
     table = result_table(title, ("asked",), (*compared, anyway if alone else "both together"))
