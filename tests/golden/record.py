@@ -484,11 +484,11 @@ def command_line() -> dict[str, Any]:
     model, run = "model.pt2", Path("run")
     command = ["audit", model, "--data", "data.npz", "--recipe", "recipe.toml", "--run-dir", "run", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=8", "--output", "logit", "--hardening", hardening, "--json"]
-    command += ["--policy", "policy.toml", "--max-tpr", "0.8", "--device", "cpu"]
+    command += ["--policy", "policy.toml", "--policy-fpr", "0.1", "--max-tpr", "0.8", "--device", "cpu"]
     with tempfile.TemporaryDirectory() as folder, chdir(folder), environment(SAFEXPLAIN_USES="uses.sqlite"):
         np.savez("data.npz", **arrays)
         Path("recipe.toml").write_text(RECIPE.to_toml())
-        Path("policy.toml").write_text("fpr = 0.1\npatience = [1, 3]\nreferences = 4\nuncounted = true\n")
+        Path("policy.toml").write_text("patience = [1, 3]\nreferences = 4\nuncounted = true\n")
         shapes = ({0: torch.export.Dim("batch")},)
         program = torch.export.export(shadows.models[0], (population.x[:2],), dynamic_shapes=shapes)
         with warnings.catch_warnings():
