@@ -78,7 +78,7 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
         "which 4 features, or 10% of all if these are more, count most for the class",
         f"more than {audited().bound:.1%} of members beyond labels alone, at 10% false positives",
         "asked 200 times: labels alone ",
-        "Leak proven: asking up to 200 times, an attack",
+        "Leak proven: asking ",
         "for 2 configurations",
         "Queries of these kinds, up to 200 an example.",
         "blind baseline: the inputs are not in the signals",
