@@ -178,8 +178,8 @@ def _judged(name: str) -> str:
         level = "asked once, and averaged over many queries"
         if row in suite.WITHOUT_REFERENCES:
             level = "where there are no references"
-        if row in suite.NAMED:
-            level = "where the policy's suite names it"
+        if row.learns:
+            level = "asked once"
         if row.role == "loss":
             level = "where the service releases probabilities"
         if row in suite.RECOURSE:

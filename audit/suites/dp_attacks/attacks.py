@@ -16,7 +16,6 @@ from safexplain.audit.attacks import (
     GlobalVariance,
     JointLikelihoodRatio,
     LabelLikelihoodRatio,
-    Learned,
     LikelihoodRatio,
 )
 from safexplain.audit.attacks.scoring import Scorer
@@ -119,9 +118,7 @@ def whole(signals: Signals, targets: int, resamples: int, progress: Progress) ->
 
 def _whole_rows(signals: Signals) -> list[SuiteRow]:
     """The rows of `WHOLE` that can be run."""
-    learned = SuiteRow("Learned", Learned(), "attributions", "explanation")
-    rows = [*fitting(signals, Policy(fpr=0.01, patience=(1,))), learned]
-    return [r for r in rows if (r.name, r.signal) in WHOLE]
+    return [r for r in fitting(signals, Policy(fpr=0.01, patience=(1,))) if (r.name, r.signal) in WHOLE]
 
 
 def _weights(n: int, resamples: int) -> NDArray[np.float32]:

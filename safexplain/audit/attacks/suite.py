@@ -122,12 +122,11 @@ EXPLANATION: tuple[SuiteRow, ...] = (
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation"),
+    SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
 )
-"""Of the explanation, at every level. Any signal that no table names is read too, by `LikelihoodRatio`, though others
-that the library computes were seen to add nothing: a file of somebody else's may leak there alone."""
-
-NAMED: tuple[SuiteRow, ...] = (SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),)
-"""Run where the policy's suite names them; at one query."""
+"""Of the explanation, at every level (`Learned` at one query). Any signal that no table names is read too, by
+`LikelihoodRatio`, though others that the library computes were seen to add nothing: a file of somebody else's may leak
+there alone."""
 
 LABELS: tuple[SuiteRow, ...] = (
     SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
@@ -164,7 +163,7 @@ RECOURSE: tuple[SuiteRow, ...] = (
 the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
 asked for (`audit.collect_recourse`)."""
 
-SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *NAMED, *LABELS, *PREDICTIONS, *RECOURSE)
+SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
 """All single attacks; `fitting` adds the levels and the stacks."""
 
 STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
@@ -259,7 +258,7 @@ def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> lis
     """The rows of a table that the policy wants, and thresholds where there is nothing to compare with."""
     chosen = _chosen(policy)
     if chosen:
-        return [r for r in (*table, *WITHOUT_REFERENCES, *NAMED) if r.name in chosen]
+        return [r for r in (*table, *WITHOUT_REFERENCES) if r.name in chosen]
     return [*table, *(() if _compared(signals) else WITHOUT_REFERENCES)]
 
 

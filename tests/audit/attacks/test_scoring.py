@@ -120,8 +120,6 @@ def test_thresholds_are_for_audits_without_references_and_for_those_who_name_the
     assert "Threshold" not in {r.name for r in fitting(released(), policy())}
     named = fitting(released(), policy(suite=("Threshold",)))
     assert {r.name for r in named} == {"Threshold", "LabelPatience", "Stacked"}
-    assert ("Learned", "attributions") in names_of(fitting(released(), policy(suite=("Learned",))))
-    assert "Learned" not in {r.name for r in fitting(released(), policy())}
 
 
 def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queries():
@@ -332,7 +330,7 @@ def test_a_suite_of_names_keeps_the_baselines_of_its_levels():
 def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():
     whole = families_allowed(released(), policy())
     assert whole == families_allowed(released(), policy(suite=("Threshold", "RMIA")))
-    assert set(whole) == {"LikelihoodRatio", "LabelLikelihoodRatio", "RMIA", "LabelPatience", "Stacked"}
+    assert set(whole) == {"LikelihoodRatio", "Learned", "LabelLikelihoodRatio", "RMIA", "LabelPatience", "Stacked"}
 
 
 def test_signals_of_any_pipeline_are_attacked_at_every_level():
