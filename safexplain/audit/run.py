@@ -298,7 +298,9 @@ def audit(
         policy, options = policy or Policy(), options or AuditOptions()
         methods = methods_of(explainer, arguments)
         keyed = _keyed(hardening, seed, "references")
-        policy = _begin(model, population, member, policy, options, methods, twin, keyed, progress)
+        rows = scored_rows(population, checked_member(population, member, references), policy, options)
+        asked = population.part(rows), np.asarray(member)[rows]
+        policy = _begin(model, *asked, policy, options, methods, twin, keyed, progress)
     pool, options = prepare(
         model,
         population,
@@ -386,7 +388,8 @@ def prepare(
     place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
     _check_privacy(options, target)
     rows = scored_rows(population, member, policy or Policy(), options)
-    fitted = (population.part(rows), member[rows]) if options.quick else (population, member)
+    part = options.quick or isinstance(target, Endpoint)  # which is asked no more than what is scored
+    fitted = (population.part(rows), member[rows]) if part else (population, member)
     notes = [*options.notes, *_fit_notes(target, *fitted, options)]
     notes += _group_notes(population, member)
     if options.labels == "foreign" and shadows is None and (isinstance(recipe, Recipe) or hasattr(recipe, "fit")):
