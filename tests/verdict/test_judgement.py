@@ -190,8 +190,6 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
 @pytest.mark.parametrize(
     ("name", "signal", "says"),
     [
-        ("Metaclassifier", "prediction", "metaclassifier of the prediction"),
-        ("AtTargetLabel", "prediction", "likelihood ratio at the target's label of the prediction"),
         ("JointLikelihoodRatio", "prediction@4", "joint likelihood ratio of the prediction, 4 queries"),
         ("JointLikelihoodRatio", "predictions@4", "joint likelihood ratio of the prediction, 4 queries one by one"),
         ("JointLikelihoodRatio", "class_l1", "joint likelihood ratio of the L1 norms of several classes"),

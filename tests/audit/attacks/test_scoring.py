@@ -279,7 +279,7 @@ def test_a_file_without_labels_has_no_baseline():
     without = replace(signals, values={k: v for k, v in signals.values.items() if k.startswith("l1")})
     rows = fitting(without, policy())
     assert {r.role for r in rows} == {"explanation"}
-    assert {r.name for r in rows} == {"LikelihoodRatio", "Stacked"}
+    assert {r.name for r in rows} == {"LikelihoodRatio", "Learned", "Stacked"}
     alone = fitting(replace(without, attributions=None), policy(patience=(1,)))
     assert names_of(alone) == {("LikelihoodRatio", "l1")}
 
