@@ -13,8 +13,6 @@ import typer
 
 from safexplain.cli.console import Json
 
-__all__ = ["sign_command", "verify_command"]
-
 
 def verify_command(
     certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, signed or not.")],

@@ -1,20 +1,15 @@
-"""What the shell may complete: names of explainers, attacks, and architectures, found without importing PyTorch.
+"""What the shell may complete: names of explainers and attacks, found without importing PyTorch.
 
-The shell waits while these run, so the names are read from source files and nothing is imported: those of explainers
-and attacks from this package's tables, those of architectures from the files of timm and torchvision.
+The shell waits while these run, so the names are read from the source of this package's tables and nothing is imported.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import safexplain
-
-__all__ = ["architectures", "attacks", "devices", "explainers", "hardenings", "one_of", "outputs", "splits"]
 
 PACKAGE = Path(safexplain.__file__).parent
 TABLE = "ATTACK_NAMES"
@@ -39,15 +34,7 @@ hardenings = one_of("recommended", "none", "deepleak")
 outputs = one_of("probability", "logit")
 splits = one_of("certification", "selection")
 devices = one_of("auto", "cpu", "cuda")
-
-
-def architectures(incomplete: str) -> list[str]:
-    """The libraries of architectures, or the networks of the one that is named."""
-    library, colon, _ = incomplete.partition(":")
-    if not colon:
-        return [name for name in ("timm:", "torchvision:", "hf:", "hf-pretrained:") if name.startswith(incomplete)]
-    names = registered(library) if library in ("timm", "torchvision") else []
-    return [found for found in (f"{library}:{name}" for name in names) if found.startswith(incomplete)]
+architectures = one_of("timm:", "torchvision:", "hf:", "hf-pretrained:")
 
 
 def method_names() -> list[str]:
@@ -76,18 +63,6 @@ def first_arguments(path: Path, *functions: str) -> list[str]:
         elif isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and not first.attr.startswith("_"):
             found.append((first.lineno, first.attr))
     return list(dict.fromkeys(name for _, name in sorted(found)))
-
-
-def registered(library: str) -> list[str]:
-    """Names of functions under `@register_model` in a library's models; none where it is not installed."""
-    spec = find_spec(library)
-    if spec is None or spec.origin is None:
-        return []
-    names: set[str] = set()
-    for file in (Path(spec.origin).parent / "models").glob("*.py"):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        names |= set(re.findall(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", text, re.MULTILINE))
-    return sorted(names)
 
 
 def _listed(names: list[str], incomplete: str) -> list[str]:

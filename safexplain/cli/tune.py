@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.options import Question, asks
-
-__all__ = ["tune_command"]
 
 SEARCH = "Search"
 """Heading of the options of the search."""
@@ -25,7 +22,6 @@ def tune_command(
             metavar="NAME",
             help="Search space: default, or deepleak for DeepLeak's own.",
             rich_help_panel=SEARCH,
-            autocompletion=completion.one_of("default", "deepleak"),
         ),
     ] = "default",
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Releases to try.", rich_help_panel=SEARCH)] = 100,

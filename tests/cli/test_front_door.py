@@ -355,14 +355,6 @@ def test_several_names_are_completed_one_after_another() -> None:
     assert completion.attacks("Thr") == ["Threshold"]
 
 
-def test_networks_are_completed_once_their_library_is_named() -> None:
-    assert completion.architectures("ti") == ["timm:"]
-    pytest.importorskip("timm")
-    assert "timm:resnet18" in completion.architectures("timm:resnet1")
-    pytest.importorskip("torchvision")
-    assert "torchvision:resnet18" in completion.architectures("torchvision:resnet")
-
-
 TYPED = [
     ("safexplain a", {"audit", "attack"}),
     ("safexplain ledger e", {"export"}),

@@ -197,8 +197,6 @@ class EstimatorFunction:
         try:
             with current_directory_importable():
                 fitted = self.train(rows, labels, generator)
-            if isinstance(fitted, nn.Module):
-                return fitted
             return EstimatorModule(fitted, self.classes, columns=self.columns, labels=self.labels)
         except SafexplainError:
             raise

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from safexplain._digest import file_sha256
-from safexplain._versions import FORMAT, Compatibility, compatibility
+from safexplain._versions import FORMAT, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
@@ -23,8 +24,6 @@ from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
 from safexplain.verdict.release import as_written, in_words, utility_in_words
-
-__all__ = ["sign", "verify"]
 
 SIGNATURES = {
     "valid": "signed with the private key of this public key",
@@ -66,7 +65,10 @@ def verify(
         elif isinstance(found, Certificate) and not of_endpoint:
             raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
         if isinstance(found, GuaranteeCertificate):
-            lines, more = _lines_of_guarantee(found), _content_of_guarantee(found)
+            lines = _lines_of_guarantee(found)
+            more = {
+                name: found.statement["predicate"][name] for name in ("guarantee", "measured", "environment", "notes")
+            }
         elif found.verdict != "certified" and not any_verdict:
             raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
         else:
@@ -76,8 +78,15 @@ def verify(
                     f"{certificate} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
                     " the same: --any-version)"
                 )
-            lines, more = _lines(found) | _serves(here), _content(found) | {"serves_here": _serves_content(here)}
-        content = {"verified": True, "kind": found.kind, "signature": found.signature, **more}
+            lines, more = _lines(found), _content(found) | {"serves_here": None}
+            if here is not None:
+                said = [f"no: {problem}" for problem in here.problems] or [
+                    "yes: these versions release what was audited"
+                ]
+                lines["serves_here"] = [*said, *here.notes]
+                more["serves_here"] = {"serves": not here.problems, **asdict(here)}
+        subject = {name: dict(digests) for name, digests in found.subject.items()}
+        content = {"verified": True, "kind": found.kind, "signature": found.signature, "subject": subject, **more}
     except CertificateError as error:
         reason = _printable(str(error))
         if json_:
@@ -113,21 +122,6 @@ def sign(certificate: Path, key: Path, out: Path | None) -> int:
     path = write_json(out or certificate, sign_certificate(found.statement, key))
     typer.echo(f"{path} is signed.")
     return 0
-
-
-def _serves(here: Compatibility | None) -> dict[str, str | list[str]]:
-    """Whether an explainer is loaded from the certificate in this environment, for people; None: it never is."""
-    if here is None:
-        return {}
-    said = [f"no: {problem}" for problem in here.problems] or ["yes: these versions release what was audited"]
-    return {"serves_here": [*said, *here.notes]}
-
-
-def _serves_content(here: Compatibility | None) -> dict[str, Any] | None:
-    """The same for programs."""
-    if here is None:
-        return None
-    return {"serves": not here.problems, "problems": list(here.problems), "notes": list(here.notes)}
 
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
@@ -167,7 +161,6 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "utility": predicate["utility"],
         "endpoint": certificate.endpoint,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
-        "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
     }
 
 
@@ -238,15 +231,6 @@ def _released(certificate: Certificate, hardening: Hardening) -> str:
     if certificate.endpoint is not None:
         return "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
     return in_words(hardening.to_dict())
-
-
-def _content_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, Any]:
-    """What holds by construction, for programs."""
-    predicate = certificate.statement["predicate"]
-    return {
-        **{name: predicate[name] for name in ("guarantee", "measured", "environment", "notes")},
-        "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
-    }
 
 
 def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | list[str]]:
