@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 class ALE(HardenedALE):
-    """Hardened ALE: takes its arguments, and `hardening`. Curves leave hardened, at grid points that you give."""
+    """Hardened ALE: its arguments, and `hardening`. Curves leave at grid points that you give."""
     def __init__(
         self,
         predictor: Callable[[NDArray[Any]], NDArray[Any]],
@@ -205,7 +205,7 @@ class KernelShap(HardenedAlibiKernelShap):
     ) -> Explanation: ...
 
 class PartialDependence(HardenedPartialDependence):
-    """Hardened PartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
+    """Hardened PartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
     def __init__(
         self,
         predictor: Callable[[NDArray[Any]], NDArray[Any]],
@@ -228,7 +228,7 @@ class PartialDependence(HardenedPartialDependence):
     ) -> Explanation: ...
 
 class PartialDependenceVariance(HardenedPartialDependenceVariance):
-    """Hardened PartialDependenceVariance: takes its arguments, and `hardening`; see `HardenedALE`."""
+    """Hardened PartialDependenceVariance: its arguments, and `hardening`. Curves leave at grid points that you give."""
     def __init__(
         self,
         predictor: Any | Callable[[NDArray[Any]], NDArray[Any]],
@@ -251,7 +251,7 @@ class PartialDependenceVariance(HardenedPartialDependenceVariance):
     ) -> Explanation: ...
 
 class PermutationImportance(HardenedPermutationImportance):
-    """Hardened PermutationImportance: takes its arguments, and `hardening` of the importances."""
+    """Hardened PermutationImportance: its arguments, and `hardening`. Curves leave at grid points that you give."""
     def __init__(
         self,
         predictor: Callable[[NDArray[Any]], NDArray[Any]],
@@ -297,7 +297,7 @@ class PermutationImportance(HardenedPermutationImportance):
     ) -> Explanation: ...
 
 class TreePartialDependence(HardenedTreePartialDependence):
-    """Hardened TreePartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
+    """Hardened TreePartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
     def __init__(
         self,
         predictor: Any,
