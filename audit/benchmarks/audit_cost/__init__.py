@@ -1,1 +1,1 @@
-"""What an audit is said to cost, against what it costs."""
+"""What a verdict costs on models of a person's own, through the command line."""

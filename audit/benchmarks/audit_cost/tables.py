@@ -1,47 +1,35 @@
-"""The tables of planned and real audits, made from their result."""
+"""The table of what verdicts cost, made from their result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ...shared.run import markdown
 
 
-def cases(found: dict[str, Any]) -> str:
-    """Planned and real seconds of each case, by part."""
+def costs(found: dict[str, Any]) -> str:
+    """What 0.2.0 took, the goal, what was planned, and what it took."""
     rows = []
-    for case in found["cases"].values():
-        last = case["rounds"][-1]
-        planned, real = last["planned_seconds"]["processor"], last["real_seconds"]["processor"]
-        memory = last["planned_memory_bytes"] / last["real_memory_bytes"]
+    for part in found["results"].values():
+        plan, ran = part.get("plan"), part.get("run")
+        goal = "3 times its quiet time" if part["goal"] is None else spoken(part["goal"])
+        took = (spoken(ran["seconds"]), spoken(ran["processor_seconds"])) if ran else ("not run", "")
+        code = "failed" if "failed" in part else str(ran["exit_code"]) if ran else ""
         rows.append((
-            case["what"], f"{planned:.0f}", f"{real:.0f}", f"{case['ratio_median']:.2f}",
-            f"{last['ratio']['wall']:.2f}", f"{memory:.2f}", f"{last['planning_seconds']['processor']:.0f}",
+            part["what"], part["before"], goal + (" of CPU" if part["of"] == "processors" else ""),
+            spoken(plan["seconds"]) if plan else "", *took,
+            f"{plan['seconds'] / ran['seconds']:.2f}" if plan and ran else "", code,
         ))  # fmt: skip
-    header = ("audit", "planned, seconds", "real", "planned / real", "the same by the clock on the wall",
-              "memory, planned / real", "planning took")  # fmt: skip
+    header = ("command", "0.2.0", "goal", "planned", "took", "CPU", "planned / took", "exit code")
     return markdown(header, rows)
 
 
-def larger(found: dict[str, Any]) -> str:
-    """Hours, memory and disk of audits that were planned and not run."""
-    rows = [
-        (
-            r["network"], f"{r['references']:,}", f"{r['examples']:,}", f"{r['features']:,}", _hours(r["hours"]),
-            *(_hours(r[f"{part}_hours"]) for part in ("training", "asking", "attacking")),
-            f"{r['memory_gib']:.1f}", f"{r['disk_gib']:.1f}", f"{r['best_certifiable']:.1%}",
-        )
-        for r in found["larger"]
-    ]  # fmt: skip
-    header = ("network", "models", "examples", "features", "hours of one core", "training", "asking and explaining",
-              "attacking", "memory, GiB", "disk, GiB", "best excess")  # fmt: skip
-    return markdown(header, rows)
+def spoken(seconds: float) -> str:
+    """In the unit that a person would use."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
-
-
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"audit_cost": cases, "audit_cost: larger": larger}
+TABLES = {"audit_cost": costs}
 """Name in a page's prose -> what makes the table."""
