@@ -9,12 +9,14 @@ looks and no other limit; what it refuses counts for nothing, and the attacker g
                 with distances of the standardised inputs themselves instead of their sketches
     through     of the plain query about an example and 200 dithered ones, how many were answered, by a client that asks
                 about this example alone: mean, least and most of several examples
-    attack      what those queries are worth: models that overfit are attacked by the labels alone, and by the labels
-                and native InputXGradient maps (the stack of `safexplain.audit.attacks`, without the attacks that train
-                on maps and without trees), at one query, at as many as got through at the defaults, and at all 200
+    labels      what the labels of 32 queries tell, by dither: AUC, TPR at 1 % and their standard errors
+    patience    what an explanation (InputXGradient) adds to the labels of the same 1, 32 and 200 queries, by format;
+                "few": at 32 queries, of which only 4 are explained. With noise drawn anew for every query, the dither
+                of .003 is the case where labels tell nothing more and averages all
 
-The first five dithers are those that the audit chooses from (`safexplain.audit.queries.CANDIDATES`), the others larger.
-Intervals of the attacks come from resampling examples with their scores against all targets.
+Models that overfit are attacked as `patience` says; intervals come from resampling examples with their scores against
+all models. A format is safe at 1 and 32 queries where both upper 95 % bounds are below 1 point of TPR and .02 of AUC;
+the suite fails if one that is safe there is above a limit at 200, by its lower bound.
 
     python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """
@@ -25,7 +27,6 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,16 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from safexplain.audit import Policy, Shadows, train_shadows
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.collect import collect_signals
-from safexplain.audit.population import Population
-from safexplain.audit.queries import CANDIDATES, Dither, Queries
+from safexplain.audit import train_shadows
+from safexplain.audit.queries import Dither, Queries
 from safexplain.errors import BudgetExhausted
 from safexplain.serve.budget import Budget, Likeness, Limits
 
-from ...shared.resampling import interpolated_rates
 from ...shared.run import (
     Parts,
     Progress,
@@ -55,20 +51,28 @@ from ...shared.run import (
     rounded,
     write_json,
 )
-from ..releases.tasks import NATIVE, TASKS, Task
+from ..releases.tasks import TASKS, Task
+from .patience import PLAIN, TINY, Patient
 
 Floats = NDArray[np.floating[Any]]
 
-LARGER = (Dither("multiplicative", 1.0), Dither("additive", 0.5), Dither("additive", 1.0))
+OF_BUDGETS = (
+    *(Dither("multiplicative", a) for a in (0.1, 0.3, 1.0)),
+    *(Dither("additive", a) for a in (0.05, 0.1, 0.2, 0.5, 1.0)),
+)
+"""Dithers that are held against budgets."""
 QUANTILES = (0.001, 0.01, 0.05, 0.1)
 DEFAULT = Limits().quantile
 HISTORIES = (0, 100, 300, 1000, 3000)
 """How many a client asked before, in steps."""
 QUERIES, LOOKS = 200, Limits().looks
 NO_LIMIT = 10**9
-MODELS, TARGETS, EXAMPLES, RESAMPLES = 24, 4, 600, 400
-ATTACKED = ("digits", "heloc")
-CODE = ("safexplain.serve.budget", "safexplain.audit.attacks.scoring", "safexplain.audit.collect")
+SIZES = {"digits": (33, 600), "heloc": (25, 800), "cifar10": (17, 300)}
+"""Models, and examples that are asked about, of each task."""
+AVERAGED = ("native", "top-k set (recommended)", "balanced ranks", *(f"ranks, noise {s}" for s in (".3", "1", "3")))
+"""What is averaged over tiny dithers."""
+MOST_AUC, MOST_TPR, ONE_SIDED = 0.02, 0.01, 1.645
+CODE = ("safexplain.serve.budget", "safexplain.audit.queries", "safexplain.audit.attacks.stacked")
 """What stored parts depend on, beside the code here."""
 
 
@@ -156,36 +160,13 @@ def through(task: Task, dither: Dither, quantile: float, examples: int) -> dict[
     }
 
 
-def attacked(
-    task: Task, shadows: Shadows, pool: Population, dither: Dither, level: int, progress: Progress
-) -> dict[str, Any]:
-    """AUC and TPR at 1 % of labels, and of labels with maps, at one query, at `level` and at all."""
-    levels = tuple(sorted({1, level, QUERIES}))
-    signals = collect_signals(
-        shadows, pool, NATIVE["InputXGradient"][1], patience=levels, dither=dither, targets=tuple(range(TARGETS)),
-        batch_size=len(pool), progress=progress,
-    )  # fmt: skip
-    rows = []
-    for row in fitting(signals, Policy(patience=levels, training=0.0)):
-        if row.baseline:
-            rows.append(row)
-        elif row.name == "Stacked" and row.role == "explanation+label":
-            rows.append(replace(row, columns=tuple(c for c in row.columns if not c.learns)))
-    n = len(pool)
-    drawn = np.random.default_rng(0xB007).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T
-    weights = np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)
-    rates: dict[SuiteRow, list[Floats]] = {row: [] for row in rows}
-    for target in range(TARGETS):
-        scorer = Scorer(signals, rows, target=target, training=np.ones(n, dtype=bool))
-        for row, scores in zip(rows, scorer.scores(target), strict=True):
-            rates[row].append(np.array(interpolated_rates(scores, shadows.membership[target], weights, (0.01,))))
-    found: dict[str, Any] = {**dither.to_dict(), "level": level}
-    for row in rows:
-        auc, tpr = np.mean(rates[row], axis=0)
-        found[f"{'labels' if row.baseline else 'maps'} {row.level}"] = [
-            float(auc[0]), float(auc[1:].std(ddof=1)), float(tpr[0]), float(tpr[1:].std(ddof=1))
-        ]  # fmt: skip
-    return found
+def asking(task: Task, quick: bool, options: Any, progress: Progress) -> Patient:
+    """The attacker, and models trained on independent coin flips: with partners, nobody could leave one out."""
+    models, scored = (6, 40) if quick else SIZES[task.name]
+    member = np.random.default_rng([0, 0xF11B]).random((models, len(task.pool))) < 0.5
+    shadows = train_shadows(task.pool, task.train, build=task.build, membership=member,
+                            cache=str(options.cache / "models"), progress=progress)  # fmt: skip
+    return Patient(task, shadows, np.sort(np.random.default_rng(0).permutation(len(task.pool))[:scored]))
 
 
 def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, Any]:
@@ -193,18 +174,18 @@ def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, A
     progress, key = Progress(f"{task.name}: "), [task.name, quick]
     budget = budget_of(task, DEFAULT)
     assert budget.likeness is not None
-    quantiles, dithers = ((DEFAULT,), CANDIDATES[:1]) if quick else (QUANTILES, (*CANDIDATES, *LARGER))
+    quantiles, dithers = ((DEFAULT,), OF_BUDGETS[:1]) if quick else (QUANTILES, OF_BUDGETS)
     found: dict[str, Any] = {
         "public": len(task.public), "examples": len(task.pool), "features": task.features,
         "sketch": int(budget.likeness.sketch(task.pool.x[:1].numpy()).shape[1]),
-        "honest": [], "through": [], "attack": [],
+        "honest": [], "through": [],
     }  # fmt: skip
     for quantile in quantiles:
         found["honest"] += parts.get([*key, "honest", quantile], lambda q=quantile: list(honest(task, q)))
         for dither in dithers:
             made = parts.get(
                 [*key, "through", quantile, dither.to_dict()],
-                lambda d=dither, q=quantile: through(task, d, q, 2 if quick else 10 if task.name in ATTACKED else 4),
+                lambda d=dither, q=quantile: through(task, d, q, 2 if quick else 4 if task.image else 10),
             )
             found["through"].append(made)
             print(f"{task.name:8} {quantile:5g} {dither.kind:14} {dither.amplitude:4g}: {made['mean']:6.1f} answered"
@@ -212,40 +193,35 @@ def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, A
     for row in found["honest"]:
         print(f"{task.name:8} {row['quantile']:5g} after {row['asked_before'][0]:5}: taken {row['taken']:.3%}, exactly"
               f" {row['exact']:.3%}, refused {row['refused']:.3%}", flush=True)  # fmt: skip
-    if task.name in ATTACKED:
-        pool = Population.of(task.pool.x[:EXAMPLES], task.pool.y[:EXAMPLES])
-        shadows = train_shadows(pool, task.train, build=task.build, models=8 if quick else MODELS,
-                                cache=str(options.cache / "models"), progress=progress)  # fmt: skip
-        right = {"members": [], "non_members": []}
-        for model, member in zip(shadows.models, shadows.membership, strict=True):
-            correct = (model(pool.x.float()).argmax(1) == pool.y).numpy()
-            right["members"].append(correct[member].mean())
-            right["non_members"].append(correct[~member].mean())
-        found["accuracy"] = {name: float(np.mean(values)) for name, values in right.items()}
-        for dither in dithers:
-            wanted = {**dither.to_dict(), "quantile": DEFAULT}
-            got = next(t for t in found["through"] if wanted.items() <= t.items())
-            level = max(2, min(QUERIES, round(got["mean"]) - 1))
-            made = parts.get([*key, "attack", dither.to_dict(), level],
-                             lambda d=dither, n=level: attacked(task, shadows, pool, d, n, progress))  # fmt: skip
-            found["attack"].append({**made, "through": got["mean"]})
-            for name, (auc, _, tpr, se) in ((k, v) for k, v in made.items() if isinstance(v, list)):
-                print(f"{task.name:8} {dither.kind:14} {dither.amplitude:4g} {name:11} AUC {auc:.3f} TPR {tpr:.2%} +-"
-                      f" {1.96 * se:.2%}", flush=True)  # fmt: skip
+    patient = asking(task, quick, options, progress)
+    found["accuracy"] = {
+        side: float((patient.label == task.pool.y[patient.rows].numpy())[of].mean())
+        for side, of in (("members", patient.member), ("non_members", ~patient.member))
+    }
+    found["labels"] = parts.get([*key, "labels"], patient.labels)
+    for name, auc in found["labels"].items():
+        print(f"{task.name:8} labels {name:28} AUC {auc[0]:.3f} TPR {auc[2]:.2%} +- {auc[3]:.2%}", flush=True)
+    found["patience"] = {}
+    for dither, chosen in ((PLAIN, ()), (TINY, AVERAGED)):
+        adds = parts.get([*key, "patience", dither], lambda d=dither, c=chosen: patient.adds(d, c))
+        found["patience"][dither] = adds
+        for name, levels in adds.items():
+            told = (f"{level}: {r[0]:+.3f} {r[2]:+.2%} +- {r[3]:.2%}" for level, r in levels.items())
+            print(f"{task.name:8} {dither} {name:26}", "; ".join(told), flush=True)
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite."""
     p = parser("dithering", __doc__)
-    p.add_argument("--task", choices=(*ATTACKED, "cifar10", "all"), default="all")
+    p.add_argument("--task", choices=(*SIZES, "all"), default="all")
     options = p.parse_args(argv)
     warnings.filterwarnings("ignore", module="captum")
     parts = Parts(options.cache / "dithering", __package__, *CODE)
     out, missing = destination(options), []
     results = earlier(out, options.quick)
     head = {"suite": "dithering", "quick": options.quick, "looks": LOOKS, "queries": QUERIES, "default": DEFAULT}
-    for name in (*ATTACKED, "cifar10") if options.task == "all" else (options.task,):
+    for name in SIZES if options.task == "all" else (options.task,):
         try:
             task = TASKS[name]("quick" if options.quick else "small", options.data)
         except Unusable as error:
@@ -262,7 +238,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def judged(results: dict[str, Any]) -> list[str]:
-    """Targets that were missed: honest questions are taken for looks at most about as often as the quantile says."""
+    """Targets that were missed: honest questions are taken for looks at most about as often as the quantile says, and
+    nothing that is safe at 1 and 32 queries leaks at 200."""
     missed = []
     for name, found in results.items():
         for row in found["honest"]:
@@ -270,4 +247,18 @@ def judged(results: dict[str, Any]) -> list[str]:
                 missed.append(
                     f"{name}: {row['taken']:.1%} of honest questions are looks at quantile {row['quantile']:g}"
                 )
+        for dither, adds in found.get("patience", {}).items():
+            for release, levels in adds.items():
+                if release != "labels" and safe(levels["1"]) and safe(levels["32"]) and leaks(levels["200"]):
+                    missed.append(f"{name}: {release} is safe at 1 and 32 queries ({dither}) and leaks at 200")
     return missed
+
+
+def safe(adds: list[float]) -> bool:
+    """Whether both upper bounds of what is added are below the limits."""
+    return adds[0] + ONE_SIDED * adds[1] <= MOST_AUC and adds[2] + ONE_SIDED * adds[3] <= MOST_TPR
+
+
+def leaks(adds: list[float]) -> bool:
+    """Whether a lower bound is above its limit."""
+    return adds[0] - ONE_SIDED * adds[1] > MOST_AUC or adds[2] - ONE_SIDED * adds[3] > MOST_TPR
