@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self, TextIO
 
 LINE_SECONDS = 60.0
-"""Without a terminal, a line is written this often, whatever is told meanwhile, and when a stage is finished."""
+"""Without a terminal, a line is written this often, and when a stage ends that had taken longer."""
 
 
 class Progress(Protocol):
@@ -31,54 +31,120 @@ def named(progress: Progress, stage: str) -> Progress:
 
 
 @contextmanager
-def shown(quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Progress for a person: bars with the time left on a terminal, else a line a minute; nothing when quiet.
+def shown(
+    quiet: bool = False, stages: Iterable[tuple[str, float]] = (), stream: TextIO | None = None
+) -> Iterator[Shown]:
+    """Progress for a person: a bar for each stage on a terminal, else a line a minute.
 
     Args:
         quiet: show nothing.
+        stages: as `Shown.expect` takes them.
         stream: default standard error.
     """
     stream = sys.stderr if stream is None else stream
     if quiet:
-        yield silent
-    elif not stream.isatty():
-        with _Lines(stream).beating() as lines:
-            yield lines
+        yield Shown()
     else:
-        with _bars(stream) as bars:
-            yield bars
+        with _bars(stream) if stream.isatty() else _Lines(stream).beating() as found:
+            found.expect(stages)
+            yield found
 
 
-class _Lines:
-    """A line a minute, and one when a stage is finished that had taken longer.
+class Shown:
+    """Progress that knows the stages; this one shows nothing."""
 
-    A thread sees to it that there is a line a minute where nothing is told for so long, too.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._lock = stream, threading.RLock()
+    def __init__(self, show: Callable[[_Stage], None] = lambda stage: None) -> None:
+        self._plan: dict[str, float] = {}
         self._stages: dict[str, _Stage] = {}
-        self._latest: _Stage | None = None
-        self._began = self._written = time.monotonic()
+        self._show, self._lock = show, threading.RLock()
+
+    def expect(self, stages: Iterable[tuple[str, float]]) -> None:
+        """What will be told: which stage of how many this is, and the time left in all, are shown from then on.
+
+        Args:
+            stages: name and expected seconds of each, in order. A stage is the planned one of its name, or else of the
+                longest planned name that its name begins with; others are shown without a number.
+        """
+        self._plan = dict(stages)
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()
         with self._lock:
             here = self._stages.setdefault(stage, _Stage(stage, now, done, now))
             here.done, here.total, here.note, here.told = done, total, note, now
-            self._latest = here
-            if now - here.written >= LINE_SECONDS or (done >= total and here.written > here.began):
-                self._write(here, now)
+            self._show(here)
+
+    def text(self, stage: _Stage, now: float) -> str:
+        """A stage in a line: "3 of 6, asking for labels, 41%, 4 min left; 11 min in all"."""
+        name = self._planned(stage.name)
+        left = stage.left(now, self._plan.get(name))
+        text = f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
+        text += f"{stage.name}, {f'{stage.share:.0%}' if stage.total else 'done'}"
+        unfinished = stage.share < 1
+        text += f" after {_spoken(now - stage.began)}" if left is None or not unfinished else f", {_spoken(left)} left"
+        if name in self._plan and left is not None:
+            shares = {self._planned(s.name): s.share for s in self._stages.values()}
+            later = sum(seconds * (1 - shares.get(p, 0.0)) for p, seconds in self._plan.items() if p != name)
+            text += f"; {_spoken(left + later)} in all" if left + later else ""
+        return f"{text} ({stage.note})" if stage.note else text
+
+    def _planned(self, name: str) -> str:
+        return max((p for p in self._plan if name.startswith(p)), key=len, default="")
+
+
+@dataclass(eq=False)
+class _Stage:
+    """What is known of a stage.
+
+    Args:
+        name: of it.
+        began: seconds, when it was first told about.
+        first: units that were finished then, such as those of a resumed run.
+        written: when a line was last written about it.
+    """
+
+    name: str
+    began: float
+    first: float
+    written: float
+    done: float = 0.0
+    total: float = 0.0
+    note: str = ""
+    told: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 1.0
+
+    def left(self, now: float, planned: float | None) -> float | None:
+        """Seconds, as measured, or else as planned; None: not known."""
+        if self.share >= 1:
+            return 0.0
+        if self.done > self.first:
+            each = (self.told - self.began) / (self.done - self.first)
+            return max(each * (self.total - self.done) - (now - self.told), 0.0)
+        return None if planned is None else max(planned * (1 - self.share) - (now - self.began), 0.0)
+
+
+class _Lines(Shown):
+    """A line a minute, also where nothing is told for so long, and one when a stage ends that had taken longer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(self._tell)
+        self._stream = stream
+        self._latest: _Stage | None = None
+        self._began = self._written = time.monotonic()
+
+    def _tell(self, stage: _Stage) -> None:
+        self._latest = stage
+        if stage.told - stage.written >= LINE_SECONDS or (stage.share >= 1 and stage.written > stage.began):
+            self._write(stage, stage.told)
 
     def beat(self) -> None:
         """Say what was told last, if there has been no line for a minute."""
         now = time.monotonic()
         with self._lock:
-            if now - self._written < LINE_SECONDS:
-                return
-            if self._latest is None:
-                self._line(f"at work for {_spoken(now - self._began)}", now)
-            else:
+            if now - self._written >= LINE_SECONDS:
                 self._write(self._latest, now)
 
     @contextmanager
@@ -98,87 +164,47 @@ class _Lines:
             over.set()
             thread.join()
 
-    def _write(self, stage: _Stage, now: float) -> None:
-        stage.written = now
-        self._line(stage.said(now), now)
-
-    def _line(self, text: str, now: float) -> None:
+    def _write(self, stage: _Stage | None, now: float) -> None:
         self._written = now
+        if stage is not None:
+            stage.written = now
+        text = f"at work for {_spoken(now - self._began)}" if stage is None else self.text(stage, now)
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
 
-@dataclass(eq=False)
-class _Stage:
-    """What is known of a stage.
-
-    Args:
-        name: of it.
-        began: seconds, when it was first told about.
-        first: units that were finished then, as those of an interrupted run that is taken up.
-        written: when a line was last written about it.
-    """
-
-    name: str
-    began: float
-    first: float
-    written: float
-    done: float = 0.0
-    total: float = 0.0
-    note: str = ""
-    told: float = 0.0
-
-    def said(self, now: float) -> str:
-        """In a line."""
-        share = f"{self.done / self.total:.0%}" if self.total else "done"
-        left = ""
-        if self.first < self.done < self.total:
-            each = (self.told - self.began) / (self.done - self.first)
-            left = f", about {_spoken(max(each * (self.total - self.done) - (now - self.told), 0.0))} left"
-        return f"{self.name}: {share} after {_spoken(now - self.began)}{left}{f' ({self.note})' if self.note else ''}"
-
-
 def _spoken(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
-def _bars(stream: TextIO) -> Iterator[Progress]:
+def _bars(stream: TextIO) -> Iterator[Shown]:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TaskID
     from rich.progress import Progress as Bars
     from rich.table import Column
+    from rich.text import Text
 
-    def whole(width: int) -> Column:
-        return Column(min_width=width, no_wrap=True)  # notes give way where the terminal is narrow, numbers do not
+    class Said(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(found.text(task.fields["stage"], time.monotonic()))
 
-    bars = Bars(
-        TextColumn("{task.description:<28}", table_column=whole(28)),
-        BarColumn(bar_width=12, table_column=whole(12)),
-        TextColumn("{task.percentage:>4.0f}%", table_column=whole(5)),
-        TimeElapsedColumn(table_column=whole(7)),
-        TextColumn("left", table_column=whole(4)),
-        TimeRemainingColumn(table_column=whole(7)),
-        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-        console=Console(file=stream),
-    )
+    said = Said(table_column=Column(no_wrap=True, overflow="ellipsis"))
+    bars = Bars(BarColumn(bar_width=12, table_column=Column(min_width=12)), said, console=Console(file=stream))
     tasks: dict[str, TaskID] = {}
 
-    def show(stage: str, done: float, total: float, note: str = "") -> None:
+    def show(stage: _Stage) -> None:
         if not tasks:
             bars.start()
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total, note=note)
-        bars.update(tasks[stage], completed=done, total=total, note=note)
+        if stage.name not in tasks:
+            tasks[stage.name] = bars.add_task("", total=stage.total, stage=stage)
+        bars.update(tasks[stage.name], completed=stage.done, total=stage.total)
 
+    found = Shown(show)
     try:
-        yield show
+        yield found
     finally:
         if tasks:
             bars.stop()

@@ -110,9 +110,10 @@ class Column:
         if self.categories is not None:
             places = np.clip(np.rint(np.nan_to_num(codes)), 0, len(self.categories) - 1).astype(np.int64)
             return np.array(self.categories, dtype=object)[places]
+        numbers = np.asarray(codes, dtype=np.float64)  # as a table is read: encoders round as they did in training
         if self.missing is None or self.least is None:
-            return codes
-        return np.where(codes < (self.missing + self.least) / 2, np.float32(np.nan), codes)
+            return numbers
+        return np.where(numbers < (self.missing + self.least) / 2, np.nan, numbers)
 
 
 @dataclass(frozen=True)

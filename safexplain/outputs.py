@@ -137,7 +137,7 @@ class EstimatorModule(nn.Module):
         if self.columns is not None:
             return self.columns.decode(x)
         names = getattr(self.estimator, "feature_names_in_", None)
-        return x if names is None else import_module("pandas").DataFrame(x, columns=names)
+        return x if names is None else import_module("pandas").DataFrame(x.astype(np.float64), columns=names)
 
     def places(self) -> NDArray[np.int64]:
         """Of each class that the estimator has seen, the output."""

@@ -12,12 +12,14 @@ from shap import sample as sample
 from shap import summary_plot as summary_plot
 
 from safexplain.explain.shap.explainers import HardenedKernelExplainer as KernelExplainer
+from safexplain.explain.shap.explainers import HardenedLinearExplainer as LinearExplainer
 from safexplain.explain.shap.explainers import HardenedTreeExplainer as TreeExplainer
 
 __all__ = [
     "Cohorts",
     "Explanation",
     "KernelExplainer",
+    "LinearExplainer",
     "TreeExplainer",
     "datasets",
     "initjs",

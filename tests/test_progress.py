@@ -36,11 +36,11 @@ def lines(clock, told, **more):
 def test_without_a_terminal_there_is_a_line_a_minute_with_what_is_left(clock):
     told = [(30, ("training", i, 10)) for i in range(11)]
     assert lines(clock, told) == [
-        "training: 20% after 60 s, about 4 min left",
-        "training: 40% after 2 min, about 3 min left",
-        "training: 60% after 3 min, about 2 min left",
-        "training: 80% after 4 min, about 60 s left",
-        "training: 100% after 5 min",
+        "training, 20%, 4 min left",
+        "training, 40%, 3 min left",
+        "training, 60%, 2 min left",
+        "training, 80%, 60 s left",
+        "training, 100% after 5 min",
     ]
 
 
@@ -51,11 +51,11 @@ def test_what_is_done_within_a_minute_is_not_mentioned(clock):
 def test_stages_have_clocks_of_their_own_and_notes_are_shown(clock):
     told = [(0, ("a", 0, 2)), (59, ("b", 0, 2)), (2, ("a", 1, 2)), (50, ("b", 1, 2, "x"))]
     told += [(9, ("b", 2, 2, "epsilon 1.0"))]
-    assert lines(clock, told) == ["a: 50% after 61 s, about 61 s left", "b: 100% after 61 s (epsilon 1.0)"]
+    assert lines(clock, told) == ["a, 50%, 61 s left", "b, 100% after 61 s (epsilon 1.0)"]
 
 
 def test_a_stage_of_nothing_is_done(clock):
-    assert lines(clock, [(0, ("a", 0, 0)), (90, ("a", 0, 0))]) == ["a: done after 90 s"]
+    assert lines(clock, [(0, ("a", 0, 0)), (90, ("a", 0, 0))]) == ["a, done after 90 s"]
 
 
 def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
@@ -76,8 +76,8 @@ def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
     progress.beat()
     assert stream.getvalue().splitlines() == [
         "at work for 60 s",
-        "training: 25% after 70 s, about 2 min left (epoch 3 of 30)",
-        "training: 25% after 6 min, about 0 s left (epoch 3 of 30)",
+        "training, 25%, 2 min left (epoch 3 of 30)",
+        "training, 25%, 0 s left (epoch 3 of 30)",
     ]
 
 
@@ -95,7 +95,39 @@ def test_lines_come_by_themselves_and_stop_with_the_work(monkeypatch):
 
 def test_what_is_left_of_a_run_that_was_taken_up_counts_only_what_it_did_itself(clock):
     told = [(0, ("training", 12, 16)), (120, ("training", 13, 16))]
-    assert lines(clock, told) == ["training: 81% after 2 min, about 6 min left"]
+    assert lines(clock, told) == ["training, 81%, 6 min left"]
+
+
+PLAN = (("training reference models", 120), ("asking for labels", 180), ("attacking", 60))
+
+
+def test_planned_stages_are_numbered_and_the_time_left_in_all_is_given(clock):
+    told = [(0, ("planning", 0, 5)), (60, ("planning", 1, 5)), (0, ("training reference models", 0, 4))]
+    told += [(60, ("training reference models", 1, 4)), (60, ("training reference models", 4, 4))]
+    told += [(0, ("asking for labels (1 of 2)", 0, 10)), (60, ("asking for labels (1 of 2)", 0, 10))]
+    told += [(60, ("asking for labels (1 of 2)", 4, 10)), (1, ("attacking", 0, 3)), (70, ("attacking", 3, 3))]
+    assert lines(clock, told, stages=PLAN) == [
+        "planning, 20%, 4 min left",
+        "1 of 3, training reference models, 25%, 3 min left; 7 min in all",
+        "1 of 3, training reference models, 100% after 2 min; 4 min in all",
+        "2 of 3, asking for labels (1 of 2), 0%, 2 min left; 3 min in all",
+        "2 of 3, asking for labels (1 of 2), 40%, 3 min left; 4 min in all",
+        "3 of 3, attacking, 100% after 70 s; 108 s in all",
+    ]
+
+
+def test_a_plan_that_comes_later_counts_from_then_on(clock):
+    stream = io.StringIO()
+    with shown(stream=stream) as progress:
+        progress("planning", 0, 1)
+        progress.expect(PLAN)
+        progress("attacking", 0, 2)
+        clock[0] += 60
+        progress("attacking", 1, 2)
+    assert stream.getvalue() == "3 of 3, attacking, 50%, 60 s left; 6 min in all\n"
+    with shown(quiet=True) as progress:
+        progress.expect(PLAN)
+        progress("attacking", 1, 2)
 
 
 def test_quiet_shows_nothing(clock):
@@ -105,8 +137,9 @@ def test_quiet_shows_nothing(clock):
 
 def test_a_terminal_gets_a_bar_for_each_stage():
     stream = Terminal()
-    with shown(stream=stream) as progress:
+    with shown(stages=[("training", 60), ("explaining", 1)], stream=stream) as progress:
         progress("training", 1, 2, "epsilon 1.0")
         named(progress, "explaining")("whatever", 1, 1)
-    assert all(text in stream.getvalue() for text in ("training", "explaining", "epsilon 1.0"))
+    for text in ("1 of 2, training, 50%", "2 of 2, explaining, 100%", "epsilon 1.0", "in all"):
+        assert text in stream.getvalue()
     assert "whatever" not in stream.getvalue()

@@ -8,7 +8,10 @@ hardening: a ratio of at most 1.05 for gradient methods and 1.02 for perturbatio
 ResNet-50 at 224, 1.02 for IG and 1.10 for Saliency. Memory is the highest resident size (on a GPU: the highest
 allocation) during one call over that before it, in a process of its own.
 
-    python -m audit.benchmarks.explainer_overhead [--all | --large] [--memory] [--rounds 15] [--threads 1] [--out FILE]
+With `--gradients` it compares what safexplain takes gradients by with Captum's own, without hardening, on networks from an
+MLP to a ResNet-18: the ratio, and whether the maps have the same bits; see docs/evidence/captum-gradient.md.
+
+    python -m audit.benchmarks.explainer_overhead [--all | --large | --gradients] [--memory] [--rounds 15] [--threads 1] [--out FILE]
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ TARGETS = {"gradient": 1.05, "perturbation": 1.02}
 LARGE_TARGETS = {"IG": 1.02, "Saliency": 1.10}
 SINGLE_PASS = ["Saliency", "InputXGradient", "GuidedBackprop", "Deconvolution", "LRP"]
 """Methods that take a pass or two, of which whatever is added is the largest share."""
-DEFAULT_OUT = RESULTS / "explainer_overhead.json"
+DEFAULT_OUT, GRADIENTS_OUT = RESULTS / "explainer_overhead.json", RESULTS / "captum_gradient.json"
 
 
 class Block(BasicBlock):  # type: ignore[misc]
@@ -122,6 +126,49 @@ def measure(
     }
 
 
+def gradient_cases() -> dict[str, tuple[str, torch.nn.Module, torch.Tensor]]:
+    """Words -> method, network and inputs."""
+    torch.manual_seed(0)
+    mlp = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)).eval()
+    rows = {0: torch.export.Dim("rows", min=1)}
+    exported = torch.export.export(mlp, (torch.randn(4, 64),), dynamic_shapes=(rows,)).module()
+    layers: list[torch.nn.Module] = []
+    for inner, outer in ((3, 16), (16, 32), (32, 64)):
+        layers += [torch.nn.Conv2d(inner, outer, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    cnn = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(1024, 10)).eval()
+    resnet = ResNet(Block, [2, 2, 2, 2], num_classes=10).eval()
+    table, images = torch.randn(256, 64), torch.randn(256, 3, 32, 32)
+    return {
+        "IG, 50 steps, 256 rows, MLP 64-32-10": ("IG", mlp, table),
+        "the same network from torch.export": ("IG", exported, table),
+        "Saliency, 256 rows, MLP": ("Saliency", mlp, table),
+        "InputXGradient, 256 rows, MLP": ("InputXGradient", mlp, table),
+        "IG, 50 steps, 64 images 32 x 32, CNN of three convolutions": ("IG", cnn, images[:64]),
+        "the same, 256 images": ("IG", cnn, images),
+        "IG, 50 steps, 8 images 32 x 32, ResNet-18": ("IG", resnet, images[:8]),
+    }
+
+
+def compare_gradients(rounds: int, limit: float) -> dict[str, Any]:
+    """Of each case the shortest times, native and ours, the median ratio, and whether the bits are equal."""
+    results = {}
+    for words, (name, model, x) in gradient_cases().items():
+        target = model(x).argmax(1)
+        explainers = (CATALOG[name].explainer(model), HARDENED[name](model, hardening=Hardening.none()))
+        native, ours = (partial(e.attribute, x.clone().requires_grad_(name != "IG"), target=target) for e in explainers)
+        equal, times, start = torch.equal(native(), ours()), list[tuple[float, float]](), time.perf_counter()
+        while len(times) < rounds and (len(times) < 3 or time.perf_counter() - start < limit):
+            times.append((seconds(native, x.device), seconds(ours, x.device)))
+        results[words] = {
+            "captum_ms": round(1e3 * min(a for a, _ in times), 2),
+            "ours_ms": round(1e3 * min(b for _, b in times), 2),
+            "ratio_median": round(statistics.median(b / a for a, b in times), 3),
+            "equal_bits": equal,
+        }
+        print(f"{words:60}", results[words], flush=True)
+    return results
+
+
 def peak_mib(name: str, which: int, batch: int, device: torch.device) -> float | None:
     """Highest memory during one call over that before it, in MiB; on a CPU on Linux only."""
     call = calls(name, batch, device)[which]
@@ -161,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="every method of the catalog, not IG alone")
     parser.add_argument("--large", action="store_true", help="IG and Saliency of ResNet-50 at 224")
+    parser.add_argument("--gradients", action="store_true", help="gradients as safexplain and as Captum takes them")
     parser.add_argument("--memory", action="store_true", help="measure memory as well, in processes of its own")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one method, after which rounds end")
@@ -168,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module="captum")
     torch.set_num_threads(arguments.threads)
@@ -178,6 +226,11 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(peak_mib(name, int(which), arguments.batch, device)))
         return 0
     start, results = time.perf_counter(), {}
+    if arguments.gradients:
+        results = compare_gradients(arguments.rounds, arguments.limit)
+        provenances = provenance(time.perf_counter() - start, arguments.device)
+        write_json(arguments.out or GRADIENTS_OUT, {"threads": arguments.threads, "results": results, **provenances})
+        return 0 if all(r["equal_bits"] for r in results.values()) else 1
     for name in LARGE_TARGETS if arguments.large else methods(arguments.all):
         results[name] = measure(name, arguments.batch, device, arguments.rounds, arguments.limit, arguments.large)
         results[name] |= memory(name, arguments.batch, device) if arguments.memory else {}
@@ -195,8 +248,8 @@ def main(argv: list[str] | None = None) -> int:
         "results": results,
         **provenance(time.perf_counter() - start, arguments.device),
     }
-    write_json(arguments.out, report)
-    print(f"{sum(met.values())} of {len(met)} within their target; written to {arguments.out}")
+    write_json(arguments.out or DEFAULT_OUT, report)
+    print(f"{sum(met.values())} of {len(met)} within their target; written to {arguments.out or DEFAULT_OUT}")
     return 0 if all(met.values()) else 1
 
 

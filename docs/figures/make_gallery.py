@@ -323,6 +323,7 @@ _MORE = {
     "AlibiKernelShap": "[Alibi](alibi.md); needs shap",
     "TreeShap": "[Alibi](alibi.md); needs shap; trees of scikit-learn",
     "TreeExplainer": "[SHAP](shap.md); scikit-learn, XGBoost, LightGBM",
+    "LinearExplainer": "[SHAP](shap.md)",
     "KernelExplainer": "[SHAP](shap.md)",
 }
 

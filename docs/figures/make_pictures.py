@@ -204,6 +204,7 @@ def bars(name: str, panels: Mapping[str, tuple[list[str], list[float]]]) -> str:
 def tables(folder: Path, names: list[str]) -> Iterator[tuple[str, str, str]]:
     """Name, file and words of each method for rows of a table."""
     from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
 
     data = np.load(folder / "heloc.npz", allow_pickle=False)
     order = np.random.default_rng(0).permutation(len(data["y"]))
@@ -218,13 +219,15 @@ def tables(folder: Path, names: list[str]) -> Iterator[tuple[str, str, str]]:
         nn.functional.cross_entropy(net(inputs), labels).backward()
         steps.step()
     boosted = EstimatorModule(HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=15).fit(x[:4000], y[:4000]))
+    linear = EstimatorModule(LogisticRegression(max_iter=1000).fit(x[:4000], y[:4000]))
     asked = torch.from_numpy(x[5000:5001]).float()
     for name in names:
         make = OF_ROWS[name].catalogued(public=x[6000:6020])
         default = {"Anchors": anchor_hardening, "ProtoDash": Hardening.ranked}
         hardening = default[name](KEY) if name in default else Hardening.recommended()
         said = ""
-        for model, words in ((Probability(net).eval(), "an MLP"), (boosted, "boosted trees")):
+        models = (Probability(net).eval(), "an MLP"), (boosted, "boosted trees"), (linear, "a linear model")
+        for model, words in models:
             with torch.no_grad():
                 target = model(asked).argmax(1)
             try:

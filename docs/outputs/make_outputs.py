@@ -404,8 +404,8 @@ ROWS: dict[str, dict[str, Maker]] = {
 
 
 def first_table(printed: str) -> str:
-    """The first table of an output: its title, a blank line, and the lines up to the next blank one."""
-    title, table, *_ = printed.split("\n\n")
+    """The table of releases in an output: its title, a blank line, and the lines up to the next blank one."""
+    title, table, *_ = printed[printed.index("Members found at") :].split("\n\n")
     return f"{title}\n\n{table}\n"
 
 

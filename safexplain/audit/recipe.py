@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import code_digest, digest
-from safexplain._validate import from_table, read_toml
+from safexplain._validate import check_whole, from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
 from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for, tensors_of
-from safexplain.audit.references.dp_recipe import DPTraining, as_toml, filled, left_out
+from safexplain.audit.references.dp_recipe import FEWER, DPTraining, as_toml, filled, left_out
 from safexplain.audit.references.dp_training import train_alone
 from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
@@ -76,6 +76,8 @@ class Recipe:
             `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, `momentum` and
             `weight_decay` are as they stand here, and nothing is augmented, scheduled, compiled or in bf16. None: the
             target was trained without.
+        examples: rows that the target was trained on, for `check_examples`; no training changes with it. None: not
+            said.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
@@ -94,6 +96,7 @@ class Recipe:
     channels_last: bool = False
     compile: bool = False
     dp: DPTraining | None = None
+    examples: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -114,6 +117,8 @@ class Recipe:
             smallest = 1 if name in ("epochs", "batch_size") else 0
             if not smallest <= value < float("inf"):
                 raise ConfigurationError(f"recipe: {name} must be at least {smallest} and finite, got {value!r}")
+        if self.examples is not None:
+            check_whole("recipe: examples", self.examples, 1)
         for name in ("channels_last", "compile"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
@@ -166,10 +171,11 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as TOML text that `from_toml` reads.
 
-        Precision, channels_last, compile and `[dp]` stand in it only where they are not at their defaults: a recipe of
-        before there were such keeps its text, and so its digest in certificates.
+        Precision, channels_last, compile, examples and `[dp]` stand in it only where they are not at their defaults: a
+        recipe of before there were such keeps its text, and so its digest in certificates.
         """
-        newer = {f.name: f.default for f in fields(self) if f.name in ("precision", "channels_last", "compile")}
+        names = ("precision", "channels_last", "compile", "examples")
+        newer = {f.name: f.default for f in fields(self) if f.name in names}
         plain = {k: v for k, v in asdict(self).items() if k != "dp" and (k not in newer or v != newer[k])}
         table = "" if self.dp is None else self.dp.to_toml()
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + table
@@ -303,6 +309,24 @@ class Recipe:
         """A digest that tells one training from others: of recipe, code, initial weights, random streams and data."""
         named = [(name, t, t.device.type, t.requires_grad) for name, t in tensors.items()]
         return digest(self.to_toml(), code_digest(__name__), named, [g.get_state() for g in generators], data)
+
+
+def check_examples(examples: int | None, rows: int) -> None:
+    """See that reference models train on about as many rows as the target did.
+
+    Args:
+        examples: rows of the target's training; None: not known.
+        rows: that each reference model trains on.
+
+    Raises:
+        InputError: they train on fewer.
+    """
+    if examples is not None and rows < (1 - FEWER) * examples:
+        raise InputError(
+            f"the recipe says that the model was trained on {examples:,} rows, and reference models would train on"
+            f" {rows:,} only, which makes them no stand-ins for it. Give all members, and about as many non-members:"
+            " references train on half of all rows, and only a sample is scored"
+        )
 
 
 class EpochBatches(Protocol):

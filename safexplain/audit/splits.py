@@ -126,7 +126,7 @@ def refuse_copies(
             f"{int((mixed[which] & one).sum())} members are exact copies of {int((mixed[which] & ~one).sum())}"
             f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): whether such an"
             " example is a member has no answer. Keep one copy of each, or all its copies on one side, and train"
-            " again; or leave all copies that are on both sides out"
+            " again; or leave all copies that are on both sides out (--drop-copies)"
         )
 
 

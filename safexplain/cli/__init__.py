@@ -5,8 +5,8 @@
 those of all commands, the run directory and errors in one line; `completion` completes names. What commands run is in
 `run`, which they import only then: `--help`, completion and usage errors come without PyTorch.
 
-Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
-0 or 1.
+Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted (143 by
+SIGTERM). `verify` gives 0 or 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import safexplain
 
 HELP = "Prove or refute that explanations leak the training set."
 
-EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or unusable input, 3 inconclusive, 130 interrupted."
+EXIT_CODES = (
+    "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
+)
 AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
 """Headings under which commands are listed."""
 

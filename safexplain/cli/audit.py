@@ -13,6 +13,7 @@ from safexplain.cli.console import (
     EXPLANATION,
     MODEL,
     POLICY,
+    REFERENCES,
     RUN,
     Device,
     Json,
@@ -79,16 +80,27 @@ def audit_command(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", metavar="", help="First look with few models and examples; no certificate.", rich_help_panel=RUN
+            "--quick", metavar="", help="A first look in two minutes, which decides nothing.", rich_help_panel=RUN
         ),
     ] = False,
+    scored: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Examples to score, drawn at random.  \\[default: as many as the policy needs]",
+            rich_help_panel=REFERENCES,
+        ),
+    ] = None,
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
     from safexplain.audit import audit
     from safexplain.audit.endpoint.payload import Payload
     from safexplain.audit.planning import plan_audit
-    from safexplain.cli.run.planned import show_plan
+    from safexplain.cli.run.classifiers import is_classifier_file
+    from safexplain.cli.run.planned import announce, show_plan
     from safexplain.cli.run.question import Service, begun, parse_hardening
+    from safexplain.cli.run.quick import numbers_of, show_quick
     from safexplain.cli.run.tables import show_audit
 
     chosen = parse_hardening(hardening)
@@ -96,12 +108,20 @@ def audit_command(
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with begun(question, kept, pool=pretraining_pool, service=service, quick=quick, public=public) as run:
+    with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public) as run:
+        plan = plan_audit(**run.arguments, hardening=chosen)
         if question.plan:
-            plan = plan_audit(**run.arguments, hardening=chosen)
             return show_plan(plan, run.folder, question.json_, question.quiet)
-        found = audit(**run.arguments, hardening=chosen)
+        if not (question.quiet or quick):
+            gradients, gpu = not is_classifier_file(question.model), run.arguments["device"].type == "cuda"
+            announce(plan, run.says, gradients=gradients, gpu=gpu)
+        if not quick and (expect := getattr(run.arguments["progress"], "expect", None)) is not None:
+            expect((stage.name, stage.seconds) for stage in plan.stages)
+        changes = numbers_of(plan, run.arguments) if quick else {}
+        found = audit(**run.ready(**changes), hardening=chosen)
         found.save(run.folder)
+    if quick:
+        return show_quick(found, plan, run.folder, json_=question.json_, quiet=question.quiet)
     return show_audit(found, run.folder, question.json_, question.quiet)
 
 
@@ -137,7 +157,7 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    with shown(quiet or json_) as progress:
+    with shown(quiet) as progress:
         result = certify(
             loaded,
             judged_by,
@@ -164,7 +184,7 @@ def demo_command(
 
     device_of(device)
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), shown(quiet or json_) as progress:
+    with resumable(folder), shown(quiet) as progress:
         make_folder(folder)
         with counted_in(folder / "uses.sqlite"):  # other audits of these digits are not its business
             found = run_demo(folder / "models", seed=seed, device=device, progress=progress)

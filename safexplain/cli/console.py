@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -24,7 +27,7 @@ from safexplain.errors import InputError, SafexplainError, near
 if TYPE_CHECKING:
     import torch
 
-USAGE, INTERRUPTED = 2, 130
+USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
 REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
@@ -65,22 +68,35 @@ Resume = Annotated[
 
 
 class Interrupted(Exception):
-    """Ctrl-C in the middle of a run that can be taken up."""
+    """Ctrl-C or SIGTERM in the middle of a run that can be resumed.
 
-    @classmethod
-    def of(cls, folder: Path, kept: str) -> Interrupted:
-        """Says what is kept in the folder, and how the run is taken up."""
-        how = f"repeat the command with --run-dir {folder} --resume to continue"
-        return cls(f"interrupted; {kept} are kept: {how}")
+    Args:
+        folder: its run directory.
+        kept: what is kept there, in words.
+        found: entries of the JSON object, if something can be shown.
+    """
+
+    def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"interrupted; {kept} are kept in {folder}")
+        self.folder, self.kept, self.found = folder, kept, dict(found or {})
+
+    def resume(self, name: str, arguments: list[str]) -> str:
+        """The command that continues, to be pasted into a shell."""
+        words = [name, *arguments]
+        if not any(word.partition("=")[0] == "--run-dir" for word in words):
+            words += ["--run-dir", str(self.folder)]
+        return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
 @contextmanager
 def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
-    """Let an interruption say what is kept and how the run is taken up."""
+    """Let an interruption say what is kept and how to resume, once the run directory exists."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted.of(folder, kept) from None
+        if folder.is_dir():
+            raise Interrupted(folder, kept) from None
+        raise
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
@@ -140,9 +156,9 @@ def device_of(name: str) -> torch.device:
 def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int:
     """Run the command line and return its exit code; errors become one line, never a traceback.
 
-    With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too. With
-    SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. Whoever stops reading the output changes no exit
-    code.
+    With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too; that of an
+    interrupted run also has "run_dir", "kept" and "resume", the command that continues. SIGTERM interrupts as Ctrl-C
+    does. With SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. A closed pipe changes no exit code.
 
     Args:
         app: the commands.
@@ -153,22 +169,53 @@ def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int
     streams, warned = (sys.stdout, sys.stderr), warnings.formatwarning
     sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
     warnings.formatwarning = _warning
-    try:
-        code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
-        said = "interrupted" if code == INTERRUPTED else ""
-    except Exception as error:
-        said, code = _line(error, arguments)
-        if os.environ.get("SAFEXPLAIN_DEBUG") and said.endswith(DEBUG):
-            raise
-    except KeyboardInterrupt:
-        said, code = "interrupted", INTERRUPTED
-    finally:
-        sys.stdout.flush()
-        sys.stdout, sys.stderr = streams
-        warnings.formatwarning = warned
+    content: dict[str, Any] = {}
+    with _terminable() as terminated:
+        try:
+            code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
+            said = "interrupted" if code == INTERRUPTED else ""
+        except Interrupted as error:
+            command = error.resume(name, arguments)
+            said, code = f"{error}. To continue: {command}", INTERRUPTED
+            content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
+        except Exception as error:
+            said, code = _line(error, arguments)
+            if os.environ.get("SAFEXPLAIN_DEBUG") and said.endswith(DEBUG):
+                raise
+        except KeyboardInterrupt:
+            said, code = "interrupted", INTERRUPTED
+        finally:
+            sys.stdout.flush()
+            sys.stdout, sys.stderr = streams
+            warnings.formatwarning = warned
+    if code == INTERRUPTED and terminated:
+        code = TERMINATED
     if said:
-        _fail(said, code, json_="--json" in arguments)
+        _fail(said, code, content if "--json" in arguments else None)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """SIGTERM raises KeyboardInterrupt and is noted in the list; a second one ends the process at once."""
+    received: list[int] = []
+    before, process = signal.getsignal(signal.SIGTERM), os.getpid()
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def end(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != process:  # a forked worker, which has nothing to say
+            os.kill(os.getpid(), number)
+        received.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 _LONG_WARNING = warnings.formatwarning
@@ -219,8 +266,6 @@ def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """What is said of an error, and the exit code."""
     if isinstance(error, SafexplainError):
         return str(error), USAGE
-    if isinstance(error, Interrupted):
-        return str(error), INTERRUPTED
     if isinstance(error, typer.Abort):
         return "interrupted", INTERRUPTED
     if type(error).__name__ == "OutOfMemoryError":  # of torch.cuda
@@ -291,10 +336,11 @@ def _name(parameter: Any) -> str:
     return flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
 
 
-def _fail(message: str, code: int, json_: bool) -> None:
+def _fail(message: str, code: int, content: Mapping[str, Any] | None) -> None:
+    """One line on standard error, and an object with `content` on standard output unless that is None."""
     line = " ".join(message.split())
-    told = [(sys.stdout, json.dumps({"error": line, "exit_code": code}))] if json_ else []
-    for stream, text in [*told, (sys.stderr, line if code == INTERRUPTED else f"error: {line}")]:
+    told = [] if content is None else [(sys.stdout, json.dumps({**content, "error": line, "exit_code": code}))]
+    for stream, text in [*told, (sys.stderr, line if code in (INTERRUPTED, TERMINATED) else f"error: {line}")]:
         heard = _Unheard(stream)
         heard.write(f"{text}\n")
         heard.flush()

@@ -118,6 +118,15 @@ class Question:
             rich_help_panel=DATA,
         ),
     ] = None
+    drop_copies: Annotated[
+        bool,
+        typer.Option(
+            "--drop-copies",
+            metavar="",
+            help="Leave out examples of which a copy is on the other side.",
+            rich_help_panel=DATA,
+        ),
+    ] = False
     explainer: Annotated[
         str | None,
         typer.Option(
@@ -153,7 +162,7 @@ class Question:
             help="Reference models to train; 0 runs threshold attacks only.",
             rich_help_panel=REFERENCES,
         ),
-    ] = 16
+    ] = 8
     recipe: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),

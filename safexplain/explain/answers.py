@@ -6,8 +6,8 @@ native explainers are made by the rules of the hardened classes, without hardeni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,9 @@ Explainer = Callable[..., Any]
 """explainer(model) -> an object with `attribute(inputs, target=..., **options)`."""
 
 
-@contextmanager
-def outside_inference() -> Iterator[None]:
+def outside_inference() -> AbstractContextManager[Any]:
     """Where tensors may enter a graph."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            yield
-    else:
-        yield
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def answers_of(model: Model, asked: tuple[Tensor, ...], extra: Any) -> Any:

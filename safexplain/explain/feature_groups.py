@@ -76,7 +76,8 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
             channel_axis=-1 if colour else None,
         )
         mask = torch.from_numpy(found).long()
-        masks.append(mask if bool((mask != mask[0, 0]).any()) else grid_segments(image[None], _side(n_segments))[0, 0])
+        side = max(2, math.isqrt(n_segments))
+        masks.append(mask if bool((mask != mask[0, 0]).any()) else grid_segments(image[None], side)[0, 0])
     stacked = torch.stack(masks) if masks else torch.empty(0, *images.shape[2:], dtype=torch.long)
     return stacked[:, None].to(images.device)
 
@@ -106,10 +107,6 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
 
 def _shape(images: object) -> str:
     return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
-
-
-def _side(n_segments: int) -> int:
-    return max(2, math.isqrt(n_segments))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from torch.utils.hooks import RemovableHandle
 from safexplain._digest import modules_of
 from safexplain._digest.model_state import network_of
 from safexplain.explain.captum.explainers import Gradient
-from safexplain.explain.captum.gradients import gradients, gradients_in_blocks
+from safexplain.explain.captum.gradients import gradients, gradients_in_blocks, is_plain
 from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
@@ -46,7 +46,6 @@ __all__ = ["Touch", "explainers_in", "lend", "one_at_a_time", "own_state", "priv
 
 Memo = dict[int, Any]
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (OrderedDict, dict, list, set)
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _guard = threading.Lock()
@@ -218,7 +217,7 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: 
     for key, module in simple.items():
         attributes = memo[key].__dict__
         for name, value in module.__dict__.items():
-            if _is_plain(value):
+            if is_plain(value):
                 attributes[name] = value
             elif isinstance(value, Tensor):
                 attributes[name] = value if share_parameters else _copy_tensor(value, memo)
@@ -239,10 +238,6 @@ def _copies_by_attributes(kind: type) -> bool:
     """True for modules that Python would copy by their __dict__: they do not say how they are copied."""
     rules = ("__reduce__", "__reduce_ex__", "__getstate__")
     return not hasattr(kind, "__deepcopy__") and all(getattr(kind, r) is getattr(nn.Module, r) for r in rules)
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
 
 
 def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:

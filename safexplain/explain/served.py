@@ -49,14 +49,11 @@ from safexplain.verdict.certificate.read import Certificate
 __all__ = ["Explanation", "Release", "load_release"]
 
 OF_ROWS: Mapping[str, type[OfTables]] = {
-    "Anchors": HardenedAnchorTabular,
-    "ProtoDash": HardenedProtoDash,
-    "LimeTabular": HardenedLimeTabular,
-    "AlibiKernelShap": HardenedAlibiKernelShap,
-    "TreeShap": HardenedTreeShap,
-    "TreeExplainer": HardenedTreeExplainer,
-    "LinearExplainer": HardenedLinearExplainer,
-    "KernelExplainer": HardenedKernelExplainer,
+    kind._row.name: kind
+    for kind in (
+        *(HardenedAnchorTabular, HardenedProtoDash, HardenedLimeTabular, HardenedAlibiKernelShap),
+        *(HardenedTreeShap, HardenedTreeExplainer, HardenedLinearExplainer, HardenedKernelExplainer),
+    )
 }
 """The methods of the catalog that are asked about rows of a table."""
 

@@ -43,8 +43,8 @@ from safexplain.explain.answers import (
     scores_in,
     shape_of,
 )
-from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.certified import check_file, in_training
+from safexplain.explain.captum.model_checks import check_mode, in_training_mode
+from safexplain.explain.certified import check_file
 from safexplain.explain.hardened import check_inputs
 from safexplain.explain.isolation import lend
 from safexplain.faithfulness import faithfulness
@@ -169,7 +169,7 @@ class PublicExplainer:
             raise CertificateError(f"{path} is about a {stated.source}: use {other}.from_certificate")
         models = _several(public_models)
         for name, one in (("explained", model), *(("explaining", m) for m in models)):
-            if any(map(in_training, modules_of(one))):
+            if any(map(in_training_mode, modules_of(one))):
                 raise InputError(f"the {name} {type(one).__name__} is in training mode: call model.eval()")
         made = cls.__new__(cls)
         made._adopt(model, models, explainer, model_digest, stated.public_inputs, stated.labels_asked)
@@ -441,7 +441,6 @@ class StudentExplainer(PublicExplainer):
         recipe: a `safexplain.audit.Recipe`, or a function `train(x, y, generator)` that returns a trained module.
         explainer: as of `PublicExplainer`.
         labels: (n,) whole numbers, the model's answers where it was asked already; None: it is asked here.
-        soft: refused when True.
         seed: of the initial weights and of all that is drawn in training, together with the recipe's own.
         batch_size: inputs of which the model is asked at once.
         model_digest: as of `PublicExplainer`.
@@ -467,14 +466,11 @@ class StudentExplainer(PublicExplainer):
         explainer: Explainer,
         *,
         labels: Tensor | NDArray[Any] | None = None,
-        soft: bool = False,
         seed: int = 0,
         batch_size: int = 256,
         model_digest: bytes | None = None,
         progress: Progress = silent,
     ) -> None:
-        if soft:
-            raise RefusedError(NO_SOFT_LABELS)
         _check_model(model)
         check_whole("seed", seed, 0)
         check_whole("batch_size", batch_size, 1)

@@ -279,44 +279,29 @@ def _outcome(of: Undecided) -> str:
 
 
 def advice(of: Undecided, options: Sequence[Option]) -> str:
-    """What is feasible in a few short sentences, the most useful first; "" where there is nothing to say.
+    """What would decide, in one short sentence: more references, a few more examples, another limit, or what it takes.
 
     Args:
         of: the audit.
         options: `feasible` of it.
     """
-    by_kind, said = {option.kind: option for option in reversed(options)}, []
+    by_kind = {option.kind: option for option in reversed(options)}
     if (lacking := of.policy.references - of.references) > 0:
-        are = "model is" if lacking == 1 else "models are"
-        said.append(f"{lacking:,} more reference {are} needed before anything is certified.")
-    if not of.wide:
-        return " ".join(said)
-    if any(b.found > of.limit for b in of.bounds):
-        said.append("What was found lies above the limit, so that this may be a leak.")
-    possible = [" with ".join(_toml(*one) for one in by_kind[k].changes.items()) for k in POLICIES if k in by_kind]
-    if possible:
-        average = " (an average, which says nothing of the members found most surely)" if "auc" in by_kind else ""
-        said.append(f"With this much data, {' or '.join(possible)}{average} would probably be certified.")
-    said.append(_asked(of))
-    if possible:
-        said.append(FRESH)
-    return " ".join(said)
-
-
-POLICIES: tuple[Kind, ...] = ("training", "limit", "auc")
-"""Options that the sentence names by the policy's entries, in this order."""
-
-
-def _asked(of: Undecided) -> str:
-    """What it would take under the policy as it is."""
-    limit = {"whole": f"{of.limit:.1%}", "excess": f"{of.limit:+.1%}", "auc": f"{of.limit:+.3g}"}[of.claim]
-    if of.needed is None:
-        return f"No sample of up to 1,000 times this size would decide {limit}: what was found lies too close to it."
-    size = f"about {of.needed.members:,} members and {of.needed.non_members:,} non-members"
-    if of.times <= TIMES:
-        return f"{size[0].upper()}{size[1:]}, {of.times:.1f} times as many, would probably {_outcome(of)} at {limit}."
-    what = "Proving a leak above" if of.needed.verdict == "leak" else "Certifying"
-    return f"{what} {limit} is out of reach of these data: it would take {size}, {of.times:,.0f} times as many."
+        return f"At least {lacking:,} more reference model{' is' if lacking == 1 else 's are'} needed to certify."
+    limit = f"{of.limit:.3g} of AUC" if of.claim == "auc" else f"{of.limit:.1%}"
+    leak = "This may be a leak: " if any(b.found > of.limit for b in of.bounds) else ""
+    if (needed := of.needed) is not None and of.times <= TIMES:
+        what = f"would probably {_outcome(of)} at {limit}"
+        return f"{leak}{needed.members:,} members and {needed.non_members:,} non-members {what}."
+    for kind in ("limit", "auc"):
+        if kind in by_kind:
+            changes = " and ".join(_toml(*one) for one in by_kind[kind].changes.items())
+            average = ", on average only" if kind == "auc" else ""
+            start = f"{leak}{'a' if leak else 'A'} policy fixed beforehand, with {changes}"
+            return f"{start}, would probably be certified{average}."
+    if needed is None:
+        return f"{leak}no larger sample would decide, as what was found lies too close to {limit}."
+    return f"{leak}{of.times:,.0f} times as many examples would be needed to {_outcome(of)} at {limit}."
 
 
 def _toml(name: str, value: float | str) -> str:

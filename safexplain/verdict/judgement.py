@@ -63,15 +63,12 @@ alone are released, `MAIN_OF_PREDICTIONS`, which joins the attacks on these."""
 MAIN_OF_PREDICTIONS = "PredictionPatience"
 
 QUICK = "this was a quick look, with few reference models and examples, by which nothing is certified"
-"""What is said of such a verdict."""
+WIDE = "the interval is too wide to decide"
+"""Reasons without a verdict. What precedes the colon of a reason, if it has one, stands alone in the sentence."""
 
-
-AVERAGE: dict[Verdict, str] = {
-    "certified": " on average only (by AUC, which says nothing of the members found most surely)",
-    "leak": " (by AUC)",
-    "inconclusive": " (by AUC, an average that says nothing of the members found most surely)",
-}
-"""What the sentence says first under the claim "auc", after the verdict."""
+WORDS: dict[Verdict, str] = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
+AVERAGE: dict[Verdict, str] = {"certified": " on average only", "leak": " (by AUC)", "inconclusive": " (by AUC)"}
+"""How the sentence begins, and what follows that under the claim "auc"."""
 
 
 def main_of(policy: Policy) -> str:
@@ -375,7 +372,7 @@ class Judgement:
             found.append(_missing_says(missing, self.policy))
         if alone := [e for e in self.judged if code(e) not in self.decisive and e.level not in missing]:
             what = title(alone[0].attack, alone[0].signal)
-            found.append(f"{what} was not compared with the {self.anyway} of the same queries")
+            found.append(f"a judged attack was not compared with the {self.anyway} of the same queries: {what}")
         if self.omitted:
             found.append(f"the suite is incomplete: {', '.join(self.omitted)} fit these signals and were not run")
         if self.references < self.policy.references:
@@ -384,14 +381,14 @@ class Judgement:
         if self.uses is None and not self.policy.uncounted:
             found.append(
                 "how many configurations were judged on these examples is not counted: the signals name neither inputs"
-                " nor population, or the count could not be kept (the policy can allow it: uncounted = true)"
+                " nor population, or the count could not be kept (uncounted = true in the policy allows it)"
             )
         if self.reused:
             before = self.uses - 1 if self.uses else 0
             found.append(
-                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before,"
-                " so that a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split"
-                " and certify on fresh examples, or force it, and the certificate counts the uses"
+                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before, so"
+                " a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
+                " certify on fresh examples, or force it, and the certificate counts the uses"
             )
         return tuple(found)
 
@@ -412,7 +409,7 @@ class Judgement:
         bounds = self.decisive.values()
         leak = any(low > self.limit for low, _ in bounds)  # were it not for a control
         if not leak and any(high > self.limit for _, high in bounds):
-            found.append("the interval is too wide to decide")
+            found.append(WIDE)
         return (*self.obstacles, *found) if self.judged else (*found, *self.obstacles)
 
     @cached_property
@@ -432,114 +429,114 @@ class Judgement:
     def subject(self) -> str:
         """What the verdict is about, where that is not one model: words for the sentence."""
         if self.mixture > 1:
-            return f" for the mixture of {self.mixture} models and for none of them alone"
+            return f" for the mixture of {self.mixture} models"
         if self.targets > 1:
             return f" for each of {self.targets} models" if self.verdict == "certified" else f" for model {self.target}"
         return ""
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words: about what, against whom, what was found, what is allowed."""
-        word = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}[self.verdict]
+        """The verdict in one sentence of at most 30 words: how often is asked, and what that finds."""
+        word = f"{WORDS[self.verdict]}{self.subject}"
         if self.basis == "by guarantee":
-            return " ".join([self._guaranteed(), *self._caveats()])
-        if not self.decisive:
-            return " ".join([f"{word}{self.subject}: {'; '.join(self.reasons)}.", *self._caveats()])
-        p, best = self.policy, self.strongest
-        most = max(p.patience)
-        times = "once" if most == 1 else f"up to {most} times"
-        low, high = self.decisive[code(best)]
-        attack = f"the strongest judged attack ({title(best.attack, best.signal)})"
-        at = f"at a false-positive rate of at most {p.fpr:.1%}"
+            assert self.implied is not None
+            most = self._finds("more than", self.implied.most(self.claim, compared=self.compared))
+            return f"Certified by guarantee: if trained as stated, no attacker {most}, however often they ask."
+        if self.verdict == "inconclusive" and self.reasons[0] != WIDE:
+            return f"{word}: {self.reasons[0].partition(':')[0]}."
         if self.claim == "auc":
-            above = f"that of the {self.anyway} of the same queries alone" if self.compared else "the 0.5 of guessing"
-            found = f"{attack} has an AUC {low:+.3f} to {high:+.3f} above {above}"
-            allowed = f"the policy allows {self.limit:+.3g}"
-            all_below = f"no judged attack's is more than {self.bound:+.3f} above it"
-        elif self.claim == "whole":
-            found = f"{attack} finds between {low:.1%} and {high:.1%} of the members {at}"
-            allowed = f"the policy allows {self.limit:.1%}"
-            all_below = f"no judged attack finds more than {self.bound:.1%}"
-        else:
-            found = (
-                f"{attack} finds {low:+.1%} to {high:+.1%} more of the members than the"
-                f" {self.anyway} of the same queries alone, {at}"
-            )
-            allowed = f"the policy allows {self.limit:+.1%}"
-            all_below = f"no judged attack adds more than {self.bound:+.1%}"
-        sees = " and sees predictions alone" if p.release == "prediction" else ""
-        if self.claim == "auc":
-            word += AVERAGE[self.verdict]
-        text = f"{word}{self.subject}, against an attacker who asks {times} about each example{sees}: {found}"
+            word = f"{WORDS[self.verdict]}{AVERAGE[self.verdict]}{self.subject}"
+        on = "on predictions" if self.policy.release == "prediction" else "on explanations"
+        low, high = self.decisive[code(self.strongest)]
         match self.verdict:
-            case "leak":
-                text += f"; {allowed}."
             case "certified":
-                text += f"; {all_below} ({p.confidence:.0%} confidence), and {allowed}."
+                found = f"no judged attack {on} {self._finds('more than', self.bound)}"
+            case "leak":
+                found = f"an attack {on} {self._finds('at least', low)}"
             case "inconclusive":
-                text += f"; {allowed}, but {'; '.join(self.reasons)}."
-        return " ".join([text, *self._caveats()])
+                found = f"the strongest judged attack {on} {self._finds('', low, high)}"
+        return f"{word}: asking {self._often}, {found}."
 
-    def _guaranteed(self) -> str:
-        """The sentence of a certificate by guarantee, with what was measured beside it."""
-        assert self.implied is not None
-        form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[self.claim]
-        most = self.implied.most(self.claim, compared=self.compared)
-        at = "" if self.claim == "auc" else f" at a false-positive rate of at most {self.policy.fpr:.1%}"
-        above = "the 0.5 of guessing" if not self.compared else f"that of the {self.anyway} of the same queries alone"
-        what = {
-            "whole": "of the members found",
-            "excess": f"of the members found beside what the {self.anyway} of the same queries find",
-            "auc": f"of AUC above {above}",
-        }[self.claim]
-        measured = "Nothing could be measured beside it."
+    @property
+    def says(self) -> tuple[str, ...]:
+        """What the sentence leaves open, in two short ones: what was asked, and by whom."""
+        p = self.policy
+        limit = f"{self.limit:.3g} of AUC" if self.claim == "auc" else f"{self.limit:.1%}"
+        asked = (
+            f"The policy allows {limit}; bounds hold with {p.confidence:.0%} confidence, from {self.members:,} members,"
+            f" {self.non_members:,} non-members and {self.references:,} reference models."
+        )
+        sees = {
+            "explanation": "the explanation and its label",
+            "explanation+prediction": "the explanation and the prediction",
+            "prediction": "the prediction alone",
+        }[p.release]
+        who = f"The attacker sees {sees}, and asks {self._often} about each example"
+        if self.mixture > 1:
+            who += f"; this is about the mixture of {self.mixture} models and none of them alone"
+        if self.claim == "auc":
+            who += "; an average (AUC) says nothing of the members found most surely"
+        return asked, f"{who}."
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What else a reader must know: reasons in full, the strongest attack, what was run but not judged."""
+        found = [f"{reason[:1].upper()}{reason[1:]}." for reason in self.reasons if reason not in self.sentence]
+        if self.basis == "by guarantee" and self.implied is not None:
+            found.append(f"The guarantee: {self.implied.sentence}.")
         if self.decisive:
             low, high = self.decisive[code(self.strongest)]
+            form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[self.claim]
+            than = f"the {self.anyway} of the same queries alone" if self.compared else "guessing"
+            unit = {"whole": "members", "excess": f"members, beyond {than}", "auc": f"AUC above {than}"}[self.claim]
             name = title(self.strongest.attack, self.strongest.signal)
-            measured = f"Measured beside it: {name}, the strongest judged attack, {low:{form}} to {high:{form}}."
-        return (
-            f"Certified by guarantee, against every attacker: {self.implied.sentence}. That is at most"
-            f" {most:{form}} {what}{at}, and the policy allows {self.limit:{form}}. {measured}"
-        )
-
-    def _caveats(self) -> list[str]:
-        """What a reader of the sentence would otherwise not know."""
-        found = []
+            found.append(f"Strongest judged attack: {name}, {low:{form}} to {high:{form}} of {unit}.")
         if (contrary := self.contradiction) is not None and self.implied is not None:
+            name, low = title(contrary.attack, contrary.signal), self.bounds(contrary)[0]
             found.append(
-                f"{title(contrary.attack, contrary.signal)} finds at least {self.bounds(contrary)[0]:.1%} of the"
-                f" members, and the privacy statement allows no attack more than {self.implied.tpr:.1%}: the training"
-                " was not as stated, or members and non-members differ in other ways."
+                f"The privacy statement allows no attack more than {self.implied.tpr:.1%} of the members, and {name}"
+                f" finds at least {low:.1%}: the training was not as stated, or members and non-members differ in"
+                " other ways."
             )
         if self.policy.claim != "whole" and not self.compared and self.policy.release != "prediction":
-            what = self.anyway
-            why = f"There are no {what} to compare with"
+            why = f"There are no {self.anyway} to compare with"
             if self.baseline_name in self.omitted:
-                why = f"The attack on the {what} alone was not run"
+                why = f"The attack on the {self.anyway} alone was not run"
             found.append(
                 f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more."
             )
-        among = [one for one in (self, *self.others) if one.beyond]
-        if among:
-            one = among[0]
-            e, less = one.beyond[0], len(one.beyond) - 1
-            bounds = one.claimed(e)
+        for one in [one for one in (self, *self.others) if one.beyond][:1]:
+            e, less, bounds = one.beyond[0], len(one.beyond) - 1, one.claimed(one.beyond[0])
             assert bounds is not None
-            low = bounds[0]
-            finds = {
-                "whole": f"finds at least {low:.1%}",
-                "excess": f"finds at least {low:+.1%} more",
-                "auc": f"has an AUC at least {low:+.3f} above",
-            }
             of = "" if one.target in (None, self.target) else f" of model {one.target}"
-            do = ("has", "have") if one.claim == "auc" else ("does", "do")
-            rest = f", and so {f'{do[0]} 1 other' if less == 1 else f'{do[1]} {less} others'}" if less else ""
+            rest = f"; so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
             found.append(
-                f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)} {finds[one.claim]}{of}{rest}."
+                f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)}{of}"
+                f" {one._finds('at least', bounds[0])}{rest}."
             )
+        if self.grouped is not None:
+            found.append(f"Members and non-members are groups of related examples, {self.grouped:,} examples in all.")
         if self.verdict == "certified" and self.uses is None:
             found.append("How many configurations were judged on these examples was not counted.")
-        return found
+        return tuple(found)
+
+    def __str__(self) -> str:
+        """All of it: the sentence, what it leaves open, the details."""
+        return " ".join((self.sentence, *self.says, *self.details))
+
+    @property
+    def _often(self) -> str:
+        most = max(self.policy.patience)
+        return "once" if most == 1 else f"up to {most:,} times"
+
+    def _finds(self, how: str, *values: float) -> str:
+        """What an attack finds in the unit of the claim, never less than 0, with a verb."""
+        form = ".3f" if self.claim == "auc" else ".1%"
+        found = f"{how} {' to '.join(f'{max(value, 0.0):{form}}' for value in values)}".strip()
+        if self.claim == "auc":
+            return f"has an AUC {found} above {f'that of {self.anyway}' if self.compared else 'guessing'}"
+        beyond = f" beyond {self.anyway} alone," if self.claim == "excess" else ""
+        return f"finds {found} of members{beyond} at {100 * self.policy.fpr:g}% false positives"
 
     @property
     def levels(self) -> list[dict[str, Any]]:
@@ -580,6 +577,8 @@ class Judgement:
         return {
             "verdict": self.verdict,
             "sentence": self.sentence,
+            "says": list(self.says),
+            "details": list(self.details),
             "reasons": list(self.reasons),
             "policy": self.policy.to_dict(),
             "claim": self.claim,
@@ -669,8 +668,8 @@ def _missing_says(missing: tuple[int, ...], policy: Policy) -> str:
     text = f"nothing could be judged for an attacker who asks {levels} times about each example"
     if policy.patience != missing:
         such = "prediction" if policy.release == "prediction" else "l1"
-        text += f" (the signals lack arrays such as {such}@{max(missing)} and kept@{max(missing)}"
-        text += "; the policy can name a weaker attacker: patience = [1])"
+        text += f": the signals lack arrays such as {such}@{max(missing)} and kept@{max(missing)}"
+        text += "; the policy can name a weaker attacker, patience = [1]"
     return text
 
 
@@ -835,10 +834,9 @@ class AuditResult(Judgement):
         return () if self.undecided is None else feasible(self.undecided)
 
     @property
-    def sentence(self) -> str:
-        """The verdict in plain words, and what would decide where nothing is."""
-        text = super().sentence
-        return text if self.undecided is None else " ".join(filter(None, [text, advice(self.undecided, self.feasible)]))
+    def says(self) -> tuple[str, ...]:
+        """What was asked, by whom, and what would decide where nothing is decided; each in a short sentence."""
+        return super().says if self.undecided is None else (*super().says, advice(self.undecided, self.feasible))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

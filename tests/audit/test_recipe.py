@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safexplain.audit import Recipe
+from safexplain.audit.recipe import check_examples
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 RECIPES = st.builds(
@@ -26,6 +27,7 @@ RECIPES = st.builds(
     precision=st.sampled_from(["float32", "bf16"]),
     channels_last=st.booleans(),
     compile=st.booleans(),
+    examples=st.none() | st.integers(1, 10**9),
 )
 
 
@@ -43,6 +45,15 @@ def test_the_text_of_a_recipe_at_the_newer_defaults_is_what_it_was():
     )
     fast = Recipe(precision="bf16", channels_last=True, compile=True).to_toml()
     assert fast == Recipe().to_toml() + 'precision = "bf16"\nchannels_last = true\ncompile = true\n'
+
+
+def test_references_train_on_as_many_rows_as_the_target_did_or_nothing_is_trained():
+    check_examples(None, 2)
+    check_examples(3000, 2900)
+    with pytest.raises(InputError, match=r"trained on 3,000 rows.*on 600 only.*Give all members"):
+        check_examples(3000, 600)
+    with pytest.raises(ConfigurationError, match="recipe: examples"):
+        Recipe(examples=0)
 
 
 def test_only_what_changes_the_arithmetic_needs_a_caveat_and_only_for_targets_that_may_differ():

@@ -17,13 +17,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from browser import Chromium, find_chromium, serving
 from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
 from safexplain import Hardening
 from safexplain.audit.report import ReportData, figures, maps, write_report
-from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
 from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
@@ -33,7 +33,7 @@ from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import power, seen_power
+from safexplain.verdict.power import seen_power
 from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
@@ -97,11 +97,11 @@ def test_of_a_model_trained_in_two_stages_the_report_says_whose_membership_was_a
     said = text_of(audited(), subject_data="pre-training")
     assert "who was in the pre-training data?" in said
     assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
-    assert "Members are the examples that the model was pre-trained on, non-members" in said
+    assert "Members are the examples that the model was pre-trained on; non-members" in said
     assert "The prediction is not released" in said
     own = text_of(audited())
     assert "pre-training" not in own
-    assert "Members are the examples that the model was trained on, non-members" in own
+    assert "Members are the examples that the model was trained on; non-members" in own
     assert "The loss is not released" in own
 
 
@@ -176,7 +176,7 @@ def test_the_last_configuration_gives_the_verdict_and_the_first_is_compared(poli
 # ---------------------------------------------------------------------------------------------- levels of patience
 
 
-def test_three_numbers_stand_side_by_side_at_every_level_and_a_sentence_says_how_they_are_read() -> None:
+def test_three_numbers_stand_side_by_side_at_every_level() -> None:
     found = audited(INCONCLUSIVE)
     page = Page(render(alone(found)))
     rows = [r for r in page.rows if "Once" in r or " times" in r][:3]
@@ -190,14 +190,16 @@ def test_three_numbers_stand_side_by_side_at_every_level_and_a_sentence_says_how
             f"{100 * whole['low']:.1f}–{100 * whole['high']:.1f}%",
         ):
             assert said in row, (said, row)
-    last = found.levels[-1]
-    text = " ".join(page.text.split())
-    assert (
-        "An attacker who asks 200 times about each example, and takes at most 10% of the non-members for members,"
-        f" finds {last['labels']['tpr']:.1%} of the members by the labels alone." in text
-    )
-    assert f"between {last['whole']['low']:.1%} and {last['whole']['high']:.1%} of the members." in text
-    assert "the policy allows +20.0" in text
+
+
+def test_precision_is_given_where_1_and_10_percent_of_the_candidates_are_members() -> None:
+    """Against a count of candidates: of 100,000, so many members and non-members are flagged."""
+    found = audited(LEAK)
+    tpr = found.strongest.found / found.members
+    for members, share in ((1_000, "1%"), (10_000, "10%")):
+        right, wrong = members * tpr, (100_000 - members) * 0.1
+        said = f"{share} of the candidates are members" if share == "1%" else "where 10% are"
+        assert re.search(rf"{said}, {right / (right + wrong):.1%}", text_of(found))
 
 
 @pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
@@ -224,7 +226,6 @@ def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
     text = text_of(found)
     assert text.count("nothing to judge") == 6
     assert "The signals do not cover an attacker who asks 5 times or 200 times." in text
-    assert "An attacker who asks once about each example" in text
 
 
 def test_without_labels_the_whole_is_judged_and_both_the_verdict_and_the_limits_say_so() -> None:
@@ -232,7 +233,7 @@ def test_without_labels_the_whole_is_judged_and_both_the_verdict_and_the_limits_
     assert found.claim == "whole"
     text = text_of(found)
     assert "No labels to compare with." in text
-    assert "must, at a false-positive rate of 10%, not find more than 40% of the members" in text
+    assert "The policy allows 40.0%" in text
     assert "More than" not in text
 
 
@@ -265,7 +266,6 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
             assert added is not None
             numbers = [f"{attack.auc:.3f}", f"{attack.found / found.members:.1%}", f"{100 * low:.1f}–{100 * high:.1f}%"]
             numbers += [f"{100 * adds(found, attack):+.1f}", f"{100 * added[0]:+.1f} to {100 * added[1]:+.1f}"]
-            numbers += [f"{r.tpr:.1%}" for r in attack.rates if r.fpr != 0.1]
             row = [
                 r for r in rows if attack.code in r and all(n.replace("-", "−") in r.replace("-", "−") for n in numbers)
             ]
@@ -350,7 +350,7 @@ def test_a_mixture_is_named_first_in_the_heading_and_among_the_limits() -> None:
     heading = html[html.index("<h1>") : html.index("</h1>")]
     assert "a mixture of 3 models" in heading
     text = " ".join(page.text.split())
-    assert text.index("about the mixture of 3 models, and about none of them alone") < text.index("Certified for the")
+    assert text.index("Certified for the mixture of 3 models:") < text.index("3 models and none of them alone")
     assert "A mixture, and none of its models alone." in text
     assert "mixture" not in text_of(audited(0.0))
 
@@ -366,7 +366,7 @@ def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_f
         assert words[one.own_verdict] in row
         assert f"{100 * low:+.1f} to {100 * high:+.1f}".replace("-", "−") in row
         assert ("shown in full" in row) == (one is found)
-    assert "about 4 models, of which model 2 is the most exposed" in text_of(found)
+    assert "Leak proven for model 2: " in text_of(found)
     assert target_table(audited(0.0)) is None
     assert "Each model on its own" not in text_of(audited(0.0))
 
@@ -375,17 +375,17 @@ def test_groups_are_the_units_and_examples_are_said_beside() -> None:
     found = audited(0.0, group=5)
     assert (found.members + found.non_members, found.grouped) == (600, 3000)
     text = text_of(found)
-    assert f"{found.members:,} + {found.non_members:,}groups of members and of non-members, 3,000 examples" in text
-    assert "a group counts once on each side" in text
+    assert f"from {found.members:,} members, {found.non_members:,} non-members" in text
+    assert "groups of related examples, 3,000 examples in all" in text
     assert "Every example counts as one on its own" not in text
     assert "Every example counts as one on its own" in text_of(audited(0.0))
 
 
 def test_why_the_policy_is_what_it_is_is_said() -> None:
-    assert "Why: agreed with the works council." in text_of(
+    assert "Why this policy: agreed with the works council." in text_of(
         audited(0.0, replace(POLICY, reason="agreed with the works council."))
     )
-    assert "Why:" not in text_of(audited(0.0))
+    assert "Why this policy" not in text_of(audited(0.0))
 
 
 # ---------------------------------------------------------------------------------------------- who is exposed most
@@ -413,15 +413,6 @@ def test_members_are_listed_only_where_they_were_asked_for() -> None:
     assert "3 members that are found most surely" in text
     assert "for the owner of the data alone" in text
     assert "found most surely" not in text_of(audited(LEAK, parts=4))
-
-
-def test_a_rate_that_too_few_non_members_can_realise_is_marked() -> None:
-    few = audited(LEAK, examples=600)
-    assert few.non_members < 1000
-    assert "Too few non-members for this rate" in text_of(few)  # 0.1 % of about 300
-    enough = render(alone(audited(LEAK)))
-    assert "Too few non-members" not in enough
-    assert "†" not in enough
 
 
 @pytest.mark.parametrize(
@@ -680,8 +671,8 @@ def test_a_control_that_failed_stands_out_and_decides_nothing() -> None:
     text = " ".join(Page(html).text.split())
     assert found.verdict == "inconclusive"
     assert '<li class="failed">' in html
-    assert "Not decided: the control “blind baseline” failed" in text
-    assert "as long as a control fails, no number of examples decides" in text
+    assert "Inconclusive: the control “blind baseline” failed." in text
+    assert "The control “blind baseline” failed: a classifier that sees inputs only tells them apart." in text
     assert '<li class="failed">' not in render(report(native(), pictures=None))
     compared = report(Configuration("native", "", found), hardened(), pictures=None)
     assert '<li class="failed">' in render(compared)  # of a configuration that is only compared, too
@@ -708,23 +699,17 @@ def test_uses_that_are_not_counted_say_whether_the_policy_allows_it() -> None:
     assert "on the same examples, as the policy allows" in of(replace(POLICY, uncounted=True))
 
 
-def test_fewer_references_than_the_policy_asks_for_are_a_warning() -> None:
-    text = text_of(audited(0.0, references=4))
-    assert "4where a certificate takes at least 8" in text
-    assert "of at least 8 that the policy asks for" in text_of(audited(0.0))
-
-
 def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None:
     open_, sure = audited(0.7, WHOLE, examples=1000), audited(0.0, WHOLE)
     assert open_.verdict == "inconclusive"
     assert open_.needed is not None
     text = text_of(open_)
-    assert f"{open_.needed.members:,} + {open_.needed.non_members:,}" in text
+    assert open_.says[2] in text
     assert f"{open_.could_certify:.1%}" in text.partition("At best certifiable")[2][:10]
-    assert "Not decided: the interval is too wide to decide." in text
+    assert "The interval is too wide to decide." in text
     certain = text_of(sure)
-    assert "Would decide" not in certain
-    assert "Not decided" not in certain
+    assert "would decide" not in certain
+    assert "too wide" not in certain
 
 
 @pytest.mark.parametrize("policy", [POLICY, WHOLE])
@@ -746,23 +731,6 @@ def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
     assert figures.band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None  # groups count, not who stands where
-
-
-def test_the_chances_are_those_of_the_power_and_their_sentence_is_read_off_them() -> None:
-    found = audited(0.0, WHOLE)
-    likely = Chances.of(found)
-    assert likely is not None
-    n = len(found.judged)
-    one = power(found.policy, found.members, found.non_members, n, likely.tpr[[0, 50, -1]])
-    np.testing.assert_allclose(likely.leak[[0, 50, -1]], one.leak)
-    np.testing.assert_allclose(likely.certified[[0, 50, -1]], one.certified)
-    proven = likely.tpr[likely.leak >= 0.9][0]
-    assert f"truly finds {proven:.1%} of the members" in likely.sentence(found)
-    assert likely.sentence(found) in text_of(found)
-    alone = Chances.of(replace(found, references=0))
-    assert alone is not None
-    assert not alone.certified.any()
-    assert "certified 0% of the time" in alone.sentence(found)
 
 
 def test_under_the_excess_what_this_sample_can_decide_is_given_for_every_level() -> None:
@@ -913,9 +881,17 @@ def test_under_the_claim_auc_areas_stand_beside_the_rates_and_the_first_limit_sa
     assert "limit +0.050" in text
     first = text.index("An average, and not those found most surely.")
     assert first < text.index("These attacks, not every attack.")
-    assert "must not have an area under the ROC curve (AUC) that is more than 0.05 above" in text
-    assert (
-        "the policy allows" not in text.partition("How to read the numbers")[0].partition("An attacker who asks 200")[2]
-    )
+    assert "The policy allows 0.05 of AUC" in text
     guessing = text_of(audited(0.0, replace(POLICY, claim="auc"), labels=False))
     assert "Judged: AUC above guessing" in guessing
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="needs a Chromium")
+@pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
+def test_on_a_phone_the_sentence_is_on_the_first_screen(leak: float, tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", report(native(), hardened(leak)))
+    with Chromium(tmp_path / "profile") as browser, serving(tmp_path) as url:
+        browser.open(f"{url}report.html", width=390, height=844)
+        bottom = browser.run("document.querySelector('.says').getBoundingClientRect().bottom")
+        assert 0 < bottom <= 844
+        assert browser.run("document.documentElement.scrollWidth") <= 390

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -514,26 +515,53 @@ def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_keeps_what_was_trained_and_resume_goes_on(case: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_audit_keeps_what_was_trained_and_says_how_to_resume(
+    case: Path, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     run = tmp_path / "run"
-    process = start(case, run)
+    process = start(case, run, "--json")
     deadline = time.monotonic() + 120
     while not list(run.glob("models/*.pt")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    process.send_signal(sent)
+    out, err = process.communicate(timeout=60)
     kept = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
-    assert process.returncode == 130, err
-    assert "--resume" in err
-    assert "Traceback" not in err
+    assert process.returncode == code, err
+    assert err.count("\n") == 1
+    assert err.startswith(f"interrupted; finished models are kept in {run}. To continue: safexplain audit model.pt2 ")
     assert 1 <= len(kept) < 6
+    said = json.loads(out)
+    assert (said["exit_code"], said["run_dir"], said["error"]) == (code, str(run), err.strip())
 
-    process = start(case, run, "--resume")
-    _, err = process.communicate(timeout=180)
-    assert process.returncode in (0, 1, 3), err
+    program, *arguments = shlex.split(said["resume"])
+    assert program == "safexplain"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    again = [sys.executable, "-m", "safexplain", *arguments]
+    done = subprocess.run(again, cwd=case, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode in (0, 1, 3), done.stderr
     after = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
     assert len(after) == 6
     assert kept.items() <= after.items()
+
+
+@pytest.mark.parametrize("command", [["demo"], ["canaries", "--preset", "logit-768"]], ids=lambda c: c[0])
+def test_every_long_command_that_is_terminated_says_so(tmp_path: Path, command: list[str]) -> None:
+    run = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "safexplain", *command, "--json", "--run-dir", str(run)],
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not run.is_dir() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err.count("\n")) == (143, 1), err
+    said = json.loads(out)
+    assert (said["exit_code"], said["run_dir"]) == (143, str(run))
+    assert shlex.split(said["resume"]) == ["safexplain", *command, "--json", "--run-dir", str(run), "--resume"]
 
 
 @pytest.mark.slow

@@ -252,7 +252,9 @@ def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeyp
     monkeypatch.setattr(BlockStore, "save", interrupted)
     arguments = ("--config", config, "--run-dir", tmp_path / "run", "--json")
     assert run(*arguments) == 130
-    assert "--resume to continue" in capfd.readouterr().err
+    said = capfd.readouterr()
+    assert "finished models are kept" in said.err
+    assert json.loads(said.out)["resume"].endswith("--json --resume")
     assert run(*arguments, "--resume") == 0
     assert sorted(kept) == [0, 1, 2, 3]
     resumed = json.loads(capfd.readouterr().out)

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer
+from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from safexplain.errors import SafexplainError
 from safexplain.explain import find_row
@@ -54,7 +59,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in ("Occlusion", "FeaturePermutation", "ShapleyValueSampling", *OF_ROWS)
-            if name not in ("Anchors", "ProtoDash")
+            if name not in ("Anchors", "ProtoDash", "LinearExplainer")
         ),
     ],
 )
@@ -112,3 +117,47 @@ def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_the
     code, _, error = cli("audit", "model.skops", "--data", "data.csv", "--recipe", tmp_path / "recipe.toml")
     assert code == 2
     assert "has no hyper-parameter epochs; expected among" in " ".join(error.split())
+
+
+@pytest.mark.parametrize("kind", ["forest", "linear"])
+def test_a_pipeline_with_text_columns_is_read_by_default(
+    kind: str, case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("shap")
+    frame = pd.read_csv(case / "data.csv")
+    frame["feature 0"] = np.where(frame["feature 0"] > 14, "large", "small")
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    encoder = make_column_transformer((OneHotEncoder(), ["feature 0"]), remainder=StandardScaler())
+    last = RandomForestClassifier(3, max_depth=2, random_state=0) if kind == "forest" else LogisticRegression()
+    member = frame.pop("member")
+    fitted = make_pipeline(encoder, last).fit(frame[member].drop(columns="label"), frame["label"][member])
+    skops.dump(fitted, tmp_path / "model.skops")
+    name = "TreeExplainer" if kind == "forest" else "LinearExplainer"
+    audit = ("audit", tmp_path / "model.skops", "--data", tmp_path / "data.csv", "--policy", "policy.toml")
+    code, out, error = cli(*audit, "--references", "4", "--run-dir", tmp_path / "run")
+    assert code in (0, 1, 3), error
+    assert f"No --explainer: {name}" in " ".join(error.split())
+    stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
+    assert stated["explainer"]["method"] == name
+    with np.load(tmp_path / "run" / "signals.npz") as signals:
+        assert signals["attributions"].shape[-1] == len(COLUMNS)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert ("log odds" in report) is (kind == "linear")
+    assert any("log odds of the predicted class" in note for note in stated["notes"]) is (kind == "linear")
+
+
+def test_a_pipeline_that_mixes_columns_is_asked_and_the_reason_is_said(
+    case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("shap")
+    frame = pd.read_csv(case / "data.csv").drop(columns="member")
+    fitted = make_pipeline(PCA(3), RandomForestClassifier(3, random_state=0)).fit(
+        frame.drop(columns="label"), frame["label"]
+    )
+    skops.dump(fitted, tmp_path / "model.skops")
+    asked = ("audit", tmp_path / "model.skops", "--data", "data.csv", "--policy", "policy.toml", "--references", "4")
+    _, _, error = cli(*asked, "--plan")
+    assert "No --explainer: FeatureAblation, PCA makes columns out of several of yours" in " ".join(error.split())
+    code, _, error = cli(*asked, "--explainer", "TreeExplainer")
+    assert code == 2
+    assert "PCA makes columns out of several" in " ".join(error.split())

@@ -14,7 +14,7 @@ from torch import nn
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining
 from safexplain.audit.references.dp_training import HeadRedrawn
-from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated_accuracy, untrained
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated, untrained
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, InputError
@@ -230,8 +230,8 @@ def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) ->
 def test_a_recipe_states_the_models_accuracy_beside_how_it_was_trained(here):
     text = "accuracy = 0.92\nepochs = 3\n"
     assert read_recipe(written(here, text), None, 0) == (Recipe(epochs=3), None, ())
-    assert stated_accuracy(written(here, text)) == 0.92
-    assert stated_accuracy(written(here, "epochs = 3")) is None
+    assert stated(written(here, text)) == (0.92, None)
+    assert stated(written(here, "epochs = 3\nexamples = 3000")) == (None, 3000)
     for wrong in ("0", "1.5", "true", '"high"'):
         with pytest.raises(ConfigurationError, match="accuracy is a share"):
-            stated_accuracy(written(here, f"accuracy = {wrong}"))
+            stated(written(here, f"accuracy = {wrong}"))

@@ -192,8 +192,14 @@ def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(
         run = tmp_path / f"run{style}"
         code, out, error = cli(*COMMAND, "--run-dir", run, *([style] if style else []))
         assert code == 130
-        assert f"--run-dir {run} --resume" in error
-        assert out if style != "--quiet" else "INCONCLUSIVE" in out
+        assert f"--run-dir {run} " in error
+        assert "--resume" in error
+        if style == "--json":
+            content = json.loads(out)
+            assert (content["exit_code"], content["run_dir"]) == (130, str(run))
+            assert content["front"]
+        else:
+            assert out if style != "--quiet" else "INCONCLUSIVE" in out
         assert (run / "front.html").is_file()
         assert not (run / "certificate.json").exists()
 

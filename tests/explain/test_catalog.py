@@ -327,7 +327,7 @@ def test_rows_of_extras_that_are_missing_name_the_extra():
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
     said = done.stdout.splitlines()
     extras = [row for row in CATALOG.values() if row.library in EXTRAS]
-    assert len(said) == len(extras) == 7
+    assert len(said) == len(extras) == 8
     for line, row in zip(said, extras, strict=True):
         assert line.startswith(f"{row.name} False MissingExtraError")
         assert f"safexplain[{EXTRAS[row.library]}]" in line

@@ -15,7 +15,6 @@ from hypothesis.extra.numpy import arrays
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.recommended import KINDS, TABLE, recommendation
 
 ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
@@ -119,7 +118,7 @@ def test_what_names_nothing_is_refused(make, kind, message):
 
 def test_the_default_never_flips_a_sign_among_the_features_that_it_names():
     for d in (2, 5, 10, 23, 64, 1000):
-        assert Hardening.recommended(features=d).sign_error_rate(d) == 0
+        assert Hardening.recommended().sign_error_rate(d) == 0
         assert Hardening.recommended().sign_error_rate(d, k=4) == 0
 
 
@@ -152,27 +151,7 @@ def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):
     monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for features in (None, 1, 23, 3072):
-            for kind in (None, *KINDS):
-                for signed in (True, False):
-                    hardening = Hardening.recommended(features, signed, kind, key=bytes(32))
-                    assert hardening == Hardening.recommended(features=features, signed=signed, kind=kind)
-                    assert hardening.noise is None
-                    hardening(maps(2, features or 9))
-    assert all(row.evidence and row.kinds for row in TABLE)
-
-
-def test_what_is_recommended_of_each_row_is_what_its_arguments_give():
-    for row in TABLE:
-        for kind in row.kinds:
-            found = Hardening.recommended(features=9 if row.few else 900, signed=row.signed, kind=kind)
-            assert found == Hardening(clip=row.clip)
-
-
-def test_an_unknown_kind_of_map_is_refused():
-    with pytest.raises(ConfigurationError, match="kind: expected one of gradient"):
-        recommendation(kind="saliency")
-    with pytest.raises(ConfigurationError, match="features: expected a whole number"):
-        Hardening.recommended(features=0)
-    with pytest.raises(ConfigurationTypeError, match="signed"):
-        Hardening.recommended(signed=None)
+        hardening = Hardening.recommended()
+        assert hardening == Hardening.recommended(key=bytes(32))
+        for features in (1, 23, 3072):
+            hardening(maps(2, features))

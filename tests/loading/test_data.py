@@ -531,23 +531,6 @@ def test_a_number_too_large_for_single_precision_counts_as_infinite(tmp_path):
     assert "row 3" in message(check_data, load_data(npz(tmp_path / "d.npz", **made)), num_classes=3)
 
 
-def test_copies_of_members_among_non_members_are_a_warning_and_not_an_error():
-    made = data()
-    x = made.x.copy()
-    inside, outside = np.flatnonzero(made.member), np.flatnonzero(~made.member)
-    x[outside[[4, 7]]] = x[inside[[0, 1]]]
-    (warning,) = check_data(dataclasses.replace(made, x=x), num_classes=3)
-    assert f"2 of {len(outside)} non-members are exact copies of members (the first in row {outside[4]}" in warning
-
-
-def test_copies_within_one_side_are_no_warning():
-    made = data()
-    x = made.x.copy()
-    inside = np.flatnonzero(made.member)
-    x[inside[1]] = x[inside[0]]
-    assert check_data(dataclasses.replace(made, x=x), num_classes=3) == ()
-
-
 def test_classes_seen_on_one_side_only_are_a_warning():
     y = data().y.copy()
     y[np.flatnonzero(~data().member)[0]] = 3

@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.models.exported import ExportedModel
+from safexplain.loading.models.exported import ExportedModel, rewrite
 from safexplain.loading.models.load import load_model
 
 TIMM, TORCHVISION = "timm:test_resnet", "torchvision:shufflenet_v2_x0_5"
@@ -393,8 +393,19 @@ def test_guards_in_an_exported_program_are_dropped_and_not_run(exported, tmp_pat
     assert not target.exists()
 
 
-@pytest.mark.parametrize("member", ["data/sample_inputs/model.pt", "data/weights/weight_0"])
-def test_a_pickle_inside_an_exported_file_is_not_loaded(member, exported, tmp_path):
+def test_example_inputs_of_an_exported_file_are_never_read(exported, tmp_path):
+    """Those of a slice hold everything that it was taken from."""
+    target = tmp_path / "written"
+    poison = io.BytesIO()
+    torch.save((Payload(target), torch.zeros(1 << 20)), poison)
+    change = lambda name, content: poison.getvalue() if "sample_inputs" in name else content  # noqa: E731
+    large = repacked(exported, tmp_path / "m.pt2", change=change)
+    assert len(rewrite(large.read_bytes()).getvalue()) < 1 << 16 < large.stat().st_size
+    load_model(large).model(example(2, 8))
+    assert not target.exists()
+
+
+def test_a_pickle_inside_an_exported_file_is_not_loaded(exported, tmp_path):
     target = tmp_path / "written"
     poison = io.BytesIO()
     torch.save((Payload(target),), poison)
@@ -404,11 +415,9 @@ def test_a_pickle_inside_an_exported_file_is_not_loaded(member, exported, tmp_pa
             payload["use_pickle"] = True
 
     def change(name, content):
-        if name.endswith(member):
+        if name.endswith("data/weights/weight_0"):
             return poison.getvalue()
-        if member.endswith("weight_0"):
-            return in_json("model_weights_config.json", ask_for_pickle)(name, content)
-        return content
+        return in_json("model_weights_config.json", ask_for_pickle)(name, content)
 
     tampered = repacked(exported, tmp_path / "m.pt2", change=change)
     assert "pickle" in message(load_model, tampered)

@@ -58,12 +58,12 @@ def test_d1_a_suite_that_leaves_something_out_says_what_and_certifies_nothing(at
     code, found = attack(tmp_path / "calm.npz", "--attacks", "Threshold,RMIA", "--policy", tmp_path / "once.toml")
     assert (code, found["verdict"]) == (3, "inconclusive")
     assert {"LikelihoodRatio", "JointLikelihoodRatio", "Boosted"} <= set(found["omitted"])
-    assert "the suite is incomplete: LikelihoodRatio, " in found["sentence"]
+    assert "The suite is incomplete: LikelihoodRatio, " in " ".join(found["details"])
     assert found["references"] == 0  # behind the judged attacks: RMIA read the loss, which is not judged
     code, found = attack(tmp_path / "calm.npz", "--policy", tmp_path / "once.toml")
     assert (code, found["omitted"]) == (3, [])
     assert found["uses"] == 2  # another suite is another configuration
-    assert "1 other configuration was judged on these examples before" in found["sentence"]
+    assert "1 other configuration was judged on these examples before" in " ".join(found["details"])
 
 
 # ---------------------------------------------------------------- D2 and D3: what is judged, and what was run beside it
@@ -72,13 +72,13 @@ def test_d1_a_suite_that_leaves_something_out_says_what_and_certifies_nothing(at
 def test_d2_an_attack_that_was_run_and_not_judged_is_named_when_it_finds_more():
     result = certify(synthetic(examples=3000, others=("loss",)), LOOSE)
     assert result.verdict == "certified"
-    assert "no judged attack finds more than" in result.sentence
+    assert "no judged attack on explanations finds more than" in result.sentence
     assert {a.role for a in result.beyond} == {"loss"}
     low = result.bounds(result.beyond[0])[0]
     assert low > LOOSE.max_tpr
-    assert "Not judged, because it reads what is not released: " in result.sentence
-    assert f"of the loss finds at least {low:.1%}" in result.sentence
-    assert "Not judged" not in certify(synthetic(examples=1000), LOOSE).sentence
+    assert "Not judged, because it reads what is not released: " in str(result)
+    assert f"of the loss finds at least {low:.1%}" in str(result)
+    assert "Not judged" not in str(certify(synthetic(examples=1000), LOOSE))
 
 
 @pytest.mark.parametrize("policy", [LOOSE, EXCESS], ids=["whole", "excess"])
@@ -117,7 +117,7 @@ def of_many(leak, targets, examples, models=17):
 def test_d4_one_leaking_model_among_several_is_a_leak_and_is_named():
     result = certify(of_many(2.0, 3, 600), LOOSE)
     assert (result.verdict, result.target, result.targets) == ("leak", 0, 3)
-    assert result.sentence.startswith("Leak proven for model 0, against")
+    assert result.sentence.startswith("Leak proven for model 0: ")
     assert [o.own_verdict == "leak" for o in result.others] == [False, False]
     assert result.to_dict()["others"][1]["target"] == 2
 
@@ -125,7 +125,7 @@ def test_d4_one_leaking_model_among_several_is_a_leak_and_is_named():
 def test_d4_several_models_are_certified_when_each_is_by_its_own_bounds():
     result = certify(of_many(0.0, 3, 3000, models=9), LOOSE)
     assert result.verdict == "certified"
-    assert result.sentence.startswith("Certified for each of 3 models, against")
+    assert result.sentence.startswith("Certified for each of 3 models: ")
     assert result.bound == max(e["high"] for one in (result, *result.others) for e in one.to_dict()["evidence"])
     assert all(one.members < 1700 for one in (result, *result.others))  # nobody's examples are pooled
 
@@ -134,13 +134,14 @@ def test_d4_several_models_are_certified_when_each_is_by_its_own_bounds():
 def test_d4_one_leaking_model_of_seventeen_is_not_certified_and_seventeen_calm_ones_are():
     leak = certify(of_many(1.0, 17, 4000), LOOSE)
     assert leak.verdict == "leak"
-    assert leak.sentence.startswith("Leak proven for model 0, against")
+    assert leak.sentence.startswith("Leak proven for model 0: ")
     assert certify(of_many(0.0, 17, 4000), LOOSE).verdict == "certified"
 
 
 def test_d4_a_mixture_of_models_is_named_first():
     result = certify(synthetic(examples=2500, meta={"mixture": 3}), LOOSE)
-    assert result.sentence.startswith("Certified for the mixture of 3 models and for none of them alone, against")
+    assert result.sentence.startswith("Certified for the mixture of 3 models: ")
+    assert "the mixture of 3 models and none of them alone" in result.says[1]
     assert result.to_dict()["mixture"] == 3
 
 
@@ -174,7 +175,7 @@ def test_d5_another_hardening_on_the_same_examples_is_a_second_use_in_any_dress(
     assert certify(first, COUNTED).verdict == "certified"
     again = certify(named(DRESSES[dress](first), hardening="second"), COUNTED)
     assert (again.uses, again.verdict) == (2, "inconclusive")
-    assert "a certificate is refused: choosing by verdicts certifies luck" in again.sentence
+    assert "a certificate is refused: choosing by verdicts certifies luck" in str(again)
 
 
 def test_d5_another_seed_of_the_audit_is_a_second_use_and_another_limit_is_not():
@@ -203,7 +204,7 @@ def test_d6_references_whose_effect_is_70_percent_of_the_targets_certify_nothing
     right, weak = (certify(weaker_references(share), policy) for share in (1.0, 0.7))
     assert (recipe(right).failed, right.verdict) == (False, "certified")
     assert (recipe(weak).failed, weak.verdict) == (True, "inconclusive")
-    assert "do not repeat its recipe" in weak.sentence
+    assert "do not repeat its recipe" in str(weak)
 
 
 @pytest.mark.parametrize("references", [4, 7])
@@ -212,9 +213,7 @@ def test_fewer_than_eight_references_certify_nothing(references):
     calm = synthetic(examples=2500, models=references + 1)
     result = certify(calm, policy)
     assert (result.references, result.verdict) == (references, "inconclusive")
-    assert (
-        f"{references} reference models stood behind the judged attacks, and the policy asks for 8" in result.sentence
-    )
+    assert f"{references} reference models stood behind the judged attacks, and the policy asks for 8" in str(result)
     assert certify(calm, replace(policy, references=references)).verdict == "certified"
 
 
@@ -307,7 +306,7 @@ def test_a_level_of_patience_that_the_file_lacks_is_inconclusive_unless_the_poli
     result = certify(calm, patient)
     assert result.verdict == "inconclusive"
     assert result.missing == (5, 200)
-    assert "nothing could be judged for an attacker who asks 5, 200 times" in result.sentence
+    assert "nothing could be judged for an attacker who asks 5, 200 times" in str(result)
     assert certify(calm, EXCESS).verdict == "certified"
     assert certify(with_label(synthetic(leak=3.0, examples=1000), wrong=0.1), patient).verdict == "leak"
 
@@ -319,7 +318,7 @@ def test_every_level_is_judged_and_the_first_sentence_names_the_highest():
     assert [level["patience"] for level in result.levels] == [1, 5]
     assert all(level[what] is not None for level in result.levels for what in ("labels", "added", "whole"))
     assert result.verdict == "certified"
-    assert result.sentence.startswith("Certified, against an attacker who asks up to 5 times about each example: ")
+    assert result.sentence.startswith("Certified: asking up to 5 times, ")
     often = calm.values["l1"] * np.exp(-3.0 * calm.membership)
     leaking = replace(calm, values={**calm.values, "l1@5": often})
     result = certify(leaking, replace(EXCESS, patience=(1, 5)))
@@ -330,5 +329,5 @@ def test_every_level_is_judged_and_the_first_sentence_names_the_highest():
 def test_a_file_without_labels_is_judged_whole_and_says_so():
     result = certify(synthetic(examples=3000), EXCESS)
     assert (result.claim, result.limit, result.verdict) == ("whole", EXCESS.max_tpr, "certified")
-    assert "There are no labels to compare with, so the release is judged as a whole" in result.sentence
+    assert "There are no labels to compare with, so the release is judged as a whole" in str(result)
     assert certify(synthetic(leak=3.0), EXCESS).verdict == "leak"

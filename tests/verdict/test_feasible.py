@@ -11,7 +11,7 @@ import results
 
 from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control
-from safexplain.verdict.feasible import COUNTED, FRESH, Bound, Undecided, certifiable, feasible
+from safexplain.verdict.feasible import COUNTED, Bound, Undecided, certifiable, feasible
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import Needed, needed_area, needed_excess
 
@@ -49,7 +49,7 @@ def test_no_sample_and_no_policy_helps_where_a_control_failed_or_on_the_selectio
         found = replace(results.audited(0.0, STRICT, examples=1500), **changes)
         assert found.verdict == "inconclusive"
         assert found.feasible == ()
-        assert FRESH not in found.sentence
+        assert len(found.says) == 2
 
 
 def test_where_only_references_lack_they_are_all_that_is_asked_for():
@@ -57,7 +57,7 @@ def test_where_only_references_lack_they_are_all_that_is_asked_for():
     assert kinds(found) == ["references"]
     assert "Train 5 more reference models" in found.feasible[0].says
     assert "no interval narrower" in found.feasible[0].says
-    assert found.sentence.endswith("5 more reference models are needed before anything is certified.")
+    assert found.says[2] == "At least 5 more reference models are needed to certify."
 
 
 # ------------------------------------------------------------------------------------------------- what it says
@@ -69,18 +69,15 @@ def test_advice_is_never_only_to_take_more_data_than_there_are(policy):
     assert found.verdict == "inconclusive"
     assert found.needed is None or found.needed.members > 3 * found.members
     assert set(kinds(found)) & {"limit", "fpr", "auc"}
-    tail = found.sentence[found.sentence.index("With this much data") :]
-    assert "would probably be certified" in tail.partition(". ")[0]
-    assert "is out of reach of these data" in tail or "No sample of up to 1,000 times this size" in tail
-    assert tail.endswith(FRESH)
+    assert "would probably be certified" in found.says[2]
 
 
-def test_the_sentence_names_looser_policies_and_the_average_as_toml_has_them():
+def test_options_name_looser_policies_and_the_average_as_toml_has_them():
     found = results.audited(0.1, STRICT, examples=900)
     limit, area = of_kind(found, "limit"), of_kind(found, "auc")
-    assert f"max_excess = {limit.changes['max_excess']:g}" in found.sentence
-    assert f'claim = "auc" with max_auc_excess = {area.changes["max_auc_excess"]:g}' in found.sentence
-    assert "says nothing of the members found most surely" in found.sentence
+    assert f"max_excess = {limit.changes['max_excess']:g}" in limit.says
+    assert f'claim = "auc" with max_auc_excess = {area.changes["max_auc_excess"]:g}' in area.says
+    assert "says nothing of those that are found most surely" in area.says
     assert changed(found, area).claim == "auc"
 
 
@@ -111,7 +108,7 @@ def test_a_higher_false_positive_rate_keeps_the_factor_and_names_a_policy_that_c
 def test_what_may_be_a_leak_is_called_that_before_a_looser_limit_is_named():
     found = results.audited(0.2, replace(STRICT, max_excess=0.001), examples=4000)
     assert found.verdict == "inconclusive"
-    assert "so that this may be a leak. With this much data" in found.sentence
+    assert found.says[2].startswith("This may be a leak: a policy fixed beforehand, with max_excess = ")
     assert "this may be a leak" in of_kind(found, "limit").says
 
 

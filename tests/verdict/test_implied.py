@@ -124,8 +124,8 @@ def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_n
     assert undecided().verdict == "inconclusive"
     found = undecided(implied=STRONG)
     assert (found.verdict, found.exit_code, found.basis) == ("certified", 0, "by guarantee")
-    assert "by guarantee" in found.sentence
-    assert "Measured beside it" in found.sentence
+    assert "by guarantee" in str(found)
+    assert found.sentence.startswith("Certified by guarantee: if trained as stated, no attacker finds more than 1.")
     assert found.to_dict()["basis"] == "by guarantee"
     assert found.reasons == ()
 
@@ -133,7 +133,7 @@ def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_n
 def test_a_guarantee_that_does_not_satisfy_it_changes_no_verdict() -> None:
     found = undecided(implied=WEAK)
     assert (found.verdict, found.basis) == ("inconclusive", "by measurement")
-    assert "guarantee" not in found.sentence
+    assert "guarantee" not in str(found)
 
 
 @pytest.mark.parametrize("claim", ["excess", "auc"])
@@ -150,7 +150,7 @@ def test_a_proven_leak_stays_one_and_contradicts_the_statement() -> None:
     leak = Judgement(POLICY, (found,), 1000, 1000, 16, uses=1, implied=STRONG)
     assert (leak.verdict, leak.basis) == ("leak", "by measurement")
     assert leak.contradiction is not None
-    assert "privacy statement allows no attack more than" in leak.sentence
+    assert "privacy statement allows no attack more than" in str(leak)
 
 
 def test_an_unreleased_signal_contradicts_it_too() -> None:
@@ -188,7 +188,7 @@ def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path: Pat
     found = read_back(content, tmp_path)
     assert found.judgement == IMPLYING
     assert found.judgement.basis == "by guarantee"
-    assert "starting weights" in found.judgement.sentence
+    assert "starting weights" in str(found.judgement)
     json.dumps(content, allow_nan=False)
 
 

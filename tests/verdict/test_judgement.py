@@ -7,10 +7,12 @@ inside, of the policy's false-positive rate.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import results
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
@@ -66,10 +68,10 @@ def test_few_found_by_every_attack_is_certified():
     j = judged((60, 30), (80, 40))
     assert (j.verdict, j.exit_code, j.reasons) == ("certified", 0, ())
     assert j.bound == max(j.bounds(e)[1] for e in j.judged) <= 0.15
-    assert j.sentence.startswith(
-        "Certified, against an attacker who asks once about each example: the strongest judged"
-    )
-    assert "(threshold of the s1) finds between" in j.sentence
+    finds = f"no judged attack on explanations finds more than {j.bound:.1%} of members at 5% false positives."
+    assert j.sentence == f"Certified: asking once, {finds}"
+    assert j.says[0].startswith("The policy allows 15.0%; bounds hold with 95% confidence, from 1,000 members,")
+    assert "Strongest judged attack: threshold of the s1, " in j.details[0]
 
 
 def test_many_found_by_one_attack_is_a_leak():
@@ -77,13 +79,14 @@ def test_many_found_by_one_attack_is_a_leak():
     assert (j.verdict, j.exit_code, j.reasons) == ("leak", 1, ())
     assert [j.proven(e) for e in j.evidence] == [False, True]
     assert j.strongest is j.evidence[1]
-    assert j.sentence.startswith("Leak proven, against an attacker who asks once")
+    assert j.sentence.startswith("Leak proven: asking once, an attack on explanations finds at least ")
 
 
 def test_between_the_two_it_is_inconclusive():
     j = judged((60, 30), (170, 120))
     assert (j.verdict, j.exit_code, j.reasons) == ("inconclusive", 3, ("the interval is too wide to decide",))
-    assert j.sentence.endswith("but the interval is too wide to decide.")
+    assert re.fullmatch(r"Inconclusive: asking once, the strongest .* finds .*% to .*% of members at .*", j.sentence)
+    assert j.details[0] == "The interval is too wide to decide."
 
 
 def test_one_attack_that_is_not_below_the_limit_prevents_a_certificate():
@@ -116,8 +119,8 @@ def test_uses_that_nobody_counts_certify_only_where_the_policy_says_so_and_then_
     assert judged((60, 30), policy=counting, uses=1).verdict == "certified"
     assert judged((60, 30), policy=counting, uses=2).verdict == "inconclusive"
     assert judged((60, 30), policy=counting, uses=2, forced=True).verdict == "certified"
-    assert judged((60, 30)).sentence.endswith("judged on these examples was not counted.")
-    assert "not counted" not in judged((60, 30), policy=counting, uses=1).sentence
+    assert judged((60, 30)).details[-1].endswith("judged on these examples was not counted.")
+    assert "not counted" not in str(judged((60, 30), policy=counting, uses=1))
 
 
 @pytest.mark.parametrize("counts", [(60, 30), (170, 120), (400, 300)])
@@ -144,7 +147,7 @@ def test_without_an_attack_to_judge_nothing_is_decided():
     j = Judgement(LOOSE, (attack(900, 800, signal="loss", role="loss"),), 1000, 1000, 1)
     assert (j.verdict, j.bound) == ("inconclusive", 1.0)
     assert j.reasons[0] == "there is no attack to judge"
-    assert j.sentence.startswith("Inconclusive: there is no attack to judge;")
+    assert j.sentence == "Inconclusive: there is no attack to judge."
 
 
 def test_exit_codes_are_those_of_the_command_line():
@@ -174,15 +177,13 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
     assert j.judged == (best, labels)
     assert j.baseline(1) is None
     assert j.levels[0]["labels"] is None
-    assert j.sentence.startswith(
-        "Certified, against an attacker who asks once about each example and sees predictions alone: the strongest"
-        " judged attack (best prediction attack on the prediction) finds between"
-    )
-    assert "Not judged, because it reads what is not released: threshold of the L1 norm finds" in j.sentence
-    assert "explanation" not in j.sentence.partition("Not judged")[0]
+    assert j.sentence.startswith("Certified: asking once, no judged attack on predictions finds more than ")
+    assert "sees the prediction alone" in j.says[1]
+    assert "Not judged, because it reads what is not released: threshold of the L1 norm finds" in str(j)
+    assert "explanation" not in str(j).partition("Not judged")[0]
     assert Judgement.from_dict(j.to_dict()) == j
     patient = Judgement(replace(policy, patience=(1, 5)), (best,), 1000, 1000, 1)
-    assert "the signals lack arrays such as prediction@5 and kept@5" in patient.sentence
+    assert "the signals lack arrays such as prediction@5 and kept@5" in str(patient)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +207,9 @@ def test_an_attack_on_the_loss_is_judged_only_where_the_prediction_is_released_a
     j = Judgement(LOOSE, (strong, weak), 1000, 1000, 1)
     assert j.verdict == "certified"
     assert j.beyond == (strong,)
-    assert "Not judged, because it reads what is not released: threshold of the loss finds at least 7" in j.sentence
-    assert "no judged attack finds more than" in j.sentence
-    assert "Not judged" not in Judgement(LOOSE, (weak,), 1000, 1000, 1).sentence
+    assert "Not judged, because it reads what is not released: threshold of the loss finds at least 7" in str(j)
+    assert "no judged attack on explanations finds more than" in j.sentence
+    assert "Not judged" not in str(Judgement(LOOSE, (weak,), 1000, 1000, 1))
     released = replace(LOOSE, release="explanation+prediction")
     assert Judgement(released, (strong, weak), 1000, 1000, 1).verdict == "leak"
 
@@ -220,21 +221,22 @@ def test_the_excess_is_judged_by_pairs_and_not_by_what_is_found_in_all():
     same, more = compared(pair(20, 20)), compared(pair(400, 0))
     assert (same.verdict, more.verdict) == ("certified", "leak")
     assert same.bound <= same.limit < more.added(more.evidence[-1])[0]
-    assert "more of the members than the labels of the same queries alone" in same.sentence
+    assert "of members beyond labels alone" in same.sentence
+    assert "beyond the labels of the same queries alone" in same.details[0]
     assert compared(pair(20, 20), pair(400, 0)).verdict == "leak"
 
 
 def test_a_release_without_labels_is_judged_whole_and_says_so():
     j = compared(pair(20, 20), labels=False)
     assert (j.claim, j.limit, j.verdict) == ("whole", 0.15, "certified")
-    assert "There are no labels to compare with, so the release is judged as a whole" in j.sentence
+    assert "There are no labels to compare with, so the release is judged as a whole" in str(j)
 
 
 def test_an_attack_without_labels_that_adds_much_is_named_beside_the_judged_ones():
     alone = attack(500, 400, "LikelihoodRatio", "loss", "loss", 1, pair(400, 0))
     j = compared(pair(20, 20), beside=(alone,))
     assert j.beyond == (alone,)
-    assert "likelihood ratio of the loss finds at least +3" in j.sentence
+    assert "likelihood ratio of the loss finds at least 3" in str(j)
 
 
 def test_every_level_of_patience_must_be_judged_and_the_sentence_names_the_highest():
@@ -247,7 +249,7 @@ def test_every_level_of_patience_must_be_judged_and_the_sentence_names_the_highe
     far = compared(pair(20, 20), policy=patient, level=200)
     both = replace(one, evidence=(*one.evidence, *far.evidence))
     assert both.verdict == "certified"
-    assert both.sentence.startswith("Certified, against an attacker who asks up to 200 times about each example: ")
+    assert both.sentence.startswith("Certified: asking up to 200 times, ")
     leak = compared(pair(400, 0), policy=patient, level=200)
     assert replace(one, evidence=(*one.evidence, *leak.evidence)).verdict == "leak"
 
@@ -276,7 +278,7 @@ def several(*found, policy=LOOSE):
 def test_one_leaking_model_of_seventeen_is_a_leak_and_is_named():
     j = several((400, 300), *[(50, 20)] * 16)
     assert j.verdict == "leak"
-    assert j.sentence.startswith("Leak proven for model 0, against")
+    assert j.sentence.startswith("Leak proven for model 0: ")
     hidden = several((50, 20), (400, 300), *[(50, 20)] * 15)
     assert hidden.verdict == "leak"
 
@@ -284,7 +286,7 @@ def test_one_leaking_model_of_seventeen_is_a_leak_and_is_named():
 def test_several_models_are_certified_when_each_is():
     j = several(*[(50, 20)] * 17)
     assert j.verdict == "certified"
-    assert j.sentence.startswith("Certified for each of 17 models, against")
+    assert j.sentence.startswith("Certified for each of 17 models: ")
     assert several((50, 20), (170, 120)).verdict == "inconclusive"
 
 
@@ -297,7 +299,8 @@ def test_lower_bounds_share_their_risk_among_targets_and_upper_bounds_do_not():
 
 def test_a_mixture_of_models_says_so_first():
     j = judged((60, 30), mixture=3)
-    assert j.sentence.startswith("Certified for the mixture of 3 models and for none of them alone, against")
+    assert j.sentence.startswith("Certified for the mixture of 3 models: ")
+    assert "the mixture of 3 models and none of them alone" in j.says[1]
 
 
 # ------------------------------------------------------------------------------------------- risks
@@ -502,3 +505,22 @@ def test_a_wrong_verdict_is_rare_at_other_sizes_and_policies(case, n, policy):
     named = {just_outside: lambda p: just_outside(p, policy), just_inside: lambda p: just_inside(p, policy)}
     bound = [named.get(c, smooth(policy.max_tpr, policy) if "smooth" in case else c) for c in curves]
     assert simulated(bound, wanted, audits=3000, n=n, policy=policy)[0] <= 0.05
+
+
+@pytest.mark.parametrize("claim", ["excess", "whole", "auc"])
+@pytest.mark.parametrize("leak", [0.0, 0.15, 4.0])
+def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_queries_and_three_short_ones(claim, leak):
+    policy = replace(results.POLICY, claim=claim)
+    audits = [results.audited(leak, policy, examples=n, mixture=m) for n in (300, 3000) for m in (1, 30)]
+    audits += [
+        results.of_targets(leak, leak, policy=policy),
+        results.audited(leak, replace(policy, release="prediction")),
+    ]
+    audits += [results.audited(leak, policy, references=2), replace(audits[0], quick=True), replace(audits[0], uses=3)]
+    for j in audits:
+        assert len(j.sentence.split()) <= 30, j.sentence
+        assert re.search(r"\. [A-Z]", j.sentence) is None
+        assert j.verdict == "inconclusive" or "asking up to 200 times" in j.sentence
+        assert len(j.says) <= 3
+        assert all(len(text.split()) <= 30 for text in (*j.says[:1], *j.says[2:])), j.says
+        assert j.to_dict()["sentence"] == j.sentence

@@ -6,6 +6,7 @@ One small task for each kind of input, models that overfit, and every method of 
                 convolution; the neuron is the sum over it
     heloc       loans, an MLP: methods for rows of a table
     trees       the same rows, a random forest: methods that explain trees alone
+    linear      the same rows, a logistic regression: methods that explain linear models alone
 
 Half of a pool are members, by coin flips. Models take turns as the target; the others are the attacker's references.
 Every model is asked once about every example, about the class that it predicts. Three attackers are compared:
@@ -47,6 +48,7 @@ import torch
 from captum._utils.models.linear_model import SkLearnLasso
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from safexplain import Hardening, Probability
@@ -79,9 +81,9 @@ BATCH = 100
 RESAMPLES = 400
 BACKGROUND = 20
 """Public rows that explainers of tables compare with."""
-SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4)}
+SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4), "linear": (200, 17, 4)}
 """Examples, models, and how many of them take turns as the target."""
-QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2)}
+QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2), "linear": (60, 8, 2)}
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
 """What the stored methods depend on, beside the code here."""
 
@@ -171,7 +173,8 @@ def task_of(name: str, quick: bool, folder: Path) -> Task:
                     lambda seed: SmallCNN(), models, targets, {"file": "bundled with scikit-learn"})  # fmt: skip
     of = RELEASE_TASKS["heloc" if name == "heloc" else "heloc_trees"]("quick" if quick else "small", folder)
     pool, public = (Population.of(p.x[:n].numpy(), p.y[:n].numpy()) for p in (of.pool, of.public))
-    train = RandomForestClassifier(n_estimators=40) if name == "trees" else of.train
+    own = {"trees": RandomForestClassifier(n_estimators=40), "linear": LogisticRegression(max_iter=1000)}
+    train = own.get(name, of.train)
     return Task(name, pool, public, train, of.build, models, targets, of.source)
 
 
@@ -344,7 +347,8 @@ def of_rows(row: Row, trained: Trained, progress: Progress) -> Answers:
         progress(row.name, i + 1, len(trained.shadows.models))
     native, hardened = (np.stack(found) for found in both)
     features = int(pool.x.shape[1])
-    return Answers(native, hardened, "probability", said, np.arange(features) if native.shape[2] == features else None)
+    explains = make.explains(model) or "probability"
+    return Answers(native, hardened, explains, said, np.arange(features) if native.shape[2] == features else None)
 
 
 class Unasked(Exception):
@@ -442,7 +446,7 @@ def measure(row: Row, tasks: Callable[[str], Trained], progress: Progress) -> di
     """Everything about one method, or why it cannot be measured."""
     start = time.process_time()
     reasons = []
-    names = ("digits",) if row.entry == "attribute" and row.name not in OF_ROWS else ("heloc", "trees")
+    names = ("digits",) if row.entry == "attribute" and row.name not in OF_ROWS else ("heloc", "trees", "linear")
     for name in names:
         trained = tasks(name)
         try:

@@ -19,7 +19,7 @@ from .evaluate import Against, judged
 KEY = b"a key of the evidence, not secret"
 RELEASES = {
     "native": Hardening.none(),
-    "recommended": Hardening.recommended(features=3072, signed=True, kind="gradient"),
+    "recommended": Hardening.recommended(),
     "ranks with noise": Hardening.ranked(key=KEY),
 }
 """InputXGradient of the probability as it is, and released through `Hardening.recommended()` and `.ranked()`."""

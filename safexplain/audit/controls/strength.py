@@ -80,8 +80,9 @@ def recipe_fit(
 ) -> Control:
     """Whether the target's signals look like those of reference models, trained by the same recipe as they should be.
 
-    Trained alike, the target is one more draw of what the references are. Of every model, the others are asked what
-    they expect of it, and it is compared with that, the target with the references' comparison among themselves:
+    Trained alike, the target is one more draw of what the references are. Of every model, the others (of pairs of
+    references, one each) are asked what they expect of it, and it is compared with that, the target with the
+    references' comparison among themselves:
 
         level     how far its numbers lie from those of the others with the same membership, of members and non-members
         spread    how much they scatter around them, of members and non-members
@@ -113,11 +114,13 @@ def recipe_fit(
     member = signals.membership[np.ix_(models, at)]
     if min(member[0].sum(), (~member[0]).sum()) < FEWEST_EXAMPLES:
         return Control(name, None, "too few examples to compare recipes on", {})
-    found = [
-        _Compared.of(signal, _normal_scores(values), member[:, part])
-        for signal, values, part in _columns(signals, names, models, at, member)
-        if (values != values[:1]).any()
-    ]
+    parted: dict[str, list[_Compared]] = {}
+    for rows in _independent(member):
+        for signal, values, part in _columns(signals, names, models[rows], at, member[rows]):
+            if (values != values[:1]).any():
+                one = _Compared.of(signal, _normal_scores(values), member[np.ix_(rows, np.arange(len(at))[part])])
+                parted.setdefault(signal, []).append(one)
+    found = [_Compared.together(parts) for parts in parted.values()]
     if not found:
         return Control(name, None, "there is no judged signal to compare recipes by", {})
     tests = list(_tests(found))
@@ -212,7 +215,7 @@ class _Compared:
 
     @classmethod
     def of(cls, signal: str, a: Floats, member: NDArray[np.bool_]) -> _Compared:
-        """Compare, each model with all others but its partner.
+        """Compare, each model with all others.
 
         Args:
             signal: its name.
@@ -220,11 +223,9 @@ class _Compared:
             member: (models, examples) bool.
         """
         one = member.astype(np.float64)
-        sides, partner = [], partners(member)[:, None]
+        sides = []
         for side in (one, 1 - one):
-            beside = np.where(partner < 0, 0, side[partner[:, 0]])  # left out too
-            others = side.sum(0) - side - beside
-            total = (a * side).sum(0) - a * side - a[partner[:, 0]] * beside
+            others, total = side.sum(0) - side, (a * side).sum(0) - a * side
             sides.append((others, total / np.maximum(others, 1)))
         (n1, mean1), (n0, mean0) = sides
         known = (n1 > 0) & (n0 > 0)
@@ -249,6 +250,32 @@ class _Compared:
             level[who] = ((distance - expected) * on).sum(1) / many
             spread[who] = np.log(((distance - expected) ** 2 * on).sum(1) / many + 1e-12)
         return cls(signal, (centred * regressor).sum(1), (regressor**2).sum(1), level, spread)
+
+    @classmethod
+    def together(cls, parts: Sequence[_Compared]) -> _Compared:
+        """Of independent sets of references: the target's mean over the sets, and all references."""
+
+        def joined(of: Sequence[Floats]) -> Floats:
+            return np.concatenate([[np.mean([a[0] for a in of])], *(a[1:] for a in of)])
+
+        return cls(
+            parts[0].signal,
+            joined([p.covariance for p in parts]),
+            joined([p.variance for p in parts]),
+            {side: joined([p.level[side] for p in parts]) for side in parts[0].level},
+            {side: joined([p.spread[side] for p in parts]) for side in parts[0].spread},
+        )
+
+
+def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Rows of the target, the first, with one reference of each pair, and with the others (`partners`).
+
+    Within a set all models are alike: no membership follows from the others', as it does within a pair.
+    """
+    partner, rows = partners(member), np.arange(len(member))
+    second = (partner > 0) & (partner < rows)
+    for chosen in (~second, second) if second.any() else (~second,):
+        yield np.append(0, rows[1:][chosen[1:]])
 
 
 def _tests(found: Sequence[_Compared]) -> Iterator[_Test]:
@@ -329,8 +356,7 @@ def _columns(
 
 
 def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
-    """(models, examples) log likelihood ratio of membership by all other models but the partner, features taken as
-    independent.
+    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent.
 
     Args:
         maps: (models, examples, features).
@@ -346,10 +372,10 @@ def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
     variance = np.maximum((square - both) / max(len(maps) - 2, 1), 0)
     variance += 1e-3 * variance.mean(1, keepdims=True) + 1e-30
     ratios = np.zeros(member.shape)
-    for m, (one, partner) in enumerate(zip(maps, partners(member), strict=True)):
-        a, b = one.astype(np.float64), 0.0 if partner < 0 else maps[partner].astype(np.float64)
-        inside, paired = member[m][:, None], int(partner >= 0)
-        mean1 = (sum1 - np.where(inside, a, b)) / np.maximum(n1[:, None] - np.where(inside, 1, paired), 1)
-        mean0 = (sum0 - np.where(inside, b, a)) / np.maximum(n0[:, None] - np.where(inside, paired, 1), 1)
+    for m, one in enumerate(maps):
+        a = one.astype(np.float64)
+        inside = member[m][:, None]
+        mean1 = (sum1 - np.where(inside, a, 0)) / np.maximum(n1[:, None] - inside, 1)
+        mean0 = (sum0 - np.where(inside, 0, a)) / np.maximum(n0[:, None] - ~inside, 1)
         ratios[m] = (((a - mean0) ** 2 - (a - mean1) ** 2) / (2 * variance)).sum(1)
     return ratios

@@ -1,8 +1,7 @@
 """What an audit will cost, and what it can decide at best, before it is run.
 
-`measure` trains a few steps, and asks and explains a few examples, with the clock running; `made_up` signals of the
-audit's true widths are attacked; `plan` puts the rates together into what the whole audit does; `reach` says what the
-sample could certify.
+`measure` trains a few steps with the clock running; `plan` asks and explains a few examples, attacks made-up signals of
+the audit's true widths, and puts the rates together into what the whole audit does; `canaries` does so for canaries.
 """
 
 from safexplain.audit.planning.plan import Plan as Plan

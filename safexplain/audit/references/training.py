@@ -304,7 +304,7 @@ class EstimatorTraining:
         )
         names = getattr(self.estimator, "feature_names_in_", None)
         if self.columns is None and names is not None and len(names) == x.shape[1]:
-            rows = import_module("pandas").DataFrame(x, columns=list(names))
+            rows = import_module("pandas").DataFrame(x.astype(np.float64), columns=list(names))
         try:
             with (
                 redirect_stdout(io.StringIO()),  # which LightGBM and verbose estimators write to

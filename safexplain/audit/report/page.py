@@ -29,7 +29,6 @@ def render(report: ReportData) -> str:
         figure = figures.roc_figure(configuration.result, least, compare=compare, bound=bound, salt=f"roc-{i}")
         curves.append((configuration, figure))
     audited = report.audited.result
-    likely = figures.Chances.of(audited)
     return (
         _environment()
         .get_template("template.html.j2")
@@ -47,8 +46,6 @@ def render(report: ReportData) -> str:
             causes_sentence=report.root_cause_sentence or sentence(report.root_cause or ()),
             bound=bound,
             guaranteed=() if bound is None or report.privacy is None else tables.guarantee_rows(report, bound),
-            likely=likely,
-            likely_figure="" if likely is None else figures.chances_figure(likely, audited),
             words=words,
             native=NATIVE,
             configurations=report.configurations,
@@ -57,7 +54,6 @@ def render(report: ReportData) -> str:
             tables=tables,
             parts=tables.part_tables(audited),
             seen=tables.seen_rows(audited),
-            about=words.about(audited),
             subject=SUBJECT_DATA.get(report.subject_data or "", ""),
             curves=curves,
             strips=_strips(report),

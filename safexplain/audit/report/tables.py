@@ -25,8 +25,6 @@ from safexplain.verdict.evidence import Evidence, code
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
 from safexplain.verdict.stats import auc_interval
-from safexplain.verdict.stats.paired import rank_at
-from safexplain.verdict.stats.roc import RateAtFpr
 
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
 TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -333,16 +331,6 @@ JUDGED_FIRST, BESIDE_FIRST = 3, 1
 
 
 @dataclass(frozen=True)
-class Rate:
-    """A true-positive rate as text; `nobody` tells that the threshold has no false positive at all."""
-
-    value: str
-    interval: str
-    realised: str
-    nobody: bool
-
-
-@dataclass(frozen=True)
 class AttackRow:
     """One attack as a line of the table."""
 
@@ -351,11 +339,11 @@ class AttackRow:
     strongest: bool
     auc: str
     auc_interval: str
-    decisive: Rate
+    found: str
+    bounds: str
     added: tuple[str, str] | None
     standing: Standing
     bar: Markup
-    others: tuple[Rate, ...]
 
 
 @dataclass(frozen=True)
@@ -382,7 +370,6 @@ class AttackTable:
     excess: bool
     whole: bool
     compares: bool
-    others: tuple[str, ...]
     axis: Markup
     groups: tuple[LevelGroup, ...]
 
@@ -398,11 +385,6 @@ class AttackTable:
         parts = [f"{counts[k]} {words.STANDINGS[k]}" for k in words.STANDINGS if counts[k]]
         return f"{counts.total()} more attacks: {', '.join(parts)}" if counts else ""
 
-    @property
-    def nobody(self) -> bool:
-        """Whether some rate needs the footnote about thresholds without false positives."""
-        return any(r.nobody for row in self.rows for r in (row.decisive, *row.others))
-
 
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
     """One table a configuration, all drawn on axes with common ends."""
@@ -416,11 +398,10 @@ def _table(configuration: Configuration, lowest: float, highest: float) -> Attac
     result = configuration.result
     policy = result.policy
     scale = Scale.of_claim(result, lowest, highest)
-    fprs = [r.fpr for r in result.attacks[0].rates if r.fpr != policy.fpr]
     groups = []
     for level in sorted({a.level for a in result.attacks}):
         ordered = sorted((a for a in result.attacks if a.level == level), key=lambda a: _place(result, a))
-        rows = [(a, _row(result, a, scale, fprs)) for a in ordered]
+        rows = [(a, _row(result, a, scale)) for a in ordered]
         shown = _shown([row for _, row in rows])
         groups.append(
             LevelGroup(
@@ -436,7 +417,6 @@ def _table(configuration: Configuration, lowest: float, highest: float) -> Attac
         excess=result.claim == "excess",
         whole=result.claim == "whole",
         compares=any(a.pair is not None for a in result.attacks),
-        others=tuple(words.percent(f, 3) for f in fprs),
         axis=scale.axis(),
         groups=tuple(groups),
     )
@@ -461,7 +441,7 @@ def _split(rows: Sequence[object], most: int) -> int:
     return len(rows) if len(rows) <= most + 1 else most
 
 
-def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence[float]) -> AttackRow:
+def _row(result: AuditResult, attack: AttackResult, scale: Scale) -> AttackRow:
     stands = standing(result, attack)
     added, value = result.added(attack), adds(result, attack)
     bar = Markup("")
@@ -473,32 +453,11 @@ def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence
         strongest=attack is result.strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),
-        decisive=_decisive(result, attack),
+        found=percent(attack.found / result.members),
+        bounds=words.interval(*result.bounds(attack)),
         added=None if added is None else (points(value), words.between(*added)),
         standing=stands,
         bar=bar,
-        others=tuple(_rate(attack.at(fpr)) for fpr in fprs),
-    )
-
-
-def _decisive(result: AuditResult, attack: AttackResult) -> Rate:
-    """The rate that was counted for the verdict, with its bounds."""
-    fpr, others = result.policy.fpr, result.non_members
-    false = rank_at(others, fpr) - 1
-    return Rate(
-        value=percent(attack.found / result.members),
-        interval=words.interval(*result.bounds(attack)),
-        realised=f"{false / others:.2%}",
-        nobody=false == 0 and fpr * others < 1,
-    )
-
-
-def _rate(rate: RateAtFpr) -> Rate:
-    return Rate(
-        value=percent(rate.tpr),
-        interval=words.interval(rate.low, rate.high),
-        realised=f"{rate.realised_fpr:.2%}",
-        nobody=rate.false_positives == 0 and rate.fpr * rate.non_members < 1,
     )
 
 

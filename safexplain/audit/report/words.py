@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration
 from safexplain.audit.utility import FEWEST_TOP, Utility
 from safexplain.verdict.evidence import ATTACK_NAMES, Control, signal_name
-from safexplain.verdict.judgement import MAIN, AuditResult, Judgement, main_of
-from safexplain.verdict.policy import Policy
+from safexplain.verdict.judgement import MAIN, AuditResult, main_of
 
 
 def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
@@ -344,51 +343,6 @@ def release_name(configuration: Configuration) -> str:
     return RELEASES.get(configuration.name, configuration.name)
 
 
-def released(policy: Policy) -> str:
-    """What the service gives away."""
-    if policy.release == "prediction":
-        return "the prediction with its probabilities, and no explanation,"
-    if policy.release == "explanation+prediction":
-        return "the explanation and the prediction with its probabilities"
-    return "the explanation and the label that it explains"
-
-
-def about(result: Judgement) -> str:
-    """What the verdict is about, where that is not one model; "" for one."""
-    if result.mixture > 1:
-        return f"about the mixture of {result.mixture} models, and about none of them alone"
-    if result.targets > 1 and result.verdict == "certified":
-        return f"about each of {result.targets} models"
-    if result.targets > 1:
-        return f"about {result.targets} models, of which model {result.target} is the most exposed"
-    return ""
-
-
-def policy_sentence(result: AuditResult) -> str:
-    """The policy, for a reader who has not met true- and false-positive rates."""
-    policy = result.policy
-    fpr, often = percent(policy.fpr, 3), asks(max(policy.patience))
-    who = f"an attacker who asks {'up to ' if max(policy.patience) > 1 else ''}{often} about each example"
-    if result.claim == "auc":
-        than = f"the attack on the {result.anyway} of the same queries alone" if result.compared else "guessing"
-        text = (
-            f"{who} must not have an area under the ROC curve (AUC) that is more than {result.limit:.3g} above that of"
-            f" {than}. This is an average over all members, and says nothing of those that are found most surely."
-        )
-    elif result.claim == "excess":
-        text = (
-            f"{who} must, at a false-positive rate of {fpr}, not find more than {points(result.limit, 3)} percentage"
-            f" points more of the members with the explanations than with the {result.anyway} of the"
-            " same queries alone, which are released anyway."
-        )
-    else:
-        text = (
-            f"{who} and sees {released(policy)} must, at a false-positive rate of {fpr}, not find more"
-            f" than {percent(result.limit, 3)} of the members. Guessing finds {fpr}."
-        )
-    return f"{text} Why: {policy.reason.rstrip('.')}." if policy.reason else text
-
-
 def confidence_sentence(result: AuditResult) -> str:
     """What the bounds of the judged attacks promise."""
     joint, n = percent(result.policy.confidence, 4), len(result.judged)
@@ -406,41 +360,20 @@ def confidence_sentence(result: AuditResult) -> str:
     )
 
 
-def scored_sentence(result: AuditResult) -> str:
-    """How much evidence there is."""
-    references = f"with {count(result.references, 'reference model')}" if result.references else "without references"
-    text = f"{result.members:,} members and {result.non_members:,} non-members were scored, {references}."
-    if result.grouped is not None:
-        text += (
-            f" These are groups of examples that belong together, {result.grouped:,} examples in all: a group counts"
-            " once on each side."
-        )
-    return text
+def precision_sentence(result: AuditResult) -> str:
+    """How often the strongest judged attack is right, where 1 % and where 10 % of its candidates are members.
 
+    Of the candidates that it flags, p TPR / (p TPR + (1 - p) FPR) are members, where a share p of all candidates is.
+    """
+    fpr, tpr = result.policy.fpr, result.strongest.found / result.members
 
-def reading_sentence(result: AuditResult) -> str:
-    """How a line of the table of levels is read, by the example of the last one that was judged."""
-    lines = [line for line in result.levels if line["whole"] is not None]
-    if not lines:
-        return ""
-    line, anyway = lines[-1], result.anyway
-    labels, added, whole = line["labels"], line["added"], line["whole"]
-    who = (
-        f"An attacker who asks {asks(line['patience'])} about each example, and takes at most"
-        f" {percent(result.policy.fpr, 3)} of the non-members for members,"
-    )
-    together = f"between {percent(whole['low'])} and {percent(whole['high'])} of the members"
-    if result.policy.release == "prediction":
-        return f"{who} finds {together} by the predictions."
-    if labels is None:
-        return f"{who} finds {together}."
-    text = f"{who} finds {percent(labels['tpr'])} of the members by the {anyway} alone"
-    if added is None:
-        return f"{text}, and {together} with the explanations."
-    allowed = f"; the policy allows {points(result.limit)}" if result.claim == "excess" else ""
+    def right(p: float) -> str:
+        return percent(p * tpr / (p * tpr + (1 - p) * fpr))
+
     return (
-        f"{text}. The explanations that come with them add between {points(added['low'])} and {points(added['high'])}"
-        f" percentage points{allowed}. Both together find {together}."
+        f"How often an attacker is right depends on the candidates: the strongest judged attack finds {percent(tpr)} of"
+        f" the members at {percent(fpr, 3)} false positives. Where 1% of the candidates are members, {right(0.01)} of"
+        f" those that it flags are; where 10% are, {right(0.1)}."
     )
 
 
@@ -455,35 +388,17 @@ class Fact:
 
 
 def facts(configuration: Configuration) -> tuple[Fact, ...]:
-    """What the sample was, could decide, would need to be, and how often it was used."""
+    """What was set aside, what the sample could decide, and how often it was used."""
     result = configuration.result
-    rest = {k: n for k, n in result.sizes.items() if n and k != result.split}
-    aside = "".join(f"; {n:,} examples for {name} set aside" for name, n in rest.items() if name != "certification")
-    what = "members and non-members"
-    if result.grouped is not None:
-        what = f"groups of members and of non-members, {result.grouped:,} examples in all"
     found = [
-        Fact("Scored once each", f"{result.members:,} + {result.non_members:,}", f"{what}{aside}"),
-        _references(result),
+        Fact(f"Set aside for {name}", f"{n:,}", "examples that were not scored")
+        for name, n in result.sizes.items()
+        if n and name not in (result.split, "certification")
     ]
     if result.claim == "whole":
-        found.append(
-            Fact(
-                "At best certifiable",
-                percent(result.could_certify),
-                "the lowest limit that this sample would likely certify if the attack only guessed",
-            )
-        )
-    if result.verdict == "inconclusive":
-        found += _needed(result)
+        says = "the lowest limit that this sample would likely certify if the attack only guessed"
+        found.append(Fact("At best certifiable", percent(result.could_certify), says))
     return (*found, _uses(result, configuration.name == NATIVE))
-
-
-def _references(result: AuditResult) -> Fact:
-    asked = result.policy.references
-    if result.references < asked:
-        return Fact("Reference models", f"{result.references:,}", f"where a certificate takes at least {asked:,}", True)
-    return Fact("Reference models", f"{result.references:,}", f"of at least {asked:,} that the policy asks for")
 
 
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
@@ -491,26 +406,6 @@ def with_controls(configurations: Sequence[Configuration]) -> list[Configuration
     audited = configurations[-1]
     shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
     return [c for c in shown if c.result.controls]
-
-
-def _needed(result: AuditResult) -> list[Fact]:
-    if result.failed:
-        return [Fact("Would decide", "no sample", "as long as a control fails, no number of examples decides", True)]
-    if result.undecided is None or not result.undecided.wide:
-        return []
-    n = result.needed
-    if n is None:
-        return [
-            Fact("Would decide", "no sample", "of up to 1,000 times this size: the rate lies too close to the limit")
-        ]
-    outcome = {"certified": "to certify", "leak": "to prove a leak"}[n.verdict]
-    return [
-        Fact(
-            "Would decide",
-            f"{n.members:,} + {n.non_members:,}",
-            f"members and non-members, about, {outcome}, if the rates found here are the true ones",
-        )
-    ]
 
 
 def _uses(result: AuditResult, native: bool) -> Fact:

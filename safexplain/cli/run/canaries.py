@@ -99,7 +99,7 @@ def audit_by_canaries(
     folder = choose_folder(run_dir, resume)
     cache = folder / "runs"
     skipped: dict[str, str] = {}
-    with nullcontext() if plan else resumable(folder), shown(quiet or json_) as progress:
+    with nullcontext() if plan else resumable(folder), shown(quiet) as progress:
         if read is not None and own:
             if one_run:
                 if plan:

@@ -123,6 +123,8 @@ class Tabular:
         labels = None if are_places(found.classes) else found.classes
         written: dict[str, Any] = {} if recipe is None else read_toml(recipe, "recipe")
         what = f"recipe {recipe}"
+        for name in ("accuracy", "examples"):
+            written.pop(name, None)  # see `recipes.stated`
         if "function" in written:
             if others := sorted(written.keys() - {"function"}):
                 raise ConfigurationError(
@@ -190,7 +192,7 @@ class EstimatorFunction:
         if self.columns is not None:
             rows = self.columns.decode(rows)
         elif self.names is not None:
-            rows = import_module("pandas").DataFrame(rows, columns=list(self.names))
+            rows = import_module("pandas").DataFrame(rows.astype(np.float64), columns=list(self.names))
         labels = y.numpy() if self.labels is None else self.labels[y.numpy()]
         try:
             with current_directory_importable():

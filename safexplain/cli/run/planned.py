@@ -1,10 +1,12 @@
-"""How `--plan` is shown: time by stage, memory and disk against what this machine has, and the best verdict."""
+"""The first lines of an audit, what would make it shorter, and `--plan`: time, memory and the best verdict."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -20,6 +22,63 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 WHAT = {"excess": "an excess over labels", "whole": "a share of members found", "auc": "an AUC above that of labels"}
 """What a limit is of, by claim."""
+
+
+HOUR = 3600.0
+"""Seconds above which a person is asked before an audit begins."""
+
+REFERENCES = 8
+"""How many are enough for the default policy."""
+
+
+def announce(plan: Plan, says: Sequence[str], *, gradients: bool, gpu: bool) -> None:
+    """Say on standard error what will be done and how long that takes; above an hour, first what would make it less,
+    and, in a terminal, ask.
+
+    Args:
+        plan: of the audit.
+        says: what else has to be known.
+        gradients: whether the model has such, which other explainers follow faster.
+        gpu: whether models run on one.
+
+    Raises:
+        typer.Abort: the answer is no.
+    """
+    long = plan.seconds > HOUR
+    if long and (ways := faster(plan, gradients=gradients, gpu=gpu)):
+        typer.echo(f"This takes {spoken(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
+    for line in (in_words(plan), *says):
+        typer.echo(line, err=True)
+    if long and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Continue?", default=True, abort=True, err=True)
+
+
+def in_words(plan: Plan) -> str:
+    """What an audit does, and how long that takes, in a line."""
+    often = " and ".join(map(str, plan.patience)) + (" query" if plan.patience == (1,) else " queries")
+    best = f"{100 * plan.best_certifiable:.1f}"
+    limit = {"excess": f"+{best} points", "auc": f"+{plan.best_certifiable:.3f} AUC"}.get(plan.claim, f"{best} % found")
+    what = "nothing certifiable" if plan.obstacles else f"certifiable from {limit}"
+    return (
+        f"{plan.scored:,} of {plan.examples:,} examples scored, {plan.references} references, {often}, about"
+        f" {spoken(plan.seconds)}; {what}; --quick for a first look in 2 min"
+    )
+
+
+def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
+    """What would make an audit shorter, with its time then, where that follows from the plan."""
+    found, total = [], plan.seconds
+    explaining = [stage for stage in plan.stages if stage.name.startswith("explaining")]
+    if plan.references > REFERENCES:
+        asked = sum(s.seconds for s in plan.stages if s.name.startswith(("training", "asking for", "explaining")))
+        less = total - asked * (1 - (REFERENCES + 1) / (plan.references + 1))
+        found.append(f"--references {REFERENCES} ({spoken(less)})")
+    kept = sum(stage.count for stage in explaining) * 4 * plan.rates.label  # a pass forward and one backward
+    if gradients and kept < (spent := sum(stage.seconds for stage in explaining)) / 2 and spent > total / 4:
+        found.append(f"--explainer InputXGradient, if that is what you serve ({spoken(total - spent + kept)})")
+    if gradients and not gpu:
+        found.append("a machine with a GPU")
+    return [*found, "an executor with more machines, from Python"]
 
 
 def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 import typer
 from torch import nn
@@ -21,7 +22,9 @@ from safexplain.audit.attacks.suite import check_suite
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.run import AuditOptions
+from safexplain.audit.recipe import check_examples
+from safexplain.audit.run import AuditOptions, scored_rows
+from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question
 from safexplain.cli.run.classifiers import (
@@ -32,8 +35,7 @@ from safexplain.cli.run.classifiers import (
     is_classifier_file,
     with_public,
 )
-from safexplain.cli.run.quick import QuickLook
-from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated_accuracy, untrained
+from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated, untrained
 from safexplain.cli.run.stages import TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
@@ -49,9 +51,6 @@ from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-CERTIFICATE = "certificate.json"
-"""File of the run directory of an audit that was no quick look."""
-
 ANSWERS = "answers.sqlite"
 """File of the run directory with what an endpoint answered."""
 
@@ -60,12 +59,43 @@ HIDDEN = 256
 """Units of the reference models of a service of which nobody says how its model is built."""
 
 
-class Begun(NamedTuple):
-    """A run that may begin: its directory, the arguments that `audit` and `tune` share, and the names of columns."""
+@dataclass(frozen=True)
+class Begun:
+    """A run that may begin: all is read and checked, nothing is made or trained.
+
+    Args:
+        folder: the run directory.
+        arguments: of `plan_audit`, and of `audit` and `tune` once `ready`.
+        features: names of columns.
+        says: what has to be known before anything is trained.
+        tabular: a classifier of tables.
+        two: an audit of pre-training data.
+    """
 
     folder: Path
     arguments: dict[str, Any]
     features: tuple[str, ...]
+    says: tuple[str, ...]
+    tabular: Tabular | None
+    two: TwoStages | None
+
+    def ready(self, **changes: Any) -> dict[str, Any]:
+        """The arguments of `audit`, some of them changed: the directory is made, and models of two stages trained.
+
+        Raises:
+            InputError: the directory cannot be written, or a training fails.
+        """
+        make_folder(self.folder)
+        if self.tabular is not None and self.tabular.read.columns is not None:
+            self.tabular.read.columns.save(self.folder / COLUMNS)
+        found = {**self.arguments, **changes}
+        if found.pop("then", None) is not None and self.two is not None:
+            of_stages = replace(self.two, references=found["references"])
+            found["shadows"] = of_stages.train(
+                found["population"], found["device"], self.folder / "models", found["progress"]
+            )
+            found |= {"recipe": self.two.tuning, "build": self.two.loaded.fresh}
+        return found
 
 
 @dataclass(frozen=True)
@@ -112,19 +142,17 @@ def begun(
     kept: str = "finished models",
     pool: Path | None = None,
     service: Service | None = None,
-    quick: bool = False,
+    scored: int | None = None,
     public: Path | None = None,
 ) -> Iterator[Begun]:
     """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
-
-    With --plan nothing is made, asked or trained, and the arguments are those of `plan_audit`.
 
     Args:
         question: the options.
         kept: what an interruption leaves in the directory, in words.
         pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
         service: that is asked in place of a model; None: there is a model.
-        quick: few reference models, examples and queries, see `cli.run.quick`.
+        scored: how many examples are scored; None: as many as the policy needs.
         public: rows of which explainers are made; None: there are none.
 
     Raises:
@@ -141,16 +169,14 @@ def begun(
         raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
     place = device_of(question.device)
     statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
-    stated = stated_accuracy(None if of_tables else question.recipe)
+    accuracy, examples = stated(question.recipe)
     trained: Any
     trained, stages, caveats = read_recipe(
         None if of_tables else question.recipe, pool, question.seed, statement if question.references else None
     )
     folder = choose_folder(question.run_dir, question.resume)
-    if quick and (folder / CERTIFICATE).exists():
-        raise InputError(f"{folder} holds the {CERTIFICATE} of a whole audit: give a quick look another --run-dir")
     once = nullcontext() if question.plan else resumable(folder, kept)
-    with once, shown(question.quiet or question.json_) as progress:
+    with once, shown(question.quiet) as progress:
         columns = (question.group_column, question.slice_by or [])
         own = columns if pool is None else (None, [])
         if tabular is None:
@@ -174,14 +200,30 @@ def begun(
         materials = {f"data {read.source} sha256": read.sha256}
         if public is not None:
             materials[f"public rows {public} sha256"] = file_sha256(public)
+        asked, rows_each = read, int(read.member.sum())
+        if pool is not None:
+            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
+        if references:
+            halves = dp is None and pool is None
+            check_examples(examples, len(read.x) // 2 if halves else rows_each)
+            if stages is not None and stages.recipe is not None:
+                check_examples(stages.recipe.examples, len(asked.x) // 2)
+        says: tuple[str, ...] = ()
+        if references and examples is None and dp is None and pool is None:
+            says = (
+                f"References train on {len(read.x) // 2:,} rows, half of --data, of which the model was trained on"
+                f" {rows_each:,}; if it was trained on more, give all of them.",
+            )
+        if question.drop_copies:
+            asked, dropped = without_copies(asked)
+            prepared += dropped
         if stages is not None and pool is not None:
             assert isinstance(trained, Recipe)
-            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
             two = TwoStages(stages, read, asked, loaded, trained, outputs, references, question.seed)
             notes, materials = two.notes(), materials | two.materials()
         else:
-            asked, two = read, None
-            notes = check_data(read, num_classes=outputs)
+            two = None
+            notes = check_data(asked, num_classes=outputs)
             notes += () if stages is None else stages.notes(references)
         notes = (*prepared, *notes)
         if dp is not None and statement is not None and references:
@@ -202,7 +244,7 @@ def begun(
             subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
         options = AuditOptions(
             slices=asked.slices,
-            accuracy=stated,
+            accuracy=accuracy,
             title=name,
             subject=subject,
             materials=materials,
@@ -210,27 +252,20 @@ def begun(
             privacy=statement,
             canaries=None if question.canaries is None else load_finding(question.canaries),
             subject_data="training" if stages is None else stages.subject,
-            quick=quick,
+            scored=scored,
         )
-        if service is not None and not (folder / ANSWERS).exists():  # refused before the directory is made
-            with closing(service.opened(outputs, None)) as tried:
-                tried.plan(len(asked.x), judged_by.patience)
-        if not question.plan:
-            make_folder(folder)
-            if tabular is not None and tabular.read.columns is not None:
-                tabular.read.columns.save(folder / COLUMNS)
         target = loaded.model
         population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
-        look = None
-        if quick:
-            look = QuickLook.of(population, member, judged_by, options, references, question.seed)
-            judged_by, options, references = look.policy, look.options, look.references
         if service is not None:
-            kept_in = folder if not question.plan or (folder / ANSWERS).exists() else None
-            target = service.opened(outputs, kept_in)
-            asks_for = target.plan(len(population if look is None else look.asked), judged_by.patience)
-            if not (question.quiet or question.json_ or question.plan):
-                typer.echo(f"{target.url} will be asked {asks_for}.", err=True)
+            asks = len(scored_rows(population, member, judged_by, options))
+            if not (folder / ANSWERS).exists():  # refused before the directory is made
+                with closing(service.opened(outputs, None)) as tried:
+                    tried.plan(asks, judged_by.patience)
+            if not question.plan:
+                make_folder(folder)
+            target = service.opened(outputs, folder if folder.exists() else None)
+            if not (question.quiet or question.plan):
+                typer.echo(f"{target.url} will be asked {target.plan(asks, judged_by.patience)}.", err=True)
         arguments = {
             "model": target,
             "population": population,
@@ -248,18 +283,11 @@ def begun(
             "device": place,
             "progress": progress,
         }
-        if look is not None:
-            arguments |= {"population": look.pool, "references": references}
-        if two is not None and question.plan:
-            arguments |= {"recipe": two.pretraining, "build": two.fresh, "then": two.how if references else None}
-        elif two is not None:
-            arguments["shadows"] = two.train(look.pool if look else population, place, folder / "models", progress)
-            if arguments["shadows"] is None:
-                arguments["recipe"] = None
-        if look is not None:
-            arguments = look.arguments(arguments, planned=question.plan)
+        if two is not None:
+            arguments |= {"recipe": two.pretraining, "build": two.fresh, "then": two.how} if references else {
+                "recipe": None}  # fmt: skip
         try:
-            yield Begun(folder, arguments, read.feature_names or ())
+            yield Begun(folder, arguments, read.feature_names or (), says, tabular, two)
         except EndpointError as error:
             how = f"repeat the command with --run-dir {folder} --resume to continue"
             raise InputError(f"{error}. What it answered is kept: {how}") from None
@@ -293,6 +321,15 @@ def _loader(question: Question, service: Service | None) -> Callable[[AuditData]
             model, arch=question.arch, trust_pickle=question.trust_pickle, input_shape=tuple(read.x.shape[1:])
         )
     return lambda read: service.like(read, question.arch)
+
+
+def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
+    """The data without members that are exact copies of non-members, and without these; a note says how many."""
+    _, which = np.unique(hash_examples(data.x), return_inverse=True)
+    mixed = ((np.bincount(which, data.member) > 0) & (np.bincount(which, ~data.member) > 0))[which]
+    inside, outside = int((mixed & data.member).sum()), int((mixed & ~data.member).sum())
+    said = f"{inside} members and {outside} non-members that are exact copies of each other were left out."
+    return (data.rows(~mixed), (said,)) if mixed.any() else (data, ())
 
 
 def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:

@@ -1,146 +1,151 @@
-"""`safexplain audit --quick`: a first look, with few reference models and examples. It certifies nothing.
-
-Looking at a verdict is looking, and whoever chooses by it chooses on the examples that it was taken on. So a quick look
-asks only about examples that the whole audit would not score (those set aside for choosing, and for training attacks):
-it is no use of the examples of a certificate. Where there are too few of these it asks about all, and counts as a use.
-"""
+"""`safexplain audit --quick`: an ordinary audit with numbers that fit into about two minutes. It decides nothing."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+import typer
 
-from safexplain._progress import named
-from safexplain.audit import Policy, Population, Shadows, train_shadows
-from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.references.shadows import Repeated
-from safexplain.audit.run import AuditOptions, Pool
-from safexplain.audit.splits import Splits, copies_together
+from safexplain.audit import Policy
+from safexplain.audit.outcome import AuditRun
+from safexplain.audit.planning import Plan
+from safexplain.audit.run import AuditOptions
+from safexplain.cli.run.planned import spoken
+from safexplain.verdict.judgement import AttackResult
+from safexplain.verdict.stats import auc_interval
 
-REFERENCES, EXAMPLES, PATIENCE = 4, 2_000, 5
-"""Reference models, examples of the pool that they are trained on halves of, and queries about one example, at most."""
+SECONDS = 75.0
+"""Of training, asking and explaining: what is left of two minutes by imports, the plan and the attacks."""
 
-FEWEST = 50
-"""Members, and non-members, that certify nothing; with fewer, all are asked about."""
+FEWEST, MOST = 100, 1_000
+"""Examples that are scored."""
+
+ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
+"""What is run."""
+
+EXIT_CODE = 3
+"""Of a screen, whatever it sees: it proves no leak, and certifies nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class QuickLook:
-    """What a quick look asks about.
+def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a screen changes in the arguments of `audit`: two references where training them is short, and as many
+    examples as there is time to explain, each asked once.
 
     Args:
-        pool: the examples of which reference models see one half each.
-        member: (n,) bool, of the pool.
-        asked: rows of the pool that are asked about.
-        policy: the given one, with less patience.
-        options: the given ones, with a note.
-        references: how many.
+        plan: of the whole audit.
+        given: its arguments.
+    """
+    rates, policy, options = plan.rates, given["policy"], given["options"]
+    assert isinstance(policy, Policy)
+    assert isinstance(options, AuditOptions)
+    references = 2 if plan.references >= 2 and 2 * rates.training < SECONDS / 2 else 0
+    questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
+    each = 0.0 if questions is None else questions.seconds / max(questions.count, 1)
+    each += (2 + references) * (rates.native + rates.released + rates.label)  # and a sample is looked at
+    scored = (SECONDS - references * rates.training) / max(each, 1e-9)
+    once = replace(policy, patience=(1,), suite=ATTACKS, selection=0.0, training=0.0, uncounted=True)
+    number = int(np.clip(scored, FEWEST, min(MOST, plan.scored)))
+    return {"references": references, "policy": once, "options": replace(options, quick=True, scored=number)}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the strongest attack on one thing finds.
+
+    Args:
+        what: it reads.
+        low, high: 95 % interval of the share of members found.
+        auc, auc_low, auc_high: area under its ROC, and its interval, 95 % over all attacks of the screen together.
     """
 
-    pool: Population
-    member: NDArray[np.bool_]
-    asked: NDArray[np.int64]
-    policy: Policy
-    options: AuditOptions
-    references: int
+    what: str
+    low: float
+    high: float
+    auc: float
+    auc_low: float
+    auc_high: float
 
-    @classmethod
-    def of(
-        cls,
-        population: Population,
-        member: NDArray[np.bool_],
-        policy: Policy,
-        options: AuditOptions,
-        references: int,
-        seed: int,
-    ) -> QuickLook:
-        """Of the arguments of the whole audit."""
-        rng = np.random.default_rng([seed, 0x0C1C])
-        signals, _ = copies_together(Pool(population, Shadows((torch.nn.Identity(),), member[None])).signals())
-        spare = ~Splits.of(signals, policy, trains=True).certification
-        free = min(int((spare & member).sum()), int((spare & ~member).sum())) >= FEWEST
-        every = np.arange(len(population))
-        asked = _drawn(every[spare] if free else every, population, member, EXAMPLES, rng)
-        rest = np.setdiff1d(every, asked)
-        others = _drawn(rest, population, member, EXAMPLES - len(asked), rng)
-        rows = np.sort(np.concatenate([asked, others]))
-        levels = tuple(sorted({min(level, PATIENCE) for level in policy.patience}))
-        less = replace(policy, patience=levels)
-        if free:
-            less = replace(less, selection=0.0, training=0.0, uncounted=True)
-        few = min(references, REFERENCES)
-        often = f"at most {max(levels)} queries" if max(levels) > 1 else "one query"
-        note = (
-            f"A quick look: {few} reference models, {len(asked):,} of {len(population):,} examples, {often} about each."
-            " A leak that it proves is one; it certifies nothing."
-        )
-        note += (
-            " None of these examples would be scored by the whole audit, whose certificate it does not touch."
-            if free
-            else " The whole audit leaves too few examples aside, so all were asked about, and this counts as a use."
-        )
-        slices = {name: np.asarray(values)[rows] for name, values in options.slices.items()}
-        at = torch.from_numpy(rows)
-        groups = None if population.groups is None else population.groups[rows]
-        return cls(
-            Population(population.x[at], population.y[at], groups),
-            member[rows],
-            np.flatnonzero(np.isin(rows, asked)),
-            less,
-            replace(options, slices=slices, quick=True, notes=(*options.notes, note)),
-            few,
-        )
+    @property
+    def likely(self) -> bool:
+        """Whether it beats guessing."""
+        return self.auc_low > 0.5
 
-    def arguments(self, given: Mapping[str, Any], *, planned: bool) -> dict[str, Any]:
-        """Those of `audit` (or `plan_audit`), reference models trained on the pool and asked about some of it.
-
-        Args:
-            given: of the whole audit, with the pool as population.
-            planned: nothing is trained.
-        """
-        shadows, rows = given.get("shadows"), self.asked
-        at = torch.from_numpy(rows)
-        groups = None if self.pool.groups is None else self.pool.groups[rows]
-        few = Population(self.pool.x[at], self.pool.y[at], groups)
-        slices = {name: values[rows] for name, values in self.options.slices.items()}
-        changed = {"population": few, "member": self.member[rows], "options": replace(self.options, slices=slices)}
-        if planned:
-            return {**given, **changed, "trained_on": self.pool}
-        if shadows is None and given["recipe"] is not None and self.references:
-            target = None if isinstance(given["model"], Endpoint) else given["model"]
-            repeated = Repeated.of(given["recipe"], given["build"], target, given["member"])
-            shadows = train_shadows(
-                self.pool,
-                given["recipe"],
-                build=repeated.build,
-                models=self.references,
-                members=repeated.members,
-                seed=given["seed"],
-                device=given["device"],
-                cache=given["cache"],
-                progress=named(given["progress"], "training reference models"),
-            )
-        if shadows is not None:
-            shadows = Shadows(shadows.models, shadows.membership[:, rows])
-        return {**given, **changed, "shadows": shadows}
+    @property
+    def share(self) -> str:
+        """In words."""
+        return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
 
 
-def _drawn(
-    rows: NDArray[np.int64], population: Population, member: NDArray[np.bool_], most: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """At most so many of the rows, the same number of members and non-members if possible, of each class its share."""
-    y = population.y.cpu().numpy()
-    sides = [rows[member[rows]], rows[~member[rows]]]
-    fewer = min(len(side) for side in sides)
-    each = [min(len(side), max(most // 2, most - fewer)) for side in sides]
-    found = []
-    for side, number in zip(sides, each, strict=True):
-        order = side[np.lexsort((rng.random(len(side)), y[side]))]
-        if number > 0:
-            found.append(order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)])
-    return np.sort(np.concatenate(found)) if found else rows[:0]
+def seen_in(found: AuditRun) -> list[Seen]:
+    """The strongest attack on the label, the native and the released explanation, the strongest first."""
+    results = {c.name: c.result for c in found.configurations}
+    groups: dict[str, list[AttackResult]] = {"the label alone": []}
+    for name, result in results.items():
+        what = "the native explanation" if name == "native" else "the released explanation"
+        groups[what] = [a for a in result.attacks if a.role == "explanation"]
+        groups["the label alone"] = [a for a in result.attacks if a.role == "label"]
+    if found.result.policy.release == "prediction":
+        groups = {"the prediction": list(found.result.attacks)}
+    tried, fpr, seen = sum(map(len, groups.values())), found.result.policy.fpr, []
+    for what, attacks in groups.items():
+        if attacks:
+            best = max(attacks, key=lambda a: a.auc)
+            rate = best.at(fpr)
+            seen.append(Seen(what, rate.low, rate.high, best.auc, *auc_interval(best.curve, 1 - 0.05 / tried)))
+    return sorted(seen, key=lambda one: -one.auc)
+
+
+def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
+    """Print what a screen saw, and how the whole audit is run; the exit code.
+
+    Args:
+        found: by the screen.
+        plan: of the whole audit.
+        folder: the run directory.
+        json_: as one JSON object.
+        quiet: the sentence alone.
+    """
+    seen, result = seen_in(found), found.result
+    fpr = f"{100 * result.policy.fpr:g} % false positives"
+    if seen[0].likely:
+        sentence = f"A leak is likely: {seen[0].share} of members found at {fpr}, from {seen[0].what}."
+    else:
+        sentence = f"None seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
+    again = whole_command(sys.argv)
+    if json_:
+        content = {"quick": True, "likely": seen[0].likely, "sentence": sentence, "seen": [vars(s) for s in seen]}
+        content |= {
+            "scored": result.members + result.non_members,
+            "references": result.references,
+            "run_dir": str(folder),
+        }
+        typer.echo(json.dumps({**content, "whole_seconds": plan.seconds, "whole_command": again}))
+        return EXIT_CODE
+    typer.echo(sentence)
+    if not quiet:
+        for one in seen:
+            area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
+            typer.echo(f"  {one.what}: {one.share} of members found, {area}")
+        few = f"{result.references} reference models" if result.references else "no reference models"
+        number = f"{result.members + result.non_members:,} examples asked once"
+        typer.echo(f"A first look with {few} and {number}: it proves nothing, and counts as no use of them.")
+        typer.echo(f"Report: {folder / found.files['report']}")
+        typer.echo(f"The whole audit takes about {spoken(plan.seconds)}:")
+        typer.echo(again)
+    return EXIT_CODE
+
+
+def whole_command(argv: list[str]) -> str:
+    """The command that was typed, without --quick; --run-dir is taken up."""
+    program, *words = argv
+    name = ["python", "-m", "safexplain"] if Path(program).name == "__main__.py" else [Path(program).name]
+    words = [word for word in words if word != "--quick"]
+    taken = any(word.startswith("--run-dir") for word in words) and "--resume" not in words
+    return shlex.join([*name, *words, *(["--resume"] if taken else [])])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from safexplain._validate import read_toml
+from safexplain._validate import check_whole, read_toml
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining, as_toml, check_records, overruled
 from safexplain.audit.references.dp_training import HeadRedrawn
@@ -96,22 +96,26 @@ class Read(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def stated_accuracy(path: Path | None) -> float | None:
-    """The model's accuracy on examples that it was not trained on, where the recipe states it.
+def stated(path: Path | None) -> tuple[float | None, int | None]:
+    """What a recipe states of the model: its accuracy on examples that it was not trained on, and the number of rows
+    that it was trained on; None where it states none.
 
     Raises:
         InputError: the file cannot be read or is not TOML.
-        ConfigurationError: it is no share.
+        ConfigurationError: no share, or no number of rows.
     """
-    stated = None if path is None else read_toml(path, "recipe").get("accuracy")
-    if stated is None:
-        return None
-    if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 < stated <= 1:
+    written = {} if path is None else read_toml(path, "recipe")
+    accuracy, examples = written.get("accuracy"), written.get("examples")
+    if examples is not None:
+        check_whole(f"recipe {path}: examples", examples, 1)
+    if accuracy is None:
+        return None, examples
+    if isinstance(accuracy, bool) or not isinstance(accuracy, int | float) or not 0 < accuracy <= 1:
         raise ConfigurationError(
             f"recipe {path}: accuracy is a share of the examples that the model was not trained on, in (0, 1], got"
-            f" {stated!r:.60}"
+            f" {accuracy!r:.60}"
         )
-    return float(stated)
+    return float(accuracy), examples
 
 
 def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
@@ -133,9 +137,9 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: Priv
     """
     what = "recipe" if path is None else f"recipe {path}"
     written: dict[str, Any] = {"seed": seed} if path is None else read_toml(path, "recipe")
-    written.pop("accuracy", None)  # see `stated_accuracy`
+    written.pop("accuracy", None)  # see `stated`
     if "function" in written:
-        if others := sorted(written.keys() - {"function"}):
+        if others := sorted(written.keys() - {"function", "examples"}):
             raise ConfigurationError(
                 f"{what}: function trains by itself, leave out {', '.join(others)}; or leave function out"
             )

@@ -42,9 +42,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
         typer.echo(WORDS[found.verdict])
     else:
         console = Console()
-        console.print(verdict_table(found.configurations))
-        console.print()
-        show_verdict(console, found.result)
+        show_verdict(console, found.result, verdict_table(found.configurations))
         if found.report.subject_data:
             console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
         if found.judged.says:
@@ -70,9 +68,7 @@ def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
         typer.echo(WORDS[result.verdict])
     else:
         console = Console()
-        console.print(attack_table(result))
-        console.print()
-        show_verdict(console, result)
+        show_verdict(console, result, attack_table(result))
     return result.exit_code
 
 
@@ -85,14 +81,16 @@ def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iter
         console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
 
 
-def show_verdict(console: Console, result: AuditResult) -> None:
-    """The levels of patience, the targets where there are several, the sentence with its caveats, and the controls."""
-    if result.others:
-        console.print(target_table(result))
+def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
+    """The verdict in one sentence, what it leaves open in three, then tables, details and controls."""
+    console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
+    console.print(" ".join(result.says), highlight=False, markup=False)
+    for table in (*tables, *([target_table(result)] if result.others else []), level_table(result)):
         console.print()
-    console.print(level_table(result))
+        console.print(table)
     console.print()
-    console.print(result.sentence, highlight=False, markup=False)
+    for text in result.details:
+        console.print(text, highlight=False, markup=False)
     if result.feasible:
         console.print("\nWhat would decide:", highlight=False, markup=False)
         for option in result.feasible:

@@ -61,14 +61,17 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
             return show_plan(
                 plan_tune(**run.arguments, space=space, trials=trials), run.folder, question.json_, question.quiet
             )
-        others = () if public is None else public_models(public, run.arguments)
-        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder, public_models=others)
+        arguments = run.ready()
+        others = () if public is None else public_models(public, arguments)
+        found = tune(**arguments, space=space, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
+    if found.study.interrupted and question.json_:
+        raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
     code = show_tuned(found, run.folder, question.json_, question.quiet)
     if found.study.interrupted:
-        raise Interrupted.of(run.folder, KEPT)
+        raise Interrupted(run.folder, KEPT)
     return code
 
 

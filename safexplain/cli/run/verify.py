@@ -155,6 +155,8 @@ def _content(certificate: Certificate) -> dict[str, Any]:
     return {
         "verdict": judgement.verdict,
         "sentence": judgement.sentence,
+        "says": list(judgement.says),
+        "details": list(judgement.details),
         "basis": judgement.basis,
         "claim": judgement.claim,
         "limit": judgement.limit,
@@ -189,30 +191,14 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     except ConfigurationError as error:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
-    anyway = judgement.anyway
-    than = f"that of the {anyway} of the same queries" if judgement.compared else "the 0.5 of guessing"
-    measure = {
-        "whole": "of the members",
-        "excess": f"more of the members than the {anyway} of the same queries",
-        "auc": f"of AUC above {than}, an average over all members",
-    }[judgement.claim]
-    most = max(policy.patience)
-    asked = "once" if most == 1 else f"up to {most} times (judged: {', '.join(map(str, policy.patience))})"
     not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
     if not judgement.controls:
         not_run = ["no control was run"]
     uses = judgement.uses
-    form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[judgement.claim]
-    policy_limit = f"at most {judgement.limit:{form}} {measure}"
-    if judgement.claim != "auc":
-        policy_limit += f" found at a false-positive rate of {policy.fpr:.1%}"
     alone = policy.release == "prediction"
-    grouped = "" if judgement.grouped is None else f" (groups of {judgement.grouped:,} examples)"
     return {
         "kind": BY_AUDIT,
-        "verdict": judgement.verdict,
-        **({"basis": judgement.sentence} if judgement.basis == "by guarantee" else {}),
-        **({"claim": AVERAGE} if judgement.claim == "auc" else {}),
+        "verdict": [judgement.sentence, *judgement.says, *judgement.details],
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         **(
@@ -227,11 +213,8 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         "about": "the service as it answered" if certificate.endpoint else _about(judgement),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
-        "attacker": f"asks {asked} about each example; released: {policy.release}",
-        "policy": f"{policy_limit}, {policy.confidence:.0%} confidence{f'; {policy.reason}' if policy.reason else ''}",
-        "bound": f"{judgement.bound:{form}} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
-        f" non-members{grouped} and {judgement.references} reference models",
-        "levels": [_level(line, anyway) for line in judgement.levels],
+        **({"policy": policy.reason} if policy.reason else {}),
+        "levels": [_level(line, judgement.anyway) for line in judgement.levels],
         "native": certificate.native["sentence"]
         if certificate.native
         else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
@@ -303,10 +286,6 @@ def _about(judgement: Judgement) -> str:
     if judgement.mixture > 1:
         return f"the mixture of {judgement.mixture} models, and none of them alone"
     return f"each of {judgement.targets} models" if judgement.targets > 1 else "one model"
-
-
-AVERAGE = "the average alone (AUC); nothing is said of the members that are found most surely"
-"""What a certificate under the claim "auc" is about."""
 
 
 def _level(line: Mapping[str, Any], anyway: str) -> str:

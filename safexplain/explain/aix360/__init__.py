@@ -37,15 +37,6 @@ AIX360: Mapping[str, type[HardenedAIX360]] = MappingProxyType({"ProtodashExplain
 """AIX360's name of an explainer -> the hardened class."""
 
 _LIBRARIES = frozenset({"aix360", "lime"})
-_SUPPORTED: dict[str, type[HardenedAIX360]] = {
-    "aix360.algorithms.protodash.PDASH.ProtodashExplainer": HardenedProtoDash,
-    "aix360.algorithms.lime.lime_wrapper.LimeImageExplainer": HardenedLimeImage,
-    "aix360.algorithms.lime.lime_wrapper.LimeTabularExplainer": HardenedLimeTabular,
-    "aix360.algorithms.lime.lime_wrapper.LimeTextExplainer": HardenedLimeText,
-    "lime.lime_image.LimeImageExplainer": HardenedLimeImage,
-    "lime.lime_tabular.LimeTabularExplainer": HardenedLimeTabular,
-    "lime.lime_text.LimeTextExplainer": HardenedLimeText,
-}
 
 
 def is_aix360(native: object) -> bool:
@@ -68,7 +59,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
         ConfigurationTypeError: hardened already, or no AIX360 explainer.
     """
     kind = type(native)
-    hardened: Any = _SUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")
+    hardened: Any = AIX360.get(kind.__name__) if kind.__module__.partition(".")[0] in _LIBRARIES else None
     if hardened is HardenedProtoDash:
         if "public" not in options:
             raise ConfigurationError(

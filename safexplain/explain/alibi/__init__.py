@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain.alibi.base import HardenedAlibi, is_alibi, new_generator
+from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, is_alibi
 from safexplain.explain.alibi.base import anchor_hardening as anchor_hardening
-from safexplain.explain.alibi.library import draw_from, load_alibi
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.explain.alibi.tables import AnchorsOfRows, HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.catalog import CATALOG
@@ -85,85 +84,46 @@ def _of_rows(kind: type[HardenedAnchors]) -> type[HardenedAnchorTabular]:
     return HardenedAnchorTabular
 
 
-class _FromArguments(HardenedAlibi):
-    """Takes the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it."""
-
-    _kind: ClassVar[str]
-
-    def __init__(
-        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
-    ) -> None:
-        """Make the native explainer, and harden it."""
-        with draw_from(new_generator(hardening)):
-            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
-        self._adopt(native, hardening, model_digest)
-
-
-class HardenedAnchorTabular(AnchorsOfRows, _FromArguments, HardenedAnchors):
+class HardenedAnchorTabular(AnchorsOfRows, FromArguments, HardenedAnchors):
     """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`, and `AnchorsOfRows`."""
 
     _kind, _row = "AnchorTabular", CATALOG["Anchors"]
 
 
-class HardenedAnchorImage(_FromArguments, HardenedAnchors):
+class HardenedAnchorImage(FromArguments, HardenedAnchors):
     """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
 
     _kind = "AnchorImage"
 
 
-class HardenedAnchorText(_FromArguments, HardenedAnchors):
+class HardenedAnchorText(FromArguments, HardenedAnchors):
     """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
 
     _kind = "AnchorText"
 
 
-class HardenedALE(_FromArguments):
-    """Hardened ALE: takes its arguments, and `hardening`. Curves leave hardened, at grid points that you give."""
-
-    _kind = "ALE"
-
-
-class HardenedPartialDependence(_FromArguments):
-    """Hardened PartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
-
-    _kind = "PartialDependence"
+def _of_all_rows(kind: str) -> type[HardenedAlibi]:
+    doc = (
+        f"Hardened {kind}: its arguments, and `hardening`. Curves leave at grid points that you give."
+    )
+    return type(f"Hardened{kind}", (FromArguments,), {"__doc__": doc, "__module__": __name__, "_kind": kind})
 
 
-class HardenedTreePartialDependence(_FromArguments):
-    """Hardened TreePartialDependence: takes its arguments, and `hardening`; see `HardenedALE`."""
-
-    _kind = "TreePartialDependence"
-
-
-class HardenedPartialDependenceVariance(_FromArguments):
-    """Hardened PartialDependenceVariance: takes its arguments, and `hardening`; see `HardenedALE`."""
-
-    _kind = "PartialDependenceVariance"
-
-
-class HardenedPermutationImportance(_FromArguments):
-    """Hardened PermutationImportance: takes its arguments, and `hardening` of the importances."""
-
-    _kind = "PermutationImportance"
-
+HardenedALE = _of_all_rows("ALE")
+HardenedPartialDependence = _of_all_rows("PartialDependence")
+HardenedTreePartialDependence = _of_all_rows("TreePartialDependence")
+HardenedPartialDependenceVariance = _of_all_rows("PartialDependenceVariance")
+HardenedPermutationImportance = _of_all_rows("PermutationImportance")
 
 ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
     {
-        **{
-            kind._kind: kind
-            for kind in (
-                HardenedAnchorTabular,
-                HardenedAnchorImage,
-                HardenedAnchorText,
-                HardenedALE,
-                HardenedPartialDependence,
-                HardenedTreePartialDependence,
-                HardenedPartialDependenceVariance,
-                HardenedPermutationImportance,
-            )
-        },
-        "KernelShap": HardenedAlibiKernelShap,
-        "TreeShap": HardenedTreeShap,
+        kind._kind: kind
+        for kind in (
+            *(HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText),
+            *(HardenedALE, HardenedPartialDependence, HardenedTreePartialDependence),
+            *(HardenedPartialDependenceVariance, HardenedPermutationImportance),
+            *(HardenedAlibiKernelShap, HardenedTreeShap),
+        )
     }
 )
 """Alibi's name of an explainer -> the hardened class: every one that has a row in `rules.ROWS`."""

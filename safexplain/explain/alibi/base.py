@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
@@ -17,13 +16,14 @@ from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, listing_o
 from safexplain.explain.alibi.release import Query, maps_of, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
 from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
-from safexplain.hardening.noise import GaussianNoise, as_hashed, query_seeds, resolve_key
+from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
 from safexplain.native_maps import watch
 
-__all__ = ["HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
+__all__ = ["FromArguments", "HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
 
 
 def anchor_hardening(key: bytes | None = None) -> Hardening:
@@ -88,7 +88,7 @@ class HardenedAlibi:
         if isinstance(grid := bound.arguments.get("grid_points"), dict):
             bound.arguments["grid_points"] = dict(grid)  # alibi sorts within it
         if not quiet:
-            bound.arguments.update({name: _as_hashed(bound.arguments.get(name)) for name in rules.inputs})
+            bound.arguments.update({name: as_asked(bound.arguments.get(name)) for name in rules.inputs})
         query = self._query(kind, rules, bound.arguments)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
             explanation = listing_outputs(private_copy(self._explainer)).explain(*bound.args, **bound.kwargs)
@@ -141,11 +141,18 @@ class HardenedAlibi:
         return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
 
 
-def _as_hashed(value: Any) -> Any:
-    """An argument with the numbers that its noise is a function of."""
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return as_hashed(torch.from_numpy(np.array(value))).numpy()
-    return value
+class FromArguments(HardenedAlibi):
+    """Takes the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it."""
+
+    _kind: ClassVar[str]
+
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
+        """Make the native explainer, and harden it."""
+        with draw_from(new_generator(hardening)):
+            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
+        self._adopt(native, hardening, model_digest)
 
 
 def _check(hardening: Hardening, anchors: bool) -> None:

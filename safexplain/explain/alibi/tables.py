@@ -17,8 +17,8 @@ from torch import nn
 
 from safexplain._digest import explained_digest
 from safexplain.errors import InputError, RefusedError
-from safexplain.explain.alibi.base import HardenedAlibi, new_generator
-from safexplain.explain.alibi.library import draw_from, load_alibi, no_failed_searches
+from safexplain.explain.alibi.base import FromArguments, HardenedAlibi
+from safexplain.explain.alibi.library import no_failed_searches
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
@@ -153,7 +153,7 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         }
 
 
-class _ShapOfRows(OfTables, HardenedAlibi):
+class _ShapOfRows(OfTables, FromArguments):
     """Shapley values of the predicted class.
 
     The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
@@ -199,14 +199,8 @@ class HardenedAlibiKernelShap(_ShapOfRows):
     A certificate knows `feature_names`, `link` and `seed`, and the options `nsamples` and `l1_reg`.
     """
 
-    _row, _makes = CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
+    _kind, _row, _makes = "KernelShap", CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
     _more = frozenset({"nsamples", "l1_reg"})
-
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
-        model_digest = kwargs.pop("model_digest", None)
-        with draw_from(new_generator(hardening)):
-            native = load_alibi().explainers.KernelShap(*args, **kwargs)
-        self._adopt(native, hardening, model_digest)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -226,13 +220,8 @@ class HardenedTreeShap(_ShapOfRows):
     A certificate knows `feature_names` and `model_output` ("raw" unless said), with or without a background.
     """
 
-    _row, _needs = CATALOG["TreeShap"], False
+    _kind, _row, _needs = "TreeShap", CATALOG["TreeShap"], False
     _makes = frozenset({"feature_names", "model_output"})
-
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
-        model_digest = kwargs.pop("model_digest", None)
-        native = load_alibi().explainers.TreeShap(*args, **kwargs)
-        self._adopt(native, hardening, model_digest)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:

@@ -15,7 +15,7 @@ import torch
 from captum._utils.common import _run_forward
 from torch import Tensor
 
-__all__ = ["ROWS", "ROWS_ON_DEVICE", "gradients", "gradients_in_blocks"]
+__all__ = ["ROWS", "ROWS_ON_DEVICE", "gradients", "gradients_in_blocks", "is_plain"]
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
 """Rows of a block, at most: on a CPU, and on a GPU or another device. Each has at least half as many, since matrix
@@ -75,6 +75,9 @@ def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: 
 
 def _is_shared(value: Any) -> bool:
     """Whether an argument of a model, or a target, is the same for all rows."""
-    if isinstance(value, Tensor):
-        return value.dim() == 0
+    return value.dim() == 0 if isinstance(value, Tensor) else is_plain(value)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a text or None, or a tuple of such."""
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))

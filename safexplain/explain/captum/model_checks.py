@@ -33,6 +33,7 @@ from captum.attr import (
     NeuronDeepLift,
     NeuronDeepLiftShap,
 )
+from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
@@ -66,28 +67,9 @@ _UNSUPPORTED: tuple[type[nn.Module], ...] = (
     nn.RNNBase,
     nn.RNNCellBase,
 )
-_SUPPORTED: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Softmax,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-)
+_SUPPORTED: tuple[type[nn.Module], ...] = tuple(SUPPORTED_NON_LINEAR)
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
-_RELU_FUNCTIONS = frozenset(
-    {
-        torch.nn.functional.relu,
-        torch.relu,
-        torch.relu_,
-        Tensor.relu,
-        Tensor.relu_,
-    }
-)
+_RELU_FUNCTIONS = frozenset({nn.functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_})
 _TOLERANCE = 1e-3
 _TWO_LINES = """
     from safexplain.explain import rewrite_functional

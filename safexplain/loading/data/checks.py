@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +49,13 @@ class AuditData:
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     scaled: bool = False
 
+    def rows(self, kept: NDArray[np.bool_]) -> AuditData:
+        """The rows that `kept`, (n,) bool, marks."""
+        groups = None if self.groups is None else self.groups[kept]
+        slices = {name: values[kept] for name, values in self.slices.items()}
+        x, y, member = self.x[kept], self.y[kept], self.member[kept]
+        return replace(self, x=x, y=y, member=member, groups=groups, slices=slices)
+
 
 def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = True) -> tuple[str, ...]:
     """Refuse data on which an audit would fail or mean nothing.
@@ -60,7 +66,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
         both_sides: Whether members and non-members are to be told apart; else members are enough.
 
     Returns:
-        Warnings, one sentence each: rows that are both member and non-member, classes seen on one side only.
+        Warnings, one sentence each: classes seen on one side only.
 
     Raises:
         InputError: x is not (n, ...); lengths differ; no members, no non-members or fewer than 10 of either;
@@ -85,7 +91,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
     _check_labels(data, num_classes)
     if not both_sides:
         return ()
-    return (*_duplicates(data), *_lopsided_classes(data))
+    return _lopsided_classes(data)
 
 
 def _check_membership(member: NDArray[np.bool_]) -> None:
@@ -129,23 +135,6 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
             f"row {row} has the label {int(data.y[row])}, but the model has {num_classes} outputs: labels "
             f"must be 0 to {num_classes - 1}; check that labels are counted from 0 and belong to this model"
         )
-
-
-def _duplicates(data: AuditData) -> tuple[str, ...]:
-    inside = {_key(row) for row in data.x[data.member]}
-    shared = np.array([_key(row) in inside for row in data.x[~data.member]])
-    if not shared.any():
-        return ()
-    first = int(np.flatnonzero(~data.member)[shared.argmax()])
-    return (
-        f"{int(shared.sum())} of {len(shared)} non-members are exact copies of members (the first in row "
-        f"{first}, counted from 0): no attack can tell these apart, so the audit understates the leak; "
-        "remove them",
-    )
-
-
-def _key(row: NDArray[np.float32]) -> bytes:
-    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ _FIRST = re.compile(  # the layout of PyTorch 2.5 to 2.7
     r"version|serialized_exported_program\.json|serialized_(state_dict|constants|example_inputs)\.pt"
 )
 _IGNORED = re.compile(r"([^/]+/)?(extra|extra_files)/.*|.*/")
+_EXAMPLES = re.compile(r"data/sample_inputs/model\.pt$|^serialized_example_inputs\.pt$")
 
 _NAME = re.compile(r"[\w.\-]*", re.ASCII)
 _VERSION = re.compile(r"[\w.+<=\-]*", re.ASCII)
@@ -72,7 +73,7 @@ def rewrite(raw: bytes) -> io.BytesIO:
     """A new archive with the checked content of `raw`, for `torch.export.load`.
 
     Metadata of nodes (stack traces) and guards are dropped, CUDA devices become the CPU, extra files are left
-    out.
+    out, and example inputs are emptied unread: of a slice they hold the whole data set that it was taken from.
 
     Raises:
         InputError: the archive holds something that could run code, or that a plain exported network has not.
@@ -85,7 +86,7 @@ def rewrite(raw: bytes) -> io.BytesIO:
         for name in names:
             if not (_CURRENT.fullmatch(name) or _FIRST.fullmatch(name)):
                 raise _refusal(f"it holds {name!r}, which a plain exported network has not")
-            target.writestr(name, _checked(name, source.read(name)))
+            target.writestr(name, b"" if _EXAMPLES.search(name) else _checked(name, source.read(name)))
     packed.seek(0)
     return packed
 

@@ -470,7 +470,7 @@ def recount(audit: Any) -> Judgement:
     for name, value in computed.items():
         if name == "others":
             continue  # each is compared by itself
-        if name == "sentence" and _advised(audit.get(name), judgement):
+        if name == "says" and _advised(audit.get(name), value, judgement):
             continue
         _compare(audit.get(name, _MISSING), value, f"audit.{name}")
     _check_rest(audit, judgement)
@@ -495,13 +495,10 @@ def _check(judgement: Judgement) -> None:
         raise CertificateError("others: two of the judgements are about one target")
 
 
-def _advised(sentence: Any, judgement: Judgement) -> bool:
-    """Whether it is the sentence of an inconclusive verdict with advice after it, as `AuditResult.sentence` gives."""
-    return (
-        judgement.verdict == "inconclusive"
-        and isinstance(sentence, str)
-        and sentence.startswith(f"{judgement.sentence} ")
-    )
+def _advised(says: Any, computed: list[str], judgement: Judgement) -> bool:
+    """Whether a text of what would decide follows, as `AuditResult.says` has it where the verdict is inconclusive."""
+    more = says[len(computed) :] if isinstance(says, list) and says[: len(computed)] == computed else []
+    return judgement.verdict == "inconclusive" and len(more) == 1 and isinstance(more[0], str)
 
 
 def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:

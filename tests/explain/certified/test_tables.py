@@ -13,6 +13,7 @@ import pytest
 import torch
 from explain_nets import certificate
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain import HardenedAnchors, HardenedIG, HardenedProtoDash, Hardening, Probability
@@ -25,7 +26,7 @@ from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
 from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
 from safexplain.explain.served import OF_ROWS, load_release
-from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
+from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import as_module
@@ -127,7 +128,7 @@ def about(path: Path, case: Case, model: Any, **changes: Any) -> Path:
 
 def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
     of_rows = {row.name for row in CATALOG.values() if row.entry != "attribute"}
-    assert of_rows == set(OF_ROWS) == set(CASES) == set(NEEDS)
+    assert of_rows == set(OF_ROWS) == {*CASES, "LinearExplainer"} == {*NEEDS, "LinearExplainer"}
     for name, kind in OF_ROWS.items():
         assert kind._row is CATALOG[name]
 
@@ -135,7 +136,7 @@ def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
 @pytest.mark.parametrize("model", [forest(), network()], ids=["forest", "network"])
 def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path) -> None:
     if case.kind in (HardenedTreeShap, HardenedTreeExplainer) and isinstance(model, nn.Module):
-        with pytest.raises(InputError, match="trees"):
+        with pytest.raises(InputError, match="trees|tables"):
             load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
         return
     release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
@@ -368,6 +369,20 @@ def test_two_classes_of_boosted_trees_have_opposite_values() -> None:
     asked = HardenedTreeShap.catalogued()(boosted, hardening=Hardening.none())
     one, other = (asked.attribute(ASKED, target=torch.full((3,), c)) for c in (0, 1))
     assert torch.equal(one, -other)
+
+
+def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
+    pytest.importorskip("shap")
+    model = LogisticRegression().fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
+    case = Case(HardenedLinearExplainer, Hardening.none(), {"feature_names": NAMES}, {}, {})
+    path = about(tmp_path, case, model)
+    release = load_release(model, path, public=PUBLIC)
+    target = release.predict(ASKED).argmax(1).numpy()
+    expected = (X[:3] - PUBLIC.mean(0)) * model.coef_[target]
+    np.testing.assert_allclose(np.asarray(release.explain(ASKED, torch.from_numpy(target))), expected, atol=1e-6)
+    values = HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[:3])
+    np.testing.assert_allclose(values[np.arange(3), :, target], expected, atol=1e-6)
+    assert np.isnan(values[np.arange(3), :, (target + 1) % 3]).all()
 
 
 class StandIn:
