@@ -107,10 +107,10 @@ PAGES = (
         "releases", "what each format of a release adds to the labels of the same queries, asked once and often, and"
         " what is left to read, beside models of public data; five tasks and six explainers",
         "`cifar10.npz`, `gtsrb.npz`, `heloc.npz` (`--task digits`: nothing)", "60 min (`--full`: a GPU)"),)),
-    Page("dithering", "Limits on looks against dithered queries", (_suite(
-        "dithering", "how many dithered queries about one example a service's budget lets through, what those are"
-        " worth to an attacker, and how many honest questions it takes for such",
-        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "12 min"),)),
+    Page("dithering", "Patience, and limits on looks", (_suite(
+        "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
+        " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
+        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
     Page("third_party", "Networks that nobody here trained", (_suite(
         "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
         "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
@@ -199,8 +199,8 @@ PAGES = (
                    " its plan and version 0.2.0", "2 h", "`cifar10.npz`, `adult.npz`, `heloc.npz`, `weights/`"),
     ), "benchmarks"),
     Page("peers", "Against others", (Suite(
-        "audit.benchmarks.peers", "attacks, DP steps, explanations, recourse, bounds and a search for a release, beside"
-        " ML Privacy Meter, ART, Opacus, Captum, DiCE, Alibi, accountants and DeepLeak's loop",
+        "audit.benchmarks.peers", "attacks, DP steps, explanations, recourse and bounds, beside ML Privacy Meter, ART,"
+        " SACRO-ML, PrivacyGuard, Opacus, Captum, DiCE, Alibi and accountants",
         "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers"),), "benchmarks/peers"),
     Page("recourse_peers", "Recourse against others", (Suite(
         "audit.benchmarks.recourse_peers", "recourse beside DiCE, Alibi, CARLA and an exact program on four data sets:"
@@ -325,8 +325,10 @@ def written() -> dict[Path, str]:
     if SCALE.is_file():
         made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost }}", RESULTS), SCALE.name)
     if COMPARE.is_file():
-        table = _filled("{{ peers: compared }}", RESULTS)
-        made[COMPARE] = _placed(COMPARE.read_text(), "compared", table, COMPARE.name)
+        text = COMPARE.read_text()
+        for name in ("compared", "question"):
+            text = _placed(text, name, _filled(f"{{{{ peers: {name} }}}}", RESULTS), COMPARE.name)
+        made[COMPARE] = text
     return made | {p.path: page(p) for p in PAGES}
 
 

@@ -1,13 +1,18 @@
-"""What the suite on dithering counts is what a slow greedy count gives, and its tables say what is in the result."""
+"""What the suite on dithering counts is what a slow greedy count gives, and its attackers find what is there."""
 
 from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from evidence import DATA
 
-from audit.suites.dithering import suite, tables
+from audit.suites.dithering import suite
 from audit.suites.releases.tasks import TASKS
+from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.queries import Dither, Queries
 
 
@@ -57,8 +62,25 @@ def test_honest_questions_are_told_apart_by_how_many_were_asked_before(digits):
     ]
 
 
-def test_a_missing_figure_of_a_table_is_empty():
-    row = {"kind": "additive", "amplitude": 0.1, "level": 200, "labels 1": [0.5, 0.1, 0.02, 0.01],
-           "labels 200": [0.6, 0.1, 0.04, 0.01]}  # fmt: skip
-    text = tables.attack({"queries": 200, "results": {"some": {"attack": [row]}}})
-    assert "| some | additive 0.1 | labels | 0.500, 2.0 ± 2.0 % | all | 0.600, 4.0 ± 2.0 % |" in text
+def test_what_is_safe_at_a_few_queries_and_leaks_at_many_is_missed():
+    safe, leaks, between = [0.0, 0.004, 0.0, 0.002], [0.01, 0.001, 0.03, 0.005], [0.0, 0.004, 0.012, 0.005]
+    levels = {
+        "labels": {"1": [0.5, 0.01, 0.01, 0.01]},
+        "kept": {"1": safe, "32": safe, "200": safe},
+        "lost": {"1": safe, "32": safe, "200": leaks},
+        "known": {"1": safe, "32": between, "200": leaks},
+    }
+    found = {"some": {"honest": [], "patience": {"narrow": levels}}}
+    assert suite.judged(found) == ["some: lost is safe at 1 and 32 queries (narrow) and leaks at 200"]
+
+
+def test_a_signal_that_tells_is_found_and_noise_adds_nothing(digits):
+    patient = suite.asking(digits, True, Namespace(cache=Path(tempfile.mkdtemp())), lambda *told: None)
+    rng = np.random.default_rng(0)
+    tells = patient.member + 0.3 * rng.standard_normal(patient.member.shape)
+    column = patient.ratios(LikelihoodRatio("identity"), tells)
+    noise = patient.ratios(LikelihoodRatio("identity"), rng.standard_normal(tells.shape))
+    alone = patient.rates([column])
+    assert alone[0, 0] > 0.95
+    assert abs(patient.rates([column, noise])[0, 0] - alone[0, 0]) < 0.03
+    assert 0.3 < patient.rates([noise])[0, 0] < 0.7

@@ -145,7 +145,7 @@ class Race:
 
 def race(
     ours: tuple[Side, str], theirs: tuple[Side, str], rounds: int, limit: float,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter, once: bool = False,
 ) -> Race:  # fmt: skip
     """A B A B ...: ours, then theirs, in every round, after one run of each that does not count.
 
@@ -155,12 +155,15 @@ def race(
         rounds: most rounds.
         limit: seconds after which no further round starts, once there are `LEAST_ROUNDS`.
         clock: seconds.
+        once: one run of each, which counts.
 
     Raises:
         Skipped: a side does not work.
     """
     sides = (ours, theirs)
     set_up = (ours[0].set_up(ours[1]), theirs[0].set_up(theirs[1]))
+    if once:
+        return Race((ours[0].run(ours[1]),), (theirs[0].run(theirs[1]),), set_up)
     start = clock()
     for side, call in sides:
         side.run(call)

@@ -1,4 +1,4 @@
-"""Against others, on the same work: attacks, DP steps, explanations, recourse, bounds, and DeepLeak's loop.
+"""Against others, on the same work: attacks, DP steps, explanations, recourse, bounds, and who was in.
 
 Each peer runs in an environment of its own, made on demand under `--environments` (see `environments.py`), as one
 process; safexplain as another one, or in the same one where the peer's environment runs both and little is to be told
@@ -120,7 +120,9 @@ def asked(peer: Peer, options: argparse.Namespace, works: Path) -> dict[str, Any
                 for contest in contests:
                     print(f"{peer.key}: {contest.name}", flush=True)
                     try:
-                        run = race((us, contest.ours), (them, contest.theirs), options.rounds, options.limit)
+                        run = race(
+                            (us, contest.ours), (them, contest.theirs), options.rounds, options.limit, once=contest.once
+                        )
                     except Skipped as reason:
                         failed[contest.name] = str(reason)
                         print(f"  skipped: {reason}", flush=True)

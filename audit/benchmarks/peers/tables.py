@@ -13,7 +13,7 @@ def races(found: dict[str, Any]) -> str:
     rows = []
     for peer in found["results"].values():
         for name, r in peer.get("races", {}).items():
-            if peer["title"] != "Captum":
+            if peer["title"] != "Captum" and r["unit"] != "answer":
                 rows.append(_row(peer["title"], name, r))
         for name, reason in peer.get("skipped_races", {}).items():
             rows.append((peer["title"], name, "", "", f"skipped: {reason}", "", ""))
@@ -25,7 +25,6 @@ def races(found: dict[str, Any]) -> str:
 
 COMPARED = {
     "ml-privacy-meter": "RMIA from the same losses",
-    "privacy-meter": "best attack on PyPI, from the same losses",
     "art": "best attack, from the same logits",
     "sacro-ml": "LiRA of a random forest",
     "tensorflow-privacy": "epsilon of one training",
@@ -42,10 +41,30 @@ def compared(found: dict[str, Any]) -> str:
     for key, what in COMPARED.items():
         peer = found["results"].get(key, {})
         for name, r in peer.get("races", {}).items():
+            if r["unit"] == "answer":
+                continue
             answers = (_told(r[side]["quality"]) for side in ("ours", "theirs"))
             rows.append((peer["title"], f"{what}: {name}", *answers, f"{r['ratio']['median']:,.2g}"))
     header = ("library", "compared", "safexplain's answer", "its answer", "its time / ours")
     return markdown(header, rows, left=4)
+
+
+def question(found: dict[str, Any]) -> str:
+    """Who was in? Seconds of processor to an answer, and the answer; ours is the first of its runs."""
+    rows: list[tuple[str, ...]] = []
+    for title in ("a small CNN", "XGBoost"):
+        for key in ("ml-privacy-meter", "privacy-guard", "sacro-ml"):
+            peer = found["results"].get(key, {})
+            for name, r in peer.get("races", {}).items():
+                if r["unit"] != "answer" or title not in name:
+                    continue
+                sides = [("safexplain, an audit", "ours")] if not rows or title != rows[-1][0] else []
+                for who, side in (*sides, (f"{peer['title']}, {name.partition('? ')[2]}", "theirs")):
+                    q = r[side]["quality"]
+                    told = f"{100 * q['TPR at 1 %']:.1f} %", f"{q['AUC']:.3f}", q["interval"]
+                    rows.append((title, who, f"{r[side]['processor_seconds']:.3g} s", *told))
+    header = ("who was in", "library, attack", "processor time", "TPR at 1 %", "AUC", "carries an interval")
+    return markdown(header, rows, left=2)
 
 
 def explanations(found: dict[str, Any]) -> str:
@@ -112,4 +131,4 @@ def _told(quality: dict[str, Any]) -> str:
 
 
 TABLES = {"peers: races": races, "peers: Captum": explanations, "peers: who": peers, "peers: work": work,
-          "peers: slower": slower, "peers: compared": compared}  # fmt: skip
+          "peers: slower": slower, "peers: compared": compared, "peers: question": question}  # fmt: skip

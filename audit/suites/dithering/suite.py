@@ -67,7 +67,7 @@ HISTORIES = (0, 100, 300, 1000, 3000)
 """How many a client asked before, in steps."""
 QUERIES, LOOKS = 200, Limits().looks
 NO_LIMIT = 10**9
-SIZES = {"digits": (33, 600), "heloc": (25, 800), "cifar10": (17, 300)}
+SIZES = {"digits": (33, 600), "heloc": (25, 600), "cifar10": (13, 200)}
 """Models, and examples that are asked about, of each task."""
 AVERAGED = ("native", "top-k set (recommended)", "balanced ranks", *(f"ranks, noise {s}" for s in (".3", "1", "3")))
 """What is averaged over tiny dithers."""

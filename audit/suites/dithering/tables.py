@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ...shared.run import markdown
 from .suite import QUANTILES
-
-
-def tasks(found: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and figures of each task."""
-    yield from found["results"].items()
 
 
 def _dither(row: dict[str, Any]) -> str:
@@ -25,7 +19,7 @@ def _percent(share: float) -> str:
 def through(found: dict[str, Any]) -> str:
     """Answered queries of 201 by quantile; the range of the examples where they differ."""
     rows = []
-    for name, part in tasks(found):
+    for name, part in found["results"].items():
         dithers = list(dict.fromkeys(_dither(row) for row in part["through"]))
         by = {(_dither(row), row["quantile"]): row for row in part["through"]}
         for dither in dithers:
@@ -42,7 +36,7 @@ def through(found: dict[str, Any]) -> str:
 def honest(found: dict[str, Any]) -> str:
     """Distinct questions of a client taken for looks, exactly so, and refused."""
     rows = []
-    for name, part in tasks(found):
+    for name, part in found["results"].items():
         for row in part["honest"]:
             first, last = row["asked_before"]
             rows.append((
@@ -54,24 +48,30 @@ def honest(found: dict[str, Any]) -> str:
     return markdown(header, rows, left=2)
 
 
-def attack(found: dict[str, Any]) -> str:
-    """AUC and TPR at 1 % of the labels, and of labels with native maps, at each number of queries."""
-
-    def cell(row: dict[str, Any], name: str) -> str:
-        if name not in row:
-            return ""
-        auc, _, tpr, se = row[name]
-        return f"{auc:.3f}, {100 * tpr:.1f} ± {196 * se:.1f} %"
-
-    rows, most = [], found["queries"]
-    for name, part in tasks(found):
-        for row in part["attack"]:
-            level = row["level"]
-            for seen, shown in (("labels", "labels"), ("maps", "labels and native maps")):
-                some = "all" if level == most else f"{cell(row, f'{seen} {level}')} ({level})"
-                rows.append((name, _dither(row), shown, cell(row, f"{seen} 1"), some, cell(row, f"{seen} {most}")))
-    header = ("task", "dither", "what is seen", "one query", "what gets through (how many)", "all 200")
-    return markdown(header, rows, left=3)
+def labels(found: dict[str, Any]) -> str:
+    """AUC and TPR at 1 % of the labels of 32 queries, by dither."""
+    of = {name: part["labels"] for name, part in found["results"].items() if "labels" in part}
+    names = dict.fromkeys(dither for part in of.values() for dither in part)
+    rows = [
+        (dither, *(f"{p[dither][0]:.3f}, {100 * p[dither][2]:.1f} ± {196 * p[dither][3]:.1f} %" for p in of.values()))
+        for dither in names
+    ]
+    return markdown(("queries", *of), rows)
 
 
-TABLES = {"dithering: through": through, "dithering: honest": honest, "dithering: attack": attack}
+def patience(found: dict[str, Any]) -> str:
+    """What each format adds to the labels of the same queries."""
+    rows = []
+    for name, part in found["results"].items():
+        for dither, formats in part.get("patience", {}).items():
+            for release, levels in formats.items():
+                if release == "labels":
+                    cells = [f"{r[0]:.3f}, {100 * r[2]:.1f} %" for r in levels.values()] + [""]
+                else:
+                    cells = [f"{r[0]:+.3f}, {100 * r[2]:+.1f} ± {196 * r[3]:.1f}" for r in levels.values()]
+                rows.append((name, dither, "labels alone" if release == "labels" else release, *cells))
+    return markdown(("task", "dither", "released", "1 query", "32", "200", "32, 4 of them explained"), rows, left=3)
+
+
+TABLES = {"dithering: through": through, "dithering: honest": honest, "dithering: labels": labels,
+          "dithering: patience": patience}  # fmt: skip

@@ -8,12 +8,14 @@ from ...shared.run import markdown
 from .suite import STATES, worst
 
 SETTINGS = {
-    "random": "random maps, 5,000 + 5,000",
-    "label": "maps that repeat the label, 5,000 + 5,000",
-    "top": "sets of the top features, 5,000 + 5,000",
-    "shift .25": "members differ by .25 SD, asked once",
-    "shift 1": "members differ by 1 SD, asked once",
-    "leak": "maps leak, 1,000 + 1,000, asked once",
+    "random": "random maps",
+    "label": "maps that repeat the label",
+    "top": "sets of the top features",
+    "shift .25": "members differ by .25 SD",
+    "shift 1": "members differ by 1 SD",
+    "adds 0.022": "maps tell 2.2 % of the members (2 % are tolerated)",
+    "adds 0.06": "maps tell 6 %",
+    "adds 0.1": "maps tell 10 %",
 }
 FAMILIES = {
     "shift": "Gaussian shift",
@@ -39,21 +41,24 @@ def worst_cells(found: dict[str, Any]) -> str:
 
 
 def through_certify(found: dict[str, Any]) -> str:
-    """Verdicts and controls of whole audits."""
-    rows = []
+    """Verdicts and controls of whole audits, and verdicts under 0.2.0's settings."""
+    rows, before = [], found["certify"]["before"]
     for name, setting in found["certify"]["settings"].items():
-        failed = setting["failed"]
-        rates = [
-            *(setting["verdicts"][v] for v in ("leak", "certified", "inconclusive")),
-            setting["leak_without_controls"],
-            failed["blind baseline"],
-            failed["null model"],
-        ]
-        shares = (f"{100 * r['rate']:.0f} %" for r in rates)
-        rows.append((f"{SETTINGS.get(name, name)} ({rates[0]['of']})", *shares, f"{100 * setting['bound']:+.1f}"))
-    header = ("audits through `certify`", "leak", "certified", "inconclusive", "leak, had there been no controls",
-              "blind baseline fails", "null model fails", "highest bound, points")  # fmt: skip
+        verdicts, old = setting["verdicts"], before.get(name, {}).get("verdicts", {})
+        failed = [setting["failed"][c] for c in ("blind baseline", "recipe")]
+        of_old = " / ".join(str(old[v]["count"]) for v in VERDICTS) + f" of {old['leak']['of']}" if old else ""
+        rows.append((
+            SETTINGS[name], " / ".join(str(verdicts[v]["count"]) for v in VERDICTS) + f" of {verdicts['leak']['of']}",
+            f"{100 * setting['bound']:+.1f}", *(f"{100 * r['rate']:.0f} %" for r in failed), of_old,
+        ))  # fmt: skip
+    asked = (f"{found['certify']['explanations'][k]:,}" for k in ("settings", "before"))
+    rows.append(("explanations of 3,000 + 3,000 examples", next(asked), "", "", "", next(asked)))
+    header = ("audits through `certify`", "leak / certified / inconclusive", "highest bound, points",
+              "blind baseline fails", "recipe fails", "under 0.2.0's settings")  # fmt: skip
     return markdown(header, rows)
+
+
+VERDICTS = ("leak", "certified", "inconclusive")
 
 
 def power(found: dict[str, Any]) -> str:

@@ -89,17 +89,13 @@ def _of_the_pool(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return losses, work["membership"][1:], work["membership"][0]
 
 
-def rmia(offline: bool) -> Callable[[Work], Call]:
+def rmia(work: Work) -> Call:
     """Ours."""
+    from safexplain.audit.attacks import RMIA
 
-    def ready(work: Work) -> Call:
-        from safexplain.audit.attacks import RMIA
-
-        losses, membership, _ = _of_the_pool(work)
-        attack = RMIA(offline=offline, a=0.3)
-        return lambda: {"scores": attack(losses[0], losses[1:], membership)}
-
-    return ready
+    losses, membership, _ = _of_the_pool(work)
+    attack = RMIA(offline=True, a=0.3)
+    return lambda: {"scores": attack(losses[0], losses[1:], membership)}
 
 
 def lira(work: Work) -> Call:
@@ -124,55 +120,6 @@ def shadows(work: Work) -> Call:
             right = [float((m(torch.from_numpy(x)).argmax(1).numpy() == y)[~k].mean()) for m, k in
                      zip(made, membership, strict=True)]  # fmt: skip
         return {"units": models, "accuracy on non-members": float(np.mean(right))}
-
-    return run
-
-
-def privacy_meter(work: Work) -> Call:
-    """Privacy Meter 1.0.1: quantiles of the references' losses for each example; scores are how many were not met."""
-    from privacy_meter.dataset import Dataset
-    from privacy_meter.hypothesis_test import linear_itp_threshold_func
-    from privacy_meter.information_source import InformationSource
-    from privacy_meter.information_source_signal import ModelLoss
-    from privacy_meter.metric import ReferenceMetric
-    from privacy_meter.model import Model
-
-    losses, _, member = _of_the_pool(work)
-
-    class Known(Model):  # type: ignore[misc]
-        """A model whose losses are known: inputs are numbers of examples."""
-
-        def __init__(self, own: np.ndarray) -> None:
-            super().__init__(None, None)
-            self.own = own
-
-        def get_loss(self, batch_samples: Any, batch_labels: Any, per_point: bool = True) -> Any:
-            return self.own[batch_samples]
-
-        def get_logits(self, batch_samples: Any) -> Any:
-            raise NotImplementedError
-
-        def get_grad(self, batch_samples: Any, batch_labels: Any) -> Any:
-            raise NotImplementedError
-
-        def get_intermediate_outputs(self, layers: Any, batch_samples: Any, forward_pass: bool = True) -> Any:
-            raise NotImplementedError
-
-    numbers = np.arange(len(member))
-    splits = {name: {"x": numbers[chosen], "y": work["y"][: len(member)][chosen]}
-              for name, chosen in (("train", member), ("test", ~member))}  # fmt: skip
-    order = np.concatenate([numbers[member], numbers[~member]])
-
-    def run() -> dict[str, Any]:
-        dataset = Dataset(splits, "x", "y")
-        target = InformationSource([Known(losses[0])], [dataset])
-        references = InformationSource([Known(own) for own in losses[1:]], [dataset])
-        metric = ReferenceMetric(target, references, [ModelLoss()], linear_itp_threshold_func)
-        metric.prepare_metric()
-        predicted = metric.run_metric()[0].predicted_labels
-        scores = np.empty(len(member))
-        scores[order] = np.asarray(predicted, dtype=np.float64).mean(0)
-        return {"scores": scores}
 
     return run
 
@@ -244,11 +191,9 @@ def art_shadows(work: Work) -> Call:
 
 
 CALLS: dict[str, Callable[[Work], Call]] = {
-    "RMIA": rmia(offline=False),
-    "RMIA, offline": rmia(offline=True),
+    "RMIA, offline": rmia,
     "LiRA": lira,
     "train_shadows": shadows,
-    "privacy-meter: ReferenceMetric": privacy_meter,
     "ml-privacy-meter: RMIA": ml_privacy_meter,
     "art: MembershipInferenceBlackBox": art_attack,
     "art: ShadowModels": art_shadows,

@@ -122,6 +122,7 @@ def ours(kind: str) -> Callable[[Work], Call]:
     """An audit of what is predicted, with the defaults."""
 
     def ready(work: Work) -> Call:
+        from safexplain import HardenedKernelShap, Hardening
         from safexplain.audit import Policy, Population, Recipe, audit
 
         asked = Asked(kind, work)
@@ -130,11 +131,14 @@ def ours(kind: str) -> Callable[[Work], Call]:
         def run() -> dict[str, Any]:
             result = audit(
                 asked.target, Population.of(asked.x, asked.y), recipe, member=asked.member,
-                build=(lambda seed: cnn()) if kind == "cnn" else None,
+                build=(lambda seed: cnn()) if kind == "cnn" else None, explainer=HardenedKernelShap,
+                hardening=Hardening(),
                 policy=Policy(release="prediction", patience=(1,), uncounted=True),
             )  # fmt: skip
-            best = max(result.attacks, key=lambda row: row.tpr)
-            return {"TPR at 1 %": best.tpr, "AUC": best.auc, "interval": f"TPR {best.low:.1%} to {best.high:.1%}"}
+            best = max(result.result.attacks, key=lambda row: row.found)
+            rate = best.at(0.01)
+            interval = f"TPR {100 * rate.low:.1f} to {100 * rate.high:.1f} %; verdict {result.verdict}"
+            return {"TPR at 1 %": rate.tpr, "AUC": best.auc, "interval": interval}
 
         return run
 
@@ -165,7 +169,7 @@ def privacy_guard(kind: str) -> Callable[[Work], Call]:
                 table[asked.member].copy(), table[~asked.member].copy(), AggregationType.MAX, online_attack=True
             )
             answer = attack.run_attack()
-            scores = pd.concat([answer.df_train_user, answer.df_test_user]).set_index("user_id")["score"]
+            scores = pd.concat([answer.df_train_user, answer.df_test_user])["score"]  # by user_id
             told = AnalysisNode(answer, delta=1e-5, n_users_for_eval=asked.n).run_analysis()
             low, high = told.auc_ci
             return {"scores": scores.reindex(np.arange(asked.n)).fillna(-np.inf).to_numpy(np.float64),
@@ -236,5 +240,5 @@ CALLS: dict[str, Callable[[Work], Call]] = {
     **{f"audit, {kind}": ours(kind) for kind in ("cnn", "booster")},
     **{f"PrivacyGuard, {kind}": privacy_guard(kind) for kind in ("cnn", "booster")},
     **{f"RMIA, {kind}": rmia(kind) for kind in ("cnn", "booster")},
-    **{f"SACRO-ML, {attack}": sacro(attack) for attack in ("LiRA", "QMIA")},
+    **{f"SACRO-ML {attack}, booster": sacro(attack) for attack in ("LiRA", "QMIA")},
 }
