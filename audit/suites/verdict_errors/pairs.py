@@ -9,9 +9,6 @@ finds a stated share, and the attack exactly as much ("nothing") or more by what
   jump inside      3 points of what the baseline finds stand just inside
   two jumps        both, of different members, 30 % of them outside
   ties             the baseline has ten values
-
-Beside it the four bounds at a quarter of the risk each that were used before: of both thresholds, and of the members
-found by one attack only at the strict threshold of one and the loose one of the other.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from scipy.optimize import brentq
 
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.paired import PairedCounts, count_pairs, difference_bounds, lower_limits
-from safexplain.verdict.thresholds import by_score, lower_bound_rank, upper_bound_rank
+from safexplain.verdict.thresholds import by_score
 
 Scores = NDArray[np.float64]
 
@@ -43,8 +40,7 @@ RISKS = (0.05, 0.001)
 RISK = 0.05
 PAIR_COLUMNS = (
     "members", "non_members", "fpr", "base_tpr", "alike", "family", "truth", "true_excess", "discordant", "half_width",
-    "old_half_width", "below_low", "above_high", "below_low_small", "above_high_small", "old_below_low",
-    "old_above_high", "wrong_low", "wrong_high",
+    "below_low", "above_high", "below_low_small", "above_high_small", "wrong_low", "wrong_high",
 )  # fmt: skip
 """The last two: limits of the larger of both rates of error. "Small": at a risk of .1 % a side."""
 SURE = 0.9995
@@ -113,29 +109,23 @@ def simulate_pairs(
                     continue
                 cells[base_tpr, family, truth] = times * TOLERATED[fpr]
     found: dict[tuple[float, str, str], list[PairedCounts]] = {cell: [] for cell in cells}
-    old: dict[tuple[float, str, str], list[tuple[float, float]]] = {cell: [] for cell in cells}
     for number in range(audits):
         for cell, excess in cells.items():
             base_tpr, family, _ = cell
             rng = np.random.default_rng([0xA1F, members, non_members, round(1000 * fpr), number])
             mine, base = scores_of(rng, family, members, non_members, fpr, base_tpr + excess, base_tpr, alike)
-            orders = by_score(mine, number), by_score(base, number)
-            found[cell].append(count_pairs(*orders, member, fpr))
-            old[cell].append(four_bounds(orders, member, fpr, RISK))
+            found[cell].append(count_pairs(by_score(mine, number), by_score(base, number), member, fpr))
         tick(number)
     rows = []
     for cell, excess in cells.items():
         low, high, small_low, small_high = (
             x for risk in RISKS for x in bounds_of(found[cell], members, non_members, fpr, risk)
         )
-        before = np.array(old[cell])
         first = difference_bounds(found[cell][0], members, non_members, fpr, RISK, RISK)
         assert np.allclose(first, (low[0], high[0]), atol=1e-9)
-        misses = [int(x.sum()) for x in (low > excess, high < excess, small_low > excess, small_high < excess,
-                                         before[:, 0] > excess, before[:, 1] < excess)]  # fmt: skip
+        misses = [int(x.sum()) for x in (low > excess, high < excess, small_low > excess, small_high < excess)]
         discordant = float(np.mean([c.only + c.missed for c in found[cell]])) / members
-        widths = [float(x.mean()) / 2 for x in (high - low, before[:, 1] - before[:, 0])]
-        numbers = (round(x, 5) for x in (excess, discordant, *widths))
+        numbers = (round(x, 5) for x in (excess, discordant, float((high - low).mean()) / 2))
         limits = (round(x, 5) for x in clopper_pearson(max(misses[:2]), audits, SURE))
         rows.append([members, non_members, fpr, cell[0], alike, cell[1], cell[2], *numbers, *misses, *limits])
     return rows
@@ -148,25 +138,3 @@ def bounds_of(counts: list[PairedCounts], members: int, non_members: int, fpr: f
     swapped = ("missed", "only", "non_member_missed", "non_member_only", "baseline_window", "attack_window")
     sizes = members, non_members, fpr, risk
     return lower_limits(*(c[n] for n in names), *sizes), -lower_limits(*(c[n] for n in swapped), *sizes)
-
-
-def four_bounds(orders: tuple[Any, Any], member: NDArray[np.bool_], fpr: float, risk: float) -> tuple[float, float]:
-    """What was used before; where there is no strict threshold the attack finds nobody, no loose one: everybody."""
-    n1, n0 = int(member.sum()), int((~member).sum())
-    loose, (strict, part) = upper_bound_rank(n0, fpr, risk / 4), lower_bound_rank(n0, fpr, risk / 4)
-
-    def found(order: NDArray[np.int64], rank: int | None) -> NDArray[np.bool_]:
-        accepted = np.zeros(len(member), dtype=bool)
-        if rank is None or rank > 0:
-            accepted[order[: None if rank is None else np.flatnonzero(~member[order])[rank - 1]]] = True
-        return accepted[member]
-
-    limits = []
-    sure = strict if part == 1.0 else 0
-    for ours, theirs in ((sure, loose), (loose, sure)):
-        a, b = found(orders[0], ours), found(orders[1], theirs)
-        limits.append((int((a & ~b).sum()), int((b & ~a).sum())))
-    (only, missed), (more, fewer) = limits
-    confidence = 1 - risk / 2
-    low = clopper_pearson(only, n1, confidence)[0] - clopper_pearson(missed, n1, confidence)[1]
-    return low, clopper_pearson(more, n1, confidence)[1] - clopper_pearson(fewer, n1, confidence)[0]

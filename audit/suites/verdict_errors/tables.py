@@ -95,11 +95,9 @@ def pair_errors(found: dict[str, Any]) -> str:
         of = [c for c in cells if c["family"] == family]
         misses = [c[side] for c in of for side in ("below_low", "above_high")]
         small = [c[side] for c in of for side in ("below_low_small", "above_high_small")]
-        old = [c[side] for c in of for side in ("old_below_low", "old_above_high")]
-        rates = [sum(x) / len(x) / n for x in (misses, small, old)]
-        shown = f"{100 * rates[0]:.1f} %", f"{100 * max(misses) / n:.1f} %", f"{100 * rates[1]:.2f} %"
-        rows.append((title, *shown, f"{100 * rates[2]:.1f} %"))
-    header = ("scores", "bounds at 5 % that miss", "in the worst cell", "at 0.1 %", "four bounds at 5 %")
+        rates = [sum(x) / len(x) / n for x in (misses, small)]
+        rows.append((title, f"{100 * rates[0]:.1f} %", f"{100 * max(misses) / n:.1f} %", f"{100 * rates[1]:.2f} %"))
+    header = ("scores", "bounds at 5 % that miss", "in the worst cell", "at 0.1 %")
     return markdown(header, rows)
 
 
@@ -109,16 +107,8 @@ def pair_widths(found: dict[str, Any]) -> str:
     for c in cells_of(found["pairs"]):
         if c["family"] == "shift" and c["truth"] == "nothing" and c["base_tpr"] == 0.1:
             head = f"{c['members']:,} + {c['non_members']:,}", f"{100 * c['fpr']:g} %", f"{100 * c['discordant']:.1f} %"
-            widths = f"{100 * c['half_width']:.1f}", f"{100 * c['old_half_width']:.1f}"
-            rows.append((*head, *widths, f"{c['old_half_width'] / c['half_width']:.1f}"))
-    header = (
-        "members + non-members",
-        "false-positive rate",
-        "discordant",
-        "half-width, points",
-        "four bounds",
-        "ratio",
-    )
+            rows.append((*head, f"{100 * c['half_width']:.1f}"))
+    header = ("members + non-members", "false-positive rate", "discordant", "half-width, points")
     return markdown(header, rows, left=1)
 
 
