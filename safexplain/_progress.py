@@ -101,6 +101,7 @@ class _Stage:
         began: seconds, when it was first told about.
         first: units that were finished then, such as those of a resumed run.
         written: when a line was last written about it.
+        over: whether its end was written.
     """
 
     name: str
@@ -111,6 +112,7 @@ class _Stage:
     total: float = 0.0
     note: str = ""
     told: float = 0.0
+    over: bool = False
 
     @property
     def share(self) -> float:
@@ -137,7 +139,9 @@ class _Lines(Shown):
 
     def _tell(self, stage: _Stage) -> None:
         self._latest = stage
-        if stage.told - stage.written >= LINE_SECONDS or (stage.share >= 1 and stage.written > stage.began):
+        ended = stage.share >= 1 and stage.written > stage.began and not stage.over
+        if ended or stage.told - stage.written >= LINE_SECONDS:
+            stage.over = ended
             self._write(stage, stage.told)
 
     def beat(self) -> None:

@@ -88,7 +88,8 @@ class Column:
         """
         if self.categories is None:
             if not _numeric(values):
-                raise InputError(f"column {self.name!r}: expected numbers, got {_first_text(values)!r:.40}")
+                text = next((value for value in values.tolist() if isinstance(value, str)), None)
+                raise InputError(f"column {self.name!r}: expected numbers, got {text!r:.40}")
             numbers = _numbers(values)
             if self.missing is not None:
                 numbers = np.where(np.isnan(numbers), self.missing, numbers)
@@ -266,10 +267,6 @@ def _texts(values: Any, name: str) -> list[str | None]:
             " remove it"
         )
     return [None if value is None else str(value) for value in found]
-
-
-def _first_text(values: Any) -> Any:
-    return next((value for value in values.tolist() if isinstance(value, str)), None)
 
 
 def _text_type(pandas: Any) -> Any:

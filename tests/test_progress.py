@@ -34,7 +34,7 @@ def lines(clock, told, **more):
 
 
 def test_without_a_terminal_there_is_a_line_a_minute_with_what_is_left(clock):
-    told = [(30, ("training", i, 10)) for i in range(11)]
+    told = [(30, ("training", i, 10)) for i in range(11)] + [(0, ("training", 10, 10))]
     assert lines(clock, told) == [
         "training, 20%, 4 min left",
         "training, 40%, 3 min left",

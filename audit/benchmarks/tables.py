@@ -77,6 +77,17 @@ def overhead(found: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def gradients(found: dict[str, Any]) -> str:
+    """Captum's gradients and ours."""
+    rows = [
+        (name, f"{r['captum_ms']:,.4g}", f"{r['ours_ms']:,.4g}", f"{r['ratio_median']:.2f}",
+         "yes" if r["equal_bits"] else "no")
+        for name, r in found["gradients"]["results"].items()
+    ]  # fmt: skip
+    header = ("one thread, processor time", "Captum, ms", "safexplain, ms", "ratio (median)", "equal bits")
+    return markdown(header, rows)
+
+
 def power(found: dict[str, Any]) -> str:
     """Share of the oracle's true-positive rate that every attack finds."""
     rows = [

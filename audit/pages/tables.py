@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-from safexplain.audit.attacks.suite import SUMMARY
 
 from ..benchmarks import tables as benchmark_tables
 from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
 from ..benchmarks.recourse_peers import tables as recourse_peer_tables
-from ..shared.cells import auc, failed, found_by
+from ..shared.cells import auc, found_by
 from ..shared.run import markdown
-from ..suites.attack_table import suite as attack_suite
 from ..suites.bound_errors import tables as bound_tables
 from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
@@ -37,84 +34,51 @@ def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------- attack_table.json
 
-SHOWN = {
-    "`LikelihoodRatio` L1": ("LikelihoodRatio on l1", True),
-    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {'+'.join(SUMMARY)}", False),
-    "Huang et al. L1": ("LRT (Huang et al.) on l1", False),
-    "`Learned` (DeepLeak)": ("Learned on attributions", False),
-    "LRT of the map": ("LikelihoodRatio on attributions", False),
-    "LRT of ranks": ("LikelihoodRatio on attributions:rank", False),
-    "label only": ("LabelLikelihoodRatio on label", True),
-    "`LikelihoodRatio` loss": ("LikelihoodRatio on loss", True),
-    "`JointLikelihoodRatio` l1+loss": ("JointLikelihoodRatio on l1+loss", True),
-}
-"""Column -> (attack, whether its TPR at 1 % is shown too)."""
 
-
-def releases(found: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Name and cell of every release in attack_table.json."""
-    for task, result in found["results"].items():
-        for name, cell in result["cells"].items():
-            yield f"{task} {name}", cell
+def _figures(each: list[list[float]]) -> str:
+    """TPR at 1 % and AUC, means over targets."""
+    n = len(each)
+    return f"{100 * sum(f[0] for f in each) / n:.1f}, {sum(f[2] for f in each) / n:.3f}"
 
 
 def attack_scores(found: dict[str, Any]) -> str:
-    """AUCs of the chosen attacks."""
-    at = [r["fpr"] for r in next(iter(releases(found)))[1]["attacks"][0]["tpr"]].index(0.01)
+    """What each attack finds alone, in one query: TPR at 1 % in percent, and AUC."""
+    cells = {name: cell["figures"]["1"] for name, cell in found["results"].items()}
+    rows: dict[str, dict[str, str]] = {}
+    for name, groups in cells.items():
+        listed = {
+            **groups["alone"],
+            "labels, stacked": groups["with labels"]["labels"],
+            "**the stack**": groups["with labels"]["all"],
+            "predictions, stacked": groups["predictions"]["all"],
+        }
+        for attack, each in listed.items():
+            rows.setdefault(attack, {})[name] = _figures(each)
+    return markdown(("attack", *cells), [(attack, *(by.get(c, "") for c in cells)) for attack, by in rows.items()])
 
-    def shown(cell: dict[str, Any], name: str, rate: bool) -> str:
-        attack = found_by(cell, name)
-        return auc(attack) + (f", {attack['tpr'][at]['tpr']:.1%}" if rate and attack else "")
 
-    rows = [[name, *(shown(cell, *which) for which in SHOWN.values())] for name, cell in releases(found)]
-    return markdown(("release", *SHOWN), rows)
-
-
-def attack_comparison(found: dict[str, Any]) -> str:
-    """Ours against the best published attack of each cell."""
+def attack_changes(found: dict[str, Any]) -> str:
+    """What leaving a kind of row out of a stack costs, and what a candidate would add."""
     rows = []
-    for name, cell in releases(found):
-        for given in found["ours"]:
-            a, t = (cell["compared"][given][kind] for kind in ("auc", "tpr"))
-            rows.append((
-                name,
-                given,
-                f"{a['value']:+.3f} [{a['low']:+.3f}, {a['high']:+.3f}] over {a['best']}",
-                f"{100 * t['value']:+.1f} [{100 * t['low']:+.1f}, {100 * t['high']:+.1f}] over {t['best']}",
-            ))  # fmt: skip
-    return markdown(("release", "given away", "AUC", "TPR at 1 %, in points"), rows, left=2)
-
-
-def attack_verdicts(found: dict[str, Any]) -> str:
-    """Verdicts on the whole release and on the excess over the label."""
-    rows = []
-    for name, cell in releases(found):
-        worst = highest_bound(cell)
-        low, high = worst["bounds"]
-        wrong = [c["name"] for c in cell["controls"] if failed(c)]
+    for name, change in found["summary"].items():
+        group, _, what = name.partition(": ")
+        most = change["most"]
+        tpr, auc = most["tpr at 1 %"], most["auc"]
         rows.append((
-            name,
-            cell["verdict"],
-            f"{worst['attack']} on {worst['signal']}: {low:.1%} to {high:.1%}",
-            cell["verdict_on_excess"],
-            ", ".join(wrong) or "none",
+            group,
+            what,
+            f"{100 * change['mean'][0]:+.1f}, {change['mean'][2]:+.4f}",
+            f"{100 * tpr['gain']:+.1f} ± {100 * tpr['error']:.1f} ({tpr['where']})",
+            f"{auc['gain']:+.3f} ± {auc['error']:.3f} ({auc['where']})",
+            f"{change['wins']}, {change['loses']} of {change['of']}",
         ))  # fmt: skip
-    policy = found["policy"]
-    header = (
-        "release",
-        f"verdict ({100 * policy['fpr']:.0f} % FPR, at most {100 * policy['max_tpr']:.0f} %)",
-        "highest upper bound of a judged attack",
-        f"excess over the label, at most {100 * (policy['max_tpr'] - policy['fpr']):.0f} points",
-        "controls that failed",
-    )
-    return markdown(header, rows, left=len(header))
+    header = ("stack", "row", "gain by it, mean: points at 1 %, AUC", "most at 1 %", "most in AUC", "gains, loses")
+    return markdown(header, rows, left=2)
 
 
 def sentences(found: dict[str, Any]) -> str:
     """What a suite says of its results, as a list."""
-    said = (
-        third_party_suite.conclude(found) if "nets" in found else attack_suite.conclude(found["results"])["sentences"]
-    )
+    said = third_party_suite.conclude(found)
     return "\n".join(f"* {sentence}" for sentence in said)
 
 
@@ -199,9 +163,7 @@ def dp_head(found: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     "attack_table: scores": ("attack_table", attack_scores),
-    "attack_table: comparison": ("attack_table", attack_comparison),
-    "attack_table: sentences": ("attack_table", sentences),
-    "attack_table: verdicts": ("attack_table", attack_verdicts),
+    "attack_table: changes": ("attack_table", attack_changes),
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
@@ -233,6 +195,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_power": ("attack_power", benchmark_tables.power),
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
+    "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     "reference_training": ("reference_training", benchmark_tables.reference_training),
     **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},

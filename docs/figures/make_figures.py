@@ -35,8 +35,8 @@ from safexplain import (
 from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
 from safexplain.audit.signals import side_by_side
-from safexplain.cli.run.demo import MODELS, RECIPE, build, pools
 from safexplain.cli.run.demo import POLICY as DEMO
+from safexplain.cli.run.demo import RECIPE, REFERENCES, build, pools
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.stats import auc_interval
 
@@ -64,7 +64,7 @@ class Run:
     @cached_property
     def trained(self) -> list[tuple[Population, Shadows]]:
         """The pools of the demo, each with its target and reference models."""
-        return [(p, train(p, RECIPE, build=build, models=MODELS, seed=i, cache=self.cache))
+        return [(p, train(p, RECIPE, build=build, models=1 + REFERENCES, seed=i, cache=self.cache))
                 for i, p in enumerate(pools(0))]  # fmt: skip
 
     def signals(self, hardening: Hardening, *, logit: bool = False) -> Signals:

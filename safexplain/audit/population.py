@@ -82,7 +82,7 @@ class Population:
         """
         units, unit = (len(self), None) if self.groups is None else _units(self.groups)
         heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5
-        paired = np.stack([heads, ~heads], axis=1).reshape(-1, units)[:models]
+        paired: NDArray[np.bool_] = np.stack([heads, ~heads], axis=1).reshape(-1, units)[:models]
         return paired if unit is None else paired[:, unit]
 
     def part(self, rows: NDArray[np.int64]) -> Population:

@@ -298,7 +298,9 @@ def audit(
         policy, options = policy or Policy(), options or AuditOptions()
         methods = methods_of(explainer, arguments)
         keyed = _keyed(hardening, seed, "references")
-        policy = _begin(model, population, member, policy, options, methods, twin, keyed, progress)
+        rows = scored_rows(population, checked_member(population, member, references), policy, options)
+        asked = population.part(rows), np.asarray(member)[rows]
+        policy = _begin(model, *asked, policy, options, methods, twin, keyed, progress)
     pool, options = prepare(
         model,
         population,
@@ -385,7 +387,10 @@ def prepare(
     target = model if device is None else model.to(device if executor is None else present(device))
     place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
     _check_privacy(options, target)
-    notes = [*options.notes, *_fit_notes(target, population, member, options)]
+    rows = scored_rows(population, member, policy or Policy(), options)
+    part = options.quick or isinstance(target, Endpoint)  # which is asked no more than what is scored
+    fitted = (population.part(rows), member[rows]) if part else (population, member)
+    notes = [*options.notes, *_fit_notes(target, *fitted, options)]
     notes += _group_notes(population, member)
     if options.labels == "foreign" and shadows is None and (isinstance(recipe, Recipe) or hasattr(recipe, "fit")):
         raise ConfigurationError(
@@ -415,7 +420,6 @@ def prepare(
     if isinstance(recipe, Recipe) and number:
         notes += [note for note in (recipe.caveat(target), recipe.privacy_note(options.privacy)) if note]
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
-    rows = scored_rows(population, member, policy or Policy(), options)
     if len(rows) < len(population):
         notes.append(
             f"{len(rows):,} of {len(population):,} examples were scored, drawn at random before anything was seen;"
@@ -810,7 +814,8 @@ class _Way:
         samples = []
         for i, pool in enumerate(pools):
             model, rng = pool.shadows.models[0], np.random.default_rng([self.seed, i])
-            number = min(len(pool.population), max(1, SAMPLED // len(pools)))
+            most = SAMPLED // (8 if self.options.quick else 1)
+            number = min(len(pool.population), max(1, most // len(pools)))
             chosen = np.sort(rng.choice(len(pool.population), number, replace=False))
             x = pool.population.x[torch.from_numpy(chosen)]
             x = x.to(next((p.device for p in model.parameters()), x.device))

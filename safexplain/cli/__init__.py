@@ -21,9 +21,7 @@ import safexplain
 
 HELP = "Prove or refute that explanations leak the training set."
 
-EXIT_CODES = (
-    "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
-)
+EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
 AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
 """Headings under which commands are listed."""
 

@@ -100,7 +100,7 @@ def audit_command(
     from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
     from safexplain.cli.run.question import Service, begun, parse_hardening
-    from safexplain.cli.run.quick import numbers_of, show_quick
+    from safexplain.cli.run.quick import numbers_of, seen_in_losses, show_quick
     from safexplain.cli.run.tables import show_audit
 
     chosen = parse_hardening(hardening)
@@ -115,13 +115,14 @@ def audit_command(
         if not (question.quiet or quick):
             gradients, gpu = not is_classifier_file(question.model), run.arguments["device"].type == "cuda"
             announce(plan, run.says, gradients=gradients, gpu=gpu)
-        if not quick and (expect := getattr(run.arguments["progress"], "expect", None)) is not None:
-            expect((stage.name, stage.seconds) for stage in plan.stages)
+        if not quick:
+            run.arguments["progress"].expect((stage.name, stage.seconds) for stage in plan.stages)
         changes = numbers_of(plan, run.arguments) if quick else {}
         found = audit(**run.ready(**changes), hardening=chosen)
         found.save(run.folder)
+        losses = seen_in_losses(plan, run.arguments) if quick else None
     if quick:
-        return show_quick(found, plan, run.folder, json_=question.json_, quiet=question.quiet)
+        return show_quick(found, plan, losses, run.folder, json_=question.json_, quiet=question.quiet)
     return show_audit(found, run.folder, question.json_, question.quiet)
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: common options, the run directory, and errors as one line on standard error.
+"""What all commands share: common options, the run directory, interruptions, and errors as one line.
 
 Nothing here imports PyTorch before a command runs.
 """
@@ -100,7 +100,7 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet made.
+    """The run directory, not yet created.
 
     Raises:
         InputError: it holds files and `resume` is False, or `resume` without a directory.
@@ -119,7 +119,7 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the run directory and see that it can be written, before anything long is begun.
+    """Make the run directory and check that it is writable, before anything long begins.
 
     Raises:
         InputError: it cannot.
@@ -224,7 +224,7 @@ _LONG_WARNING = warnings.formatwarning
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of this package in a line, without the place in the source; others as usual."""
+    """A warning of this package as one line without the source location; others as usual."""
     if category.__module__.partition(".")[0] == "safexplain":
         return f"warning: {message}\n"
     return _LONG_WARNING(message, category, filename, lineno, line)
@@ -235,7 +235,7 @@ DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
 
 
 class _Unheard:
-    """A stream that goes nowhere from when nobody reads it any more, as in `safexplain ... | head`."""
+    """A stream that discards what is written once its reader is gone, as in `safexplain ... | head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -263,7 +263,7 @@ class _Unheard:
 
 
 def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
-    """What is said of an error, and the exit code."""
+    """The message for an error, and the exit code."""
     if isinstance(error, SafexplainError):
         return str(error), USAGE
     if isinstance(error, typer.Abort):
@@ -280,7 +280,7 @@ def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
 
 
 def _usage(error: Any, arguments: list[str]) -> str:
-    """What is said of a command line that the parser refuses: what was expected, what came, and where help is."""
+    """The message for a command line that the parser refuses: expected, got, and where to find help."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else " ".join(["safexplain", *arguments[:1]])
     kind, message, help_ = type(error).__name__, error.format_message().rstrip("."), f"(see {path} --help)"
@@ -307,7 +307,7 @@ def _usage(error: Any, arguments: list[str]) -> str:
 
 
 def _wanted(message: str) -> str:
-    """What a value had to be, from what the parser says of it; "": not known."""
+    """What a value must be, from the parser's message; "": not known."""
     for pattern, wanted in (
         (r"greater than or equal to (\S+)", "a number of at least {}"),
         (r"less than or equal to (\S+)", "a number of at most {}"),
@@ -321,7 +321,7 @@ def _wanted(message: str) -> str:
 
 
 def _given(name: str, arguments: list[str]) -> str | None:
-    """The value that was typed for an option; None: not found."""
+    """The value typed for an option; None: not found."""
     for i, word in enumerate(arguments):
         if word == name and i + 1 < len(arguments):
             return arguments[i + 1]
@@ -331,7 +331,7 @@ def _given(name: str, arguments: list[str]) -> str | None:
 
 
 def _name(parameter: Any) -> str:
-    """An option's flag or an argument's name, as `--help` has it."""
+    """An option's flag or an argument's name, as in `--help`."""
     flag: str = parameter.opts[0]
     return flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
 

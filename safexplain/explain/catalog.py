@@ -45,8 +45,10 @@ def windows(inputs: Inputs) -> dict[str, Any]:
 
 
 def groups(inputs: Inputs) -> dict[str, Any]:
-    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, columns of a table."""
-    return {"feature_mask": _masks(inputs, side=4, columns=None)}
+    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, columns of a table, of
+    which several are asked about in one call of the model."""
+    together = {"perturbations_per_eval": 16} if all(x.dim() == 2 for x in inputs) else {}
+    return {"feature_mask": _masks(inputs, side=4, columns=None), **together}
 
 
 def few_groups(inputs: Inputs) -> dict[str, Any]:

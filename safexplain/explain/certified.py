@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256, model_digest
+from safexplain._digest.model_state import network_of
 from safexplain._versions import compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
@@ -37,6 +37,7 @@ __all__ = [
     "check_file",
     "check_unchanged",
     "checked_model",
+    "in_training",
     "keyed",
     "load_audited",
     "refuse_others",
@@ -111,7 +112,7 @@ class Pinned:
 
 def check_unchanged(model: nn.Module, digest: bytes) -> None:
     """Raise `RefusedError` unless a model is still the one with this digest, and in evaluation mode."""
-    if in_training_mode(model) or model_digest(model) != digest:
+    if in_training(model) or model_digest(model) != digest:
         raise RefusedError(
             "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
             " in training mode. Load the certificate again, with the audited model in evaluation mode"
@@ -137,6 +138,20 @@ def refuse_others(
                 f"{name} is {shown(expected)} in the certificate, got {shown(value)}: another option gives"
                 f" explanations that were not audited. Leave {name} out, or audit with this option"
             )
+
+
+def in_training(model: nn.Module) -> bool:
+    """Whether a model answers as in training: itself, or a dropout or batch normalisation in it.
+
+    The mode of wrappers that only hand on, such as `Probability`, means nothing; that of exported programs is fixed.
+    """
+    network = network_of(model) or model
+    if "train" in vars(network) or isinstance(network, torch.jit.ScriptModule):
+        return "train" not in vars(network) and bool(getattr(network, "training", False))
+    return network.training or any(part.training for part in network.modules() if isinstance(part, _MODAL))
+
+
+_MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +274,7 @@ def checked_model(model: Any) -> tuple[nn.Module, bytes]:
         InputError: it is neither, or in training mode.
     """
     model = as_module(model)
-    if not isinstance(model, nn.Module) or in_training_mode(model):
+    if not isinstance(model, nn.Module) or in_training(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
         raise InputError(
             "expected the audited torch.nn.Module in evaluation mode, or the fitted scikit-learn classifier, got"

@@ -43,8 +43,8 @@ from safexplain.explain.answers import (
     scores_in,
     shape_of,
 )
-from safexplain.explain.captum.model_checks import check_mode, in_training_mode
-from safexplain.explain.certified import check_file
+from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.certified import check_file, in_training
 from safexplain.explain.hardened import check_inputs
 from safexplain.explain.isolation import lend
 from safexplain.faithfulness import faithfulness
@@ -169,7 +169,7 @@ class PublicExplainer:
             raise CertificateError(f"{path} is about a {stated.source}: use {other}.from_certificate")
         models = _several(public_models)
         for name, one in (("explained", model), *(("explaining", m) for m in models)):
-            if any(map(in_training_mode, modules_of(one))):
+            if any(map(in_training, modules_of(one))):
                 raise InputError(f"the {name} {type(one).__name__} is in training mode: call model.eval()")
         made = cls.__new__(cls)
         made._adopt(model, models, explainer, model_digest, stated.public_inputs, stated.labels_asked)

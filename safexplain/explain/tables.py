@@ -274,8 +274,10 @@ class MadeOf:
 
     def explains(self, model: nn.Module) -> str | None:
         """What the values of a model add up to, where that is no output of it: "log odds"; None: an output."""
-        found = getattr(self(model, hardening=Hardening.none()).explainer, "explains", None)
-        return None if found == "probability" else found
+        if not hasattr(self.kind, "explains"):
+            return None
+        found: Any = self(model, hardening=Hardening.none()).explainer
+        return None if found.explains == "probability" else str(found.explains)
 
     def __call__(self, model: nn.Module, *, hardening: Hardening) -> AskedRows:
         """The explainer of a model, to be asked."""

@@ -208,7 +208,6 @@ ATTACK_NAMES = {
     "JointLikelihoodRatio": "Joint likelihood ratio",
     "RMIA": "RMIA",
     "Learned": "Learned classifier",
-    "LearnedElsewhere": "Classifier learned with non-members of another source",
     "CounterfactualDistance": "CFD",
     "CounterfactualLRT-global": "CFD-LRT",
     "CounterfactualLRT-local": "Local CFD-LRT",
@@ -216,11 +215,8 @@ ATTACK_NAMES = {
     "DirectionLRT": "Direction likelihood ratio",
     "DirectionDensity": "Direction density ratio",
     "AveragingAttack": "Averaging attack",
-    "AtTargetLabel": "Likelihood ratio at the target's label",
-    "Metaclassifier": "Metaclassifier",
     "LabelPatience": "Best label attack",
     "PredictionPatience": "Best prediction attack",
-    "Boosted": "Boosted trees",
     "Stacked": "Stacked attacks",
 }
 SIGNAL_NAMES = {
@@ -282,5 +278,5 @@ def title(attack: str, signal: str) -> str:
         return f"{name} on the {signal_name(signal)}"
     if attack in ATTACK_NAMES:
         name = name[:1].lower() + name[1:]
-    of = "on" if attack in ("Boosted", "Stacked", "LabelPatience", "PredictionPatience") else "of"
+    of = "on" if attack in ("Stacked", "LabelPatience", "PredictionPatience") else "of"
     return f"{name} {of} the {signal_name(signal)}"

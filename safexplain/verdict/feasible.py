@@ -1,12 +1,12 @@
-"""What an audit that decided nothing could decide with the data that are there. NumPy and SciPy only.
+"""What an inconclusive audit could decide with the data that are there. NumPy and SciPy only.
 
-From what was found, and the sizes that it was found with, follow a few changes of the policy or of the audit that would
-probably lead to a verdict, and what each is worth. "Probably" is a probability of at least 90 % for another sample of
-this size, if what was found is what is true: each judged attack's upper bound is taken as normal around the one found,
-with the spread that the bound itself tells, and the probabilities of failing are added up.
+A few changes of the policy or of the audit that would probably lead to a verdict, and what each is worth. "Probably" is
+a probability of at least 90 % for another sample of this size, if what was found is true: each judged attack's upper
+bound is taken as normal around the one found, with the spread that the bound implies, and the probabilities of failing
+are added up.
 
-No option may be taken on the examples that suggested it. A policy that is chosen by its own result certifies luck, so
-every option says that it is fixed before the next audit, and how `audit.holdout_uses` counts it there.
+No option may be used on the examples that suggested it: a policy chosen by its own result certifies luck. So every
+option says that it is fixed before the next audit, and how `audit.holdout_uses` counts it there.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from safexplain.verdict.power import POWER, Needed
 Kind = Literal["references", "training", "examples", "limit", "fpr", "auc"]
 
 ENOUGH_REFERENCES = 64
-"""Reference models from which on more of them hardly make attacks stronger."""
+"""With this many reference models, more hardly make attacks stronger."""
 
 TIMES = 3.0
-"""Samples up to so many times as large are called feasible."""
+"""Samples up to this many times as large are called feasible."""
 
 LOOSEST = 0.5
 """Limits above this are not worth a certificate."""
 
-FRESH = "Fix a policy before the next audit, and judge it on examples that chose nothing."
+FRESH = "Fix the policy before the next audit, and use examples that it was not chosen on."
 COUNTED = {
     "another use": f"{FRESH} On these examples it counts as another configuration, and a certificate is refused.",
-    "the same use": f"{FRESH} On these examples another limit is the same use, since it is compared with the same"
-    " bounds; if they chose it, the policy's reason has to say so.",
-    "fresh examples": "Take fresh examples: whoever adds some and looks again until a verdict comes certifies luck.",
+    "the same use": f"{FRESH} On these examples another limit is the same use, since the bounds stay the same; if it"
+    " was chosen on them, the policy's reason must say so.",
+    "fresh examples": "Take fresh examples: adding some until a verdict comes certifies luck.",
 }
 """How uses of the examples are counted, and what follows."""
 
@@ -48,7 +48,7 @@ class Option:
     """One thing that would probably decide.
 
     Args:
-        kind: what is changed: the number of reference models, the share that attacks are trained on, the number of
+        kind: what changes: the number of reference models, the share set aside for training attacks, the number of
             examples, the limit, the false-positive rate with its limit, or the claim.
         says: what to do and what it is worth, in a sentence or two.
         changes: entries of the policy -> their new values; empty where the policy stays.
@@ -62,7 +62,7 @@ class Option:
 
     @property
     def rule(self) -> str:
-        """On which examples it may be judged, in words."""
+        """Which examples it may be judged on, in words."""
         return COUNTED[self.counted]
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Bound:
-    """What was found of one attack, in the unit of the limit, and the upper bound of it.
+    """An attack's result in the unit of the limit, and its upper bound.
 
     Args:
         found: the estimate.
@@ -85,7 +85,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Undecided:
-    """An audit that is inconclusive, as `feasible` looks at it. Of several targets, all of those that are.
+    """What `feasible` needs to know about an inconclusive audit; of several targets, about all undecided ones.
 
     Args:
         policy: what was asked.
@@ -124,7 +124,7 @@ class Undecided:
 
 
 def feasible(of: Undecided) -> tuple[Option, ...]:
-    """What would probably decide: first what leaves the policy as it is, then another limit, then another claim.
+    """What would probably decide: first under the same policy, then with another limit, then with another claim.
 
     Args:
         of: an inconclusive audit in which no control failed.
@@ -138,7 +138,7 @@ def feasible(of: Undecided) -> tuple[Option, ...]:
 def certifiable(bounds: Sequence[Bound], risk: float) -> float:
     """Smallest limit that all attacks would stay below in another such sample, with a probability of 90 %.
 
-    Attacks with the same numbers are one: where explanations add nothing, many of a suite rank everybody as labels do.
+    Attacks with the same numbers count once: where explanations add nothing, many rank everybody as labels do.
 
     Args:
         bounds: of the judged attacks.
@@ -165,7 +165,7 @@ def _more_references(of: Undecided) -> Option | None:
     return Option(
         "references",
         f"Train {many}: the policy asks for {of.policy.references:,}, and {of.references:,} stood behind the attacks."
-        " Attacks get stronger by that, and no interval narrower.",
+        " This makes attacks stronger, and no interval narrower.",
     )
 
 
@@ -175,7 +175,7 @@ def _stronger_attacks(of: Undecided) -> Option | None:
     return Option(
         "references",
         f"{ENOUGH_REFERENCES} reference models instead of {of.references:,} make attacks stronger, not intervals"
-        " narrower: a leak, if there is one, gets easier to prove, and nothing gets easier to certify.",
+        " narrower: a leak becomes easier to prove, and nothing easier to certify.",
     )
 
 
@@ -186,8 +186,8 @@ def _no_training(of: Undecided) -> Option | None:
     return Option(
         "training",
         f"training = 0 in the policy scores about {of.members * more:,.0f} members and {of.non_members * more:,.0f}"
-        f" non-members instead of {of.members:,} and {of.non_members:,}, which would probably {_outcome(of)}. Attacks"
-        " that learn then learn from what reference models say of the scored examples.",
+        f" non-members instead of {of.members:,} and {of.non_members:,}, which would probably {_outcome(of)}. Learned"
+        " attacks are then trained on what reference models answer about the scored examples.",
         {"training": 0.0},
     )
 
@@ -226,7 +226,7 @@ def smallest_limit(of: Undecided) -> float | None:
 
 def _suspected(of: Undecided) -> str:
     above = any(b.found > of.limit for b in of.bounds)
-    return ". But what was found is above the present limit: this may be a leak" if above else ""
+    return ". But the estimate is above the present limit: this may be a leak" if above else ""
 
 
 def _higher_fpr(of: Undecided) -> Option | None:
@@ -243,8 +243,8 @@ def _higher_fpr(of: Undecided) -> Option | None:
         return Option(
             "fpr",
             f"fpr = {fpr:g} with {others} would probably be certified: the same multiple of what guessing finds,"
-            f" {100 * limit:.3g}{unit} instead of {100 * of.limit:.3g}{unit}. It says nothing of attackers surer"
-            " than that.",
+            f" {100 * limit:.3g}{unit} instead of {100 * of.limit:.3g}{unit}. It says nothing about attackers"
+            " with fewer false positives.",
             changes,
         )
     return None
@@ -255,7 +255,7 @@ def _on_average(of: Undecided) -> Option | None:
         return None
     return Option(
         "auc",
-        f'claim = "auc" with max_auc_excess = {limit:g} would probably be certified. That is another, weaker claim: an'
+        f'claim = "auc" with max_auc_excess = {limit:g} would probably be certified. That is a weaker claim: an'
         " average over all members, which says nothing of those that are found most surely.",
         {"claim": "auc", "max_auc_excess": limit},
     )

@@ -448,14 +448,16 @@ class Judgement:
             word = f"{WORDS[self.verdict]}{AVERAGE[self.verdict]}{self.subject}"
         on = "on predictions" if self.policy.release == "prediction" else "on explanations"
         low, high = self.decisive[code(self.strongest)]
+        level = self.strongest.level
+        often = "once" if level == 1 else f"{level:,} times"
         match self.verdict:
             case "certified":
-                found = f"no judged attack {on} {self._finds('more than', self.bound)}"
+                often, found = self._often, f"no judged attack {on} {self._finds('more than', self.bound)}"
             case "leak":
                 found = f"an attack {on} {self._finds('at least', low)}"
             case "inconclusive":
                 found = f"the strongest judged attack {on} {self._finds('', low, high)}"
-        return f"{word}: asking {self._often}, {found}."
+        return f"{word}: asking {often}, {found}."
 
     @property
     def says(self) -> tuple[str, ...]:

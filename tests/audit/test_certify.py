@@ -128,7 +128,7 @@ def test_one_leaking_signal_is_enough(name):
         found = replace(calm, values={**calm.values, name: leaking})
     result = certify(found, LOOSE)
     assert result.verdict == "leak"
-    assert name in result.strongest.signal
+    assert any(name in a.signal and result.bounds(a)[0] > LOOSE.max_tpr for a in result.judged)
 
 
 def test_all_that_is_released_is_judged_when_the_prediction_is_too():
@@ -174,7 +174,7 @@ def test_losses_without_explanations_are_judged_by_themselves_too():
 
 
 def test_without_a_leak_predictions_prove_one_in_at_most_5_percent_of_audits():
-    policy = replace(ONCE, suite=("JointLikelihoodRatio", "AtTargetLabel"))
+    policy = replace(ONCE, suite=("JointLikelihoodRatio",))
     alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(40)]
     assert np.mean(alarms) <= 0.05
 
@@ -236,13 +236,16 @@ def slow_count(scores, member, rank):
 def test_the_bounds_count_members_above_thresholds_at_ranks():
     signals = synthetic(examples=2000, names=THREE)
     result = certify(signals, ONCE)
-    assert len(result.judged) == 7
-    scores, member = -signals.values["l1"][0], signals.membership[0]
-    attack = next(a for a in result.judged if a.code == "Threshold on l1")
-    assert result.lower_risk(attack) == pytest.approx(0.05 / 7)
-    strict = lower_bound_rank(result.non_members, 0.05, 0.05 / 7 / 2)[0]
+    alone = len(result.judged) - 1
+    assert [a.attack for a in result.judged].count("Stacked") == 1
+    risk = 0.05 / 2 / alone  # the other half is the stack's
+    member, others = signals.membership[0], list(signals.references(0))
+    scores = LikelihoodRatio()(signals.values["l1"][0], signals.values["l1"][others], signals.membership[others])
+    attack = next(a for a in result.judged if a.code == "LikelihoodRatio on l1")
+    assert result.lower_risk(attack) == pytest.approx(risk)
+    strict = lower_bound_rank(result.non_members, 0.05, risk / 2)[0]
     loose = upper_bound_rank(result.non_members, 0.05, 0.05 / 2)
-    low = lower_bound(slow_count(scores, member, strict), result.members, 0.05 / 7 / 2)
+    low = lower_bound(slow_count(scores, member, strict), result.members, risk / 2)
     high = upper_bound(slow_count(scores, member, loose), result.members, 0.05 / 2)
     assert result.bounds(attack) == pytest.approx((low, high))
     assert low < attack.at(0.05).tpr < high
@@ -330,7 +333,7 @@ def test_a_shift_that_every_model_sees_fails_the_null_model():
     base = synthetic(examples=3000)
     easier = np.where(base.membership[0], 0.5, 1.0)  # the target's members are calmer for every model
     shifted = replace(base, values={k: v * easier for k, v in base.values.items()})
-    result = certify(shifted, LOOSE)
+    result = certify(shifted, replace(LOOSE, suite=("Threshold",)))
     assert named("null model", result).failed
     assert result.verdict == "inconclusive"
     assert "reference model" in named("null model", result).says
@@ -447,14 +450,13 @@ def test_examples_from_another_source_only_train():
     maps = rng.normal(size=(9, 600, 5)).astype(np.float32)
     inputs = rng.normal(size=(600, 4)) + 2.0 * outside[:, None]
     signals = Signals(member, {"l1": np.abs(maps).sum(2)}, maps, {"targets": [0]}, out_of_distribution=outside)
-    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs)
+    elsewhere = SuiteRow("Learned", Learned(non_members="out-of-distribution"), "attributions", "explanation")
+    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs, suite=[elsewhere])
     assert result.sizes["selection"] == 0
     assert result.sizes["training"] + result.sizes["certification"] == 400
-    assert "LearnedElsewhere" in {a.attack for a in result.attacks}
     told = named("other source", result)
     assert told.failed is None
     assert told.numbers["auc"] > 0.9
-    assert "LearnedElsewhere" not in {a.attack for a in certify(synthetic(), LOOSE).attacks}
 
 
 # ------------------------------------------------------------------------------------------- who is scored, and how
@@ -508,10 +510,10 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
     leaking = with_label(synthetic(leak=2.0, names=(*THREE, "mean", "another"), others=("loss", "margin")))
     maps = leaking.values["l1"][..., None] * np.ones(3)
     result = certify(replace(leaking, attributions=maps), replace(LOOSE, release="explanation+prediction"))
-    assert {a.attack for a in result.attacks} >= {"Stacked", "Boosted", "LabelPatience", "PredictionPatience", "RMIA"}
-    blind = ("attributions:sign", "attributions:rank")  # all entries of these maps are equal
-    aucs = {a.title: round(a.auc, 2) for a in result.attacks if a.signal not in blind}
-    assert len(aucs) > 30
+    assert {a.attack for a in result.attacks} >= {"Stacked", "LabelPatience", "PredictionPatience", "RMIA"}
+    blind = "attributions:sign"  # all entries of these maps are equal
+    aucs = {a.title: round(a.auc, 2) for a in result.attacks if a.signal != blind}
+    assert len(aucs) > 10
     assert {title: auc for title, auc in aucs.items() if auc < 0.7} == {}
 
 
@@ -625,7 +627,7 @@ def test_an_untrained_network_scores_chance_in_every_attack(digits):
         torch.manual_seed(i)
         models.append(build(i).eval())
     found = attacked(Shadows(tuple(models), membership), digits, Hardening.none())
-    assert len(found) > 20
+    assert len(found) > 10
     for attack in found.values():
         low, high = auc_interval(attack.curve, 1 - 0.01 / len(found))
         assert low < 0.5 < high, attack.title

@@ -33,7 +33,6 @@ from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import seen_power
 from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
@@ -225,7 +224,7 @@ def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
     assert found.missing == (5, 200)
     text = text_of(found)
     assert text.count("nothing to judge") == 6
-    assert "The signals do not cover an attacker who asks 5 times or 200 times." in text
+    assert "The signals do not cover 5 times or 200 times." in text
 
 
 def test_without_labels_the_whole_is_judged_and_both_the_verdict_and_the_limits_say_so() -> None:
@@ -351,7 +350,6 @@ def test_a_mixture_is_named_first_in_the_heading_and_among_the_limits() -> None:
     assert "a mixture of 3 models" in heading
     text = " ".join(page.text.split())
     assert text.index("Certified for the mixture of 3 models:") < text.index("3 models and none of them alone")
-    assert "A mixture, and none of its models alone." in text
     assert "mixture" not in text_of(audited(0.0))
 
 
@@ -621,14 +619,14 @@ def limits_of(found: AuditResult, other_key: bool | None = None) -> str:
 def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
     often, once = limits_of(audited(0.0)), limits_of(audited(0.0, replace(POLICY, patience=(1,))))
     assert "Queries of these kinds, up to 200 an example." in often
-    assert "ask once, 5 times or 200 times about each example" in often
+    assert "query each example once, 5 times or 200 times" in often
     assert "One query an example." in once
-    assert "nobody averaged the answers to several queries" in once
+    assert "no answers to several queries were averaged" in once
     for text in (often, once):
         assert "Not attacked: more queries, queries optimised for one example" in text
         assert "attackers who work together" in text
         assert "key" not in text
-    assert "the reference models answered with another one" in limits_of(audited(0.0), other_key=True)
+    assert "the reference models used another one" in limits_of(audited(0.0), other_key=True)
     assert "favours the attacker" in limits_of(audited(0.0), other_key=False)
 
 
@@ -636,20 +634,10 @@ def test_the_limits_say_that_what_labels_tell_is_not_limited_by_what_explanation
     found = audited(0.0)
     most = max(line["labels"]["tpr"] for line in found.levels)
     text = limits_of(found)
-    assert f"here they give away {most:.1%} of the members to whoever asks 200 times about each example" in text
+    assert f"here {most:.1%} of the members at 10% false positives, asked 200 times" in text
     assert "Beyond the labels." in text
     assert "Beyond the labels." not in limits_of(audited(0.0, WHOLE))
     assert "The whole release." in limits_of(audited(0.0, WHOLE))
-
-
-def test_the_limits_name_too_few_references_and_uses_that_nobody_counted() -> None:
-    few = limits_of(audited(0.0, references=3, uses=None))
-    assert "The attacks had 3 reference models; the policy asks for 8" in few
-    assert "Uses of the examples were not counted." in few
-    assert "No reference models." in limits_of(audited(0.0, references=0))
-    calm = limits_of(audited(0.0))
-    assert "The attacks had" not in calm
-    assert "not counted" not in calm
 
 
 def test_controls_are_shown_with_what_they_found_or_why_they_were_not_run() -> None:
@@ -695,7 +683,7 @@ def test_uses_that_are_not_counted_say_whether_the_policy_allows_it() -> None:
         found = audited(0.0, policy, uses=None)
         return " ".join(Page(render(report(Configuration("custom", "", found), pictures=None))).text.split())
 
-    assert "on the same examples, so that nothing can be certified" in of(POLICY)
+    assert "on the same examples, so nothing can be certified" in of(POLICY)
     assert "on the same examples, as the policy allows" in of(replace(POLICY, uncounted=True))
 
 
@@ -731,24 +719,6 @@ def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
     assert figures.band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None  # groups count, not who stands where
-
-
-def test_under_the_excess_what_this_sample_can_decide_is_given_for_every_level() -> None:
-    found = audited(INCONCLUSIVE)
-    page = Page(render(alone(found)))
-    for level in (1, 5, 200):
-        at = next((seen[1:] for seen in found.seen if seen[0] == level), None)
-        assert at is not None
-        best, seen = at
-        assert seen == seen_power(
-            best.pair, found.members, found.non_members, 0.1, found.limit, found.lower_risk(best), 0.05
-        )
-        assert seen.certifies < found.limit < seen.proves
-        numbers = f"{100 * seen.certifies:+.1f}", f"{100 * seen.proves:+.1f}"
-        assert [r for r in page.rows if all(n in r for n in numbers) and r.split()[0] in ("Once", str(level))]
-    assert audited(INCONCLUSIVE, WHOLE).seen == ()
-    assert "Proven a leak" not in text_of(audited(INCONCLUSIVE, WHOLE))
-    assert "not even 0" in text_of(audited(0.0, examples=60))
 
 
 ABLATIONS = (
@@ -869,7 +839,7 @@ def test_an_undecided_report_lists_what_would_decide_and_on_which_examples_it_ma
     assert len(found.feasible) > 2
     for option in found.feasible:
         assert option.says in text
-    assert text.count("judge it on examples that chose nothing. On these examples it counts as another") == 1
+    assert text.count("use examples that it was not chosen on. On these examples it counts as another") == 1
     assert "What would decide" not in text_of(audited(LEAK))
 
 

@@ -90,17 +90,9 @@ def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, m
     (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=4", "--output", "logit", "--hardening", HARDENING.to_json()]
-    (tmp_path / "policy.toml").write_text("patience = [1, 3]")
-    command += [
-        "--policy",
-        "policy.toml",
-        "--policy-fpr",
-        "0.1",
-        "--max-tpr",
-        "0.8",
-        "--attacks",
-        "Threshold,LikelihoodRatio",
-    ]
+    suite = 'suite = ["Threshold", "LikelihoodRatio"]'
+    (tmp_path / "policy.toml").write_text(f"fpr = 0.1\nmax_tpr = 0.5\npatience = [1, 3]\n{suite}\n")
+    command += ["--policy", "policy.toml", "--max-tpr", "0.8"]
     code = _run([*command, "--device", "cpu", "--run-dir", "run", "--json"])
     told = json.loads(capfd.readouterr().out)
     by_command = json.loads((tmp_path / "run" / "certificate.json").read_text())
@@ -517,7 +509,7 @@ def of_pre_training(fine_tuned, **changes):
         "shadows": Shadows(shadows.models[1:], shadows.membership[1:]),
         "explainer": OwnExplainer,
         "hardening": HARDENING,
-        "policy": replace(POLICY, suite=("JointLikelihoodRatio", "LikelihoodRatio", "Metaclassifier")),
+        "policy": replace(POLICY, suite=("JointLikelihoodRatio", "LikelihoodRatio")),
         "options": AuditOptions(subject_data="pre-training"),
     }
     return audit(shadows.models[0], pool, **{**given, **changes})
@@ -536,8 +528,8 @@ def test_the_pre_training_data_of_a_fine_tuned_model_is_audited_natively_and_har
     assert released.meta["dither"]["kind"] == "crop-flip"
     assert (run.result.claim, run.exit_code) == ("excess", {"certified": 0, "leak": 1, "inconclusive": 3}[run.verdict])
     found = {(a.attack, a.signal): run.result.is_judged(a) for a in run.result.attacks}
-    assert found["Metaclassifier", "prediction"] is found["JointLikelihoodRatio", "predictions@3"] is False
-    assert found["JointLikelihoodRatio", "l1@3+label"]
+    assert found["JointLikelihoodRatio", "prediction"] is found["JointLikelihoodRatio", "prediction@3"] is False
+    assert found["Stacked", "explanation@3+label"]
     assert any("10 classes) are of another task than the model's" in note for note in run.notes)
     assert not any("Accuracy" in note or "guessing" in note for note in run.notes)
     assert run.report.root_cause
@@ -551,7 +543,7 @@ def test_the_pre_training_data_of_a_fine_tuned_model_is_audited_natively_and_har
 
 @pytest.mark.parametrize("release", ["explanation+prediction", "prediction"])
 def test_predictions_on_pre_training_data_are_judged_where_they_are_released(fine_tuned, release, tmp_path):
-    policy = replace(POLICY, suite=("JointLikelihoodRatio", "Metaclassifier"), release=release)
+    policy = replace(POLICY, suite=("JointLikelihoodRatio", "LikelihoodRatio"), release=release)
     run = of_pre_training(fine_tuned, policy=policy, hardening=Hardening.none())
     roles = {a.role for a in run.result.judged}
     assert roles == ({"loss"} if release == "prediction" else {"explanation+loss"})

@@ -134,7 +134,7 @@ def test_a_pipeline_with_text_columns_is_read_by_default(
     skops.dump(fitted, tmp_path / "model.skops")
     name = "TreeExplainer" if kind == "forest" else "LinearExplainer"
     audit = ("audit", tmp_path / "model.skops", "--data", tmp_path / "data.csv", "--policy", "policy.toml")
-    code, out, error = cli(*audit, "--references", "4", "--run-dir", tmp_path / "run")
+    code, _, error = cli(*audit, "--references", "4", "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), error
     assert f"No --explainer: {name}" in " ".join(error.split())
     stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]

@@ -129,7 +129,7 @@ def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_it
 ) -> None:
     code, out, err = cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--json")
     content = json.loads(out)
-    assert (content["verdict"], code, err) == ("inconclusive", 3, "")
+    assert (content["verdict"], code, "will be asked" in err) == ("inconclusive", 3, True)
     assert content["configuration"] == "endpoint"
     assert (content["compared"], content["utility"], content["native_maps"]) == ({}, None, [])
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_file()) == [
@@ -145,7 +145,7 @@ def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_it
     of_model = json.loads(other[1])
     assert of_model["verdict"] == content["verdict"]
     shared = aucs(of_model).keys() & aucs(content).keys()
-    assert len(shared) > 5
+    assert len(shared) >= 5
     assert {name: aucs(content)[name] for name in shared} == pytest.approx(
         {name: aucs(of_model)[name] for name in shared}, abs=1e-3
     )
@@ -159,7 +159,7 @@ def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
     said = " ".join(out.split())
     assert (code, err) == (0, "")
     assert f"endpoint {served.url}/v1/models/model:explain, answers with SHA-256" in said
-    assert "model not seen: no file can be checked against this certificate, and no explainer be loaded with it" in said
+    assert "model not seen: no file can be checked against this certificate, and no explainer loaded with it" in said
     assert "what the endpoint answered; explainer and hardening are those of the reference models, as declared" in said
     assert json.loads(cli("verify", path, "--any-verdict", "--json")[1])["endpoint"].startswith(served.url)
     code, out, err = cli("verify", path, "--any-verdict", "--model", "m.pt2")

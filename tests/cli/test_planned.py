@@ -177,8 +177,8 @@ def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
     given = {"policy": Policy(), "options": AuditOptions()}
     plan = Plan((), 0, 0, 0.01, 0.02, "excess", 600, 600, scored=1200, references=8)
     short = numbers_of(replace(plan, rates=Rates(training=10, native=0.01, released=0.01)), given)
-    long = numbers_of(replace(plan, rates=Rates(training=1000, native=0.3, released=0.3)), given)
-    assert (short["references"], short["options"].scored) == (2, 687)
+    long = numbers_of(replace(plan, rates=Rates(training=1000, native=1, released=1)), given)
+    assert (short["references"], short["options"].scored) == (2, 1000)
     assert (long["references"], long["options"].scored) == (0, FEWEST)
     assert short["policy"].patience == (1,)
     assert short["policy"].uncounted
@@ -190,7 +190,7 @@ def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(case: P
         x, member = data["x"].copy(), data["member"]
         x[np.flatnonzero(~member)[:3]] = x[np.flatnonzero(member)[:3]]
         np.savez(case / "copies.npz", x=x, y=data["y"], member=member)
-    few = ("--references", 0, "--attacks", "Threshold")
+    few = ("--references", 0)
     code, _, err = run(case, *few, data="copies.npz")
     assert (code, "--drop-copies" in err) == (2, True)
     code, out, _ = run(case, *few, "--drop-copies", "--json", data="copies.npz")

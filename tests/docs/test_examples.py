@@ -278,6 +278,6 @@ def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_
 def test_a_foreign_api_is_found_to_leak_by_its_answers(tmp_path: Path) -> None:
     printed = run("audit_endpoint", tmp_path)
     assert "Asked are 4,816 questions (800 examples, 6 each, and 16 asked twice), of a budget of 5,000" in printed
-    assert "Leak proven, against an attacker who asks up to 5 times" in printed
+    assert "Leak proven: asking " in printed
     assert "was not seen: the verdict is about the explanations and labels that the endpoint gave" in printed
     assert (tmp_path / "answers.sqlite").exists()

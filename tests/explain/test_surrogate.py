@@ -153,7 +153,7 @@ def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradie
     assert asked == [(len(X), False, False)]
 
 
-@pytest.mark.parametrize("answer", [{"soft": True}, {"labels": PRIVATE(rows(80, 9)).softmax(1)}, {"labels": "soft"}])
+@pytest.mark.parametrize("answer", [{"labels": PRIVATE(rows(80, 9)).softmax(1)}, {"labels": "soft"}])
 def test_soft_labels_are_refused_with_the_measured_reason(answer: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match=r"repeats its teacher.*2\.8 to 4\.4 points"):
         student(**answer)

@@ -155,12 +155,13 @@ def test_the_sentence_says_first_that_it_is_an_average_that_hides_who_is_found_m
 def test_the_limits_of_the_certificate_begin_with_it_and_verify_says_it_second():
     headline, says = limits(results.audited(0.0, Policy(claim="auc")), None)[0]
     assert headline == "An average, and not those found most surely."
-    assert "no substitute for a verdict at a low false-positive rate" in says
+    assert "cannot replace a verdict at a low false-positive rate" in says
     certificate = read_audit(json.loads(json.dumps(made(AREA))), "none")
     lines = _lines(certificate)
-    assert list(lines)[1:3] == ["verdict", "claim"]
-    assert "nothing is said of the members that are found most surely" in lines["claim"]
-    assert lines["policy"].startswith("at most +0.050 of AUC above that of the labels of the same queries, an average")
+    assert list(lines)[1] == "verdict"
+    assert lines["verdict"][0].startswith("Certified on average only: ")
+    assert lines["verdict"][1].startswith("The policy allows 0.05 of AUC; ")
+    assert "says nothing of the members found most surely" in lines["verdict"][2]
     assert "AUC of the labels" in lines["levels"][0]
 
 

@@ -15,6 +15,7 @@ import pytest
 import results
 from scipy import stats as distributions
 
+from safexplain.audit.report.words import asks
 from safexplain.errors import InputError
 from safexplain.verdict import judgement as module
 from safexplain.verdict.evidence import EXIT_CODES, Control, Evidence, is_judged
@@ -189,8 +190,6 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
 @pytest.mark.parametrize(
     ("name", "signal", "says"),
     [
-        ("Metaclassifier", "prediction", "metaclassifier of the prediction"),
-        ("AtTargetLabel", "prediction", "likelihood ratio at the target's label of the prediction"),
         ("JointLikelihoodRatio", "prediction@4", "joint likelihood ratio of the prediction, 4 queries"),
         ("JointLikelihoodRatio", "predictions@4", "joint likelihood ratio of the prediction, 4 queries one by one"),
         ("JointLikelihoodRatio", "class_l1", "joint likelihood ratio of the L1 norms of several classes"),
@@ -520,7 +519,8 @@ def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_quer
     for j in audits:
         assert len(j.sentence.split()) <= 30, j.sentence
         assert re.search(r"\. [A-Z]", j.sentence) is None
-        assert j.verdict == "inconclusive" or "asking up to 200 times" in j.sentence
+        level = "up to 200 times" if j.verdict == "certified" else asks(j.strongest.level)
+        assert j.verdict == "inconclusive" or f": asking {level}, " in j.sentence
         assert len(j.says) <= 3
         assert all(len(text.split()) <= 30 for text in (*j.says[:1], *j.says[2:])), j.says
         assert j.to_dict()["sentence"] == j.sentence

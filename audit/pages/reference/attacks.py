@@ -25,6 +25,9 @@ READS = {
 }
 SIGNALS = {
     "variance": "the variance of the map",
+    "label+shares": "the labels of many queries, each one's own",
+    "kept": "the share of queries that keep the label",
+    "shares": "the share of queries that get each label",
     "l1": "the L1 norm of the map",
     "l2": "the L2 norm of the map",
     "mean": "the balance of the signs",
@@ -75,12 +78,9 @@ SOURCES = {
 
 EVERY = "In every audit with four reference models or more, at each level of patience"
 JUDGED = {
-    "Stacked": f"{EVERY}: each attack on the explanation is stacked with the labels of the same queries, and so are all"
-    " of them together. What a stack finds beyond the labels is what the verdict is about.",
-    "Boosted": f"{EVERY}, on the summary numbers of the explanation beside the label.",
-    "OwnLabelRatio": "At levels of patience above 1, as a part of what the labels alone tell: an explanation is judged"
-    " by what it adds to that.",
-    "OverQueries": "Where a service releases probabilities, at levels of patience above 1.",
+    "Stacked": f"{EVERY}: all attacks on the explanation together with the labels of the same queries. What the stack"
+    " finds beyond the labels is what the verdict is about.",
+    "Boosted": f"{EVERY}, as a column of the stack: on the summary numbers of the explanation beside the label.",
 }
 """When attacks are judged that the suite makes for each level."""
 
@@ -140,7 +140,7 @@ def page(kind: Any) -> str:
         "## Measured power",
         *_power(name),
         "## More",
-        "- [Every attack, on two real tasks](../../evidence/attack_table.md)\n"
+        "- [Which attacks earn a row](../../evidence/attack_table.md)\n"
         "- [What share of the possible the attacks find](../../evidence/benchmarks.md)\n"
         "- To add one, see CONTRIBUTING.md, “Add an attack”",
     ]  # fmt: skip
@@ -153,10 +153,7 @@ def _alone(kind: Any) -> bool:
 
 
 def _rows(name: str) -> Iterator[Any]:
-    often = {(row.name, row.signal) for row in suite.OFTEN}
-    for row in suite.SUITE:
-        if type(row.attack).__name__ == name:
-            yield row, (row.name, row.signal) in often
+    return (row for row in suite.SUITE if type(row.attack).__name__ == name)
 
 
 def _signal(signal: str) -> str:
@@ -164,7 +161,7 @@ def _signal(signal: str) -> str:
 
 
 def _reads(name: str) -> str:
-    signals = list(dict.fromkeys(_signal(row.signal) for row, _ in _rows(name)))
+    signals = list(dict.fromkeys(_signal(row.signal) for row in _rows(name)))
     if len(signals) > 6:
         signals = [*signals[:6], f"and {len(signals) - 6} more, below"]
     return ", ".join(signals) or OUTSIDE.get(name, "one number an example, or several: whatever it is given")
@@ -177,16 +174,18 @@ def _judged(name: str) -> str:
             name, "Only where you ask for it: give it to `safexplain attack`, or call it on your signals."
         )
     lines = []
-    for row, often in rows:
-        level = "asked once, and averaged over many queries" if often else "asked once"
+    for row in rows:
+        level = "asked once, and averaged over many queries"
+        if row in suite.WITHOUT_REFERENCES:
+            level = "where there are no references"
+        if row.learns:
+            level = "asked once"
         if row.role == "loss":
             level = "where the service releases probabilities"
         if row in suite.RECOURSE:
             level = "where recourse is released"
         lines.append((_signal(row.signal), READS[row.role], level))
     text = "In the fixed suite of every audit whose signals it can read:"
-    if any(row.learns for row, _ in rows):
-        text += " part of the examples trains it, and only the others certify."
     return text + "\n\n" + markdown(("signal", "read from", "when"), list(dict.fromkeys(lines)), left=3)
 
 
@@ -201,19 +200,15 @@ def _power(name: str) -> list[str]:
             _bars(shares, f"Share of the best possible test's finds, by {name}"),
         ]
     rows = []
-    for task, found in result("attack_table").get("results", {}).items():
-        for cell, measured in found["cells"].items():
-            for attack in measured["attacks"]:
-                if attack["attack"] == name and cell.endswith("native"):
-                    at = next(t for t in attack["tpr"] if t["fpr"] == 0.01)
-                    rows.append((
-                        f"{task.upper()}, {cell.removesuffix(' native')}", _signal(attack["signal"]),
-                        f"{attack['auc']:.2f} [{attack['auc_low']:.2f}, {attack['auc_high']:.2f}]",
-                        f"{percent(at['tpr'])} [{100 * at['low']:.1f}, {100 * at['high']:.1f}]",
-                    ))  # fmt: skip
+    for cell, found in result("attack_table").get("results", {}).items():
+        for attack, each in found["figures"]["1"]["alone"].items():
+            what, _, signal = attack.partition(" on ")
+            if what == name:
+                tpr, auc = (sum(figures[k] for figures in each) / len(each) for k in (0, 2))
+                rows.append((cell, _signal(signal), f"{auc:.2f}", percent(tpr)))
     if rows:
         parts += [
-            "On native explanations of image classifiers, one target, with 95 % intervals:",
+            "Asked once, with eight references:",
             markdown(("explanation", "signal", "AUC", "members found at 1 % false positives"), rows, left=2),
         ]
     if not parts:

@@ -30,7 +30,7 @@ GUIDES = {"alibi": ("Alibi", "alibi.md"), "aix360": ("AIX360 and LIME", "aix360.
           "lime": ("AIX360 and LIME", "aix360.md"), "shap": ("Explainers", "explainers.md")}  # fmt: skip
 ELSEWHERE = {
     "releases": ("What may be released", "asked once and many times, in every format"),
-    "attack_table": ("Every attack", "all attacks on two image tasks"),
+    "attack_table": ("Which attacks earn a row", "all attacks, with and without each"),
     "paper_d": ("DeepLeak", "what carries the leak, and what hardening leaves of it"),
 }
 """Suites that measured some of the methods too."""
@@ -200,7 +200,8 @@ def _measured(row: Row) -> str:
             f" removing the native top features, by {used['deletion_native']:.2f}."
         )
     task = {"digits": "handwritten digits and a small CNN", "heloc": "loans (HELOC) and an MLP",
-            "trees": "loans (HELOC) and a random forest"}[measured["task"]]  # fmt: skip
+            "trees": "loans (HELOC) and a random forest",
+            "linear": "loans (HELOC) and a logistic regression"}[measured["task"]]  # fmt: skip
     how = (
         f"Measured on {task}: {n} examples, half of them members; {about['models']} models, of which"
         f" {about['targets']} take turns as the target and the others are the attacker's references; one question an"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,24 @@ from scipy.stats import beta
 
 from safexplain._privacy_loss import Steps
 from safexplain.audit import Policy, Signals
-from safexplain.audit.attacks import GlobalVariance, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks import (
+    GlobalVariance,
+    JointLikelihoodRatio,
+    LabelLikelihoodRatio,
+    LikelihoodRatio,
+)
 from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SUMMARY, SuiteRow, fitting
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 from ...shared.resampling import interpolated_rates, resampled_rates
 from ...shared.run import Progress
-from ..attack_table.suite import HUANG, estimate
+from ..attack_table.suite import FIVE, HUANG, estimate
 from .plan import DELTA, Budget, Size
 
 RATES = (0.001, 0.01)
-OF_FIVE = "+".join(SUMMARY)
+OF_FIVE = "+".join(FIVE)
 SCALAR = (
     *(
         SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")
@@ -114,18 +117,8 @@ def whole(signals: Signals, targets: int, resamples: int, progress: Progress) ->
 
 
 def _whole_rows(signals: Signals) -> list[SuiteRow]:
-    """The rows of `WHOLE` that can be run, and stacks without the views of maps that are left out here."""
-    rows = [r for r in fitting(signals, Policy(fpr=0.01, patience=(1,))) if (r.name, r.signal) in WHOLE]
-    return [_smaller(row) for row in rows]
-
-
-def _smaller(row: SuiteRow) -> SuiteRow:
-    """Without ranks of maps, and with a third of the trees, each worth as much more."""
-    attack = row.attack
-    if isinstance(attack, Boosted):
-        attack = replace(attack, trees=attack.trees // 3, rate=3 * attack.rate)
-    columns = tuple(_smaller(c) for c in row.columns if not c.signal.endswith(":rank"))
-    return replace(row, attack=attack, columns=columns)
+    """The rows of `WHOLE` that can be run."""
+    return [r for r in fitting(signals, Policy(fpr=0.01, patience=(1,))) if (r.name, r.signal) in WHOLE]
 
 
 def _weights(n: int, resamples: int) -> NDArray[np.float32]:

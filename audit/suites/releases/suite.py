@@ -19,9 +19,9 @@ and judged by the attacks of an audit (`safexplain.audit.attacks`), each stacked
                 that holds for one of the top features
 
 Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets. Attacks that are
-trained on whole maps (`Learned`) run with `--full`, which also grows all 150 trees of `Boosted` instead of 50. A
-release passes where, at every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their
-upper 95 % bounds, and where its deletion is at most .02 below the native one and above that of the public models.
+trained on whole maps (`Learned`) run with `--full`, where the library's table has any. A release passes where, at
+every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and
+where its deletion is at most .02 below the native one and above that of the public models.
 "Public models" explain the class that the audited model predicts by five models which never saw the pool; a "student"
 learned the audited model's labels on public examples: neither knows more than the labels do, whatever an attack finds
 in it.
@@ -50,7 +50,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
-from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
@@ -230,11 +229,8 @@ def apart(row: SuiteRow) -> SuiteRow:
 
 
 def smaller(row: SuiteRow) -> SuiteRow:
-    """The row with a third of the trees, each worth as much more, and without attacks on whole maps."""
-    attack = row.attack
-    if isinstance(attack, Boosted):
-        attack = replace(attack, trees=attack.trees // 3, rate=3 * attack.rate)
-    return replace(row, attack=attack, columns=tuple(smaller(c) for c in row.columns if not c.learns))
+    """The row without attacks on whole maps."""
+    return replace(row, columns=tuple(smaller(c) for c in row.columns if not c.learns))
 
 
 def estimate(replicates: Floats) -> dict[str, float]:

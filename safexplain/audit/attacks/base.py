@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.audit.signals import partners
 from safexplain.audit.storage.maps import all_finite
 from safexplain.errors import InputError
 
@@ -56,20 +57,15 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
 
 
 def references_for(read: int, references: Iterable[int], membership: Bools) -> NDArray[np.int64]:
-    """Indices of the references that a model is compared with: not itself, nor its exact complement.
-
-    References come in pairs, each trained on just what the other was not trained on, so that every example is in half
-    of them. Where one of a pair is attacked, the other may not be among its references: of the examples on which the
-    attacked model was trained, one more of the others would then have been trained without than with it, which tells
-    its membership whatever was released.
+    """Indices of the references that a model is compared with: not itself, nor its partner (`partners`).
 
     Args:
         read: index of the model whose membership is guessed.
         references: indices of the reference models; `read` may be one of them.
         membership: (models, n) bool.
     """
-    own = membership[read]
-    return np.array([r for r in references if r != read and (membership[r] == own).any()], dtype=np.int64)
+    partner = partners(membership)[read]
+    return np.array([r for r in references if r not in (read, partner)], dtype=np.int64)
 
 
 @dataclass(frozen=True)

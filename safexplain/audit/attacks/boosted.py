@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
-from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS, JointLikelihoodRatio
 from safexplain.audit.attacks.likelihood.moments import transformed
 from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.errors import ConfigurationError, InputError
@@ -30,9 +29,10 @@ class Boosted:
     """Histogram gradient boosting (scikit-learn) on reference features of one signal or of several.
 
     Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
-    the example and their gap, the distances from both in standard deviations, `LikelihoodRatio` and
-    `JointLikelihoodRatio`, both log variances, and the ranks among both; of a label: the shares of models with and
-    without the example that gave the same one, and `LabelLikelihoodRatio`. With several numbers also their joint ratio.
+    the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
+    with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
+    many (docs/evidence/attack_table.md). They grow in one thread: beside other work, threads that wait for each other
+    take many times as long as one.
 
     Args:
         trees: boosting steps.
@@ -46,9 +46,9 @@ class Boosted:
         ConfigurationError: a value out of range.
     """
 
-    trees: int = 150
-    leaves: int = 15
-    rate: float = 0.06
+    trees: int = 40
+    leaves: int = 8
+    rate: float = 0.15
     models: int = 8
     labels: int = 0
     seed: int = 0
@@ -88,6 +88,7 @@ class Boosted:
             InputError: fewer than 4 reference models, or no members or no non-members in one of the halves.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier
+        from threadpoolctl import threadpool_limits
 
         m, n = membership.shape
         if m < 4 or n < 4:
@@ -102,15 +103,15 @@ class Boosted:
         for side in (half, ~half):
             if y[:, side].all() or not y[:, side].any():
                 raise InputError("the pseudo-targets have no members or only members; both are needed")
-            trees.append(
-                HistGradientBoostingClassifier(
-                    max_iter=self.trees,
-                    max_leaf_nodes=self.leaves,
-                    learning_rate=self.rate,
-                    early_stopping=False,
-                    random_state=self.seed,
-                ).fit(x[:, side].reshape(-1, x.shape[2]), y[:, side].ravel())
+            grown = HistGradientBoostingClassifier(
+                max_iter=self.trees,
+                max_leaf_nodes=self.leaves,
+                learning_rate=self.rate,
+                early_stopping=False,
+                random_state=self.seed,
             )
+            with threadpool_limits(1):
+                trees.append(grown.fit(x[:, side].reshape(-1, x.shape[2]), y[:, side].ravel()))
         return FittedBoosted(self, half, (trees[0], trees[1]))
 
     def features(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float32]:
@@ -127,9 +128,6 @@ class Boosted:
             columns.append(LabelLikelihoodRatio()(target[:, j], shadows[:, :, j], membership))
         for j in range(self.labels, k):
             columns += _of_number(target[:, j], shadows[:, :, j], membership)
-        if 1 < k - self.labels <= MOST_NUMBERS:
-            numbers = slice(self.labels, k)
-            columns.append(JointLikelihoodRatio()(target[:, numbers], shadows[:, :, numbers], membership))
         return np.stack(columns, axis=1).astype(np.float32)
 
 
@@ -149,10 +147,13 @@ class FittedBoosted:
 
     def scores(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) log odds, of each example from the trees that were fitted to the other half."""
+        from threadpoolctl import threadpool_limits
+
         x = self.attack.features(target, shadows, membership)
         out = np.empty(len(x))
-        for side, trees in ((~self.half, self.trees[0]), (self.half, self.trees[1])):
-            out[side] = trees.decision_function(x[side])
+        with threadpool_limits(1):
+            for side, trees in ((~self.half, self.trees[0]), (self.half, self.trees[1])):
+                out[side] = trees.decision_function(x[side])
         return out
 
 
@@ -163,18 +164,13 @@ def _without(j: int, shadows: Floats, membership: Bools) -> tuple[Floats, Bools]
 
 def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array]:
     ratio = LikelihoodRatio()(target, shadows, membership)
-    joint = JointLikelihoodRatio()(target, shadows, membership)
-    t, values = transformed("auto", target, shadows)
-    t, values = np.asarray(t, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    means, variances, ranks = [], [], []
+    t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
+    means, distances = [], []
     floor = 1e-9 * float(values.var(0).mean()) or 1.0
     for side in (membership, ~membership):
         count = np.maximum(side.sum(0), 1)
         mean = (values * side).sum(0) / count
+        variance = (np.square(values - mean) * side).sum(0) / np.maximum(count - 1, 1) + floor
         means.append(mean)
-        variances.append((np.square(values - mean) * side).sum(0) / np.maximum(count - 1, 1) + floor)
-        ranks.append(((values < t) & side).sum(0) / count)
-    centre = (means[0] + means[1]) / 2
-    distances = [(t - mean) / np.sqrt(v) for mean, v in zip(means, variances, strict=True)]
-    logs = [np.log(v) for v in variances]
-    return [t - centre, *means, means[0] - means[1], *distances, ratio, joint, *logs, *ranks]
+        distances.append((t - mean) / np.sqrt(variance))
+    return [t - (means[0] + means[1]) / 2, *means, *distances, ratio]

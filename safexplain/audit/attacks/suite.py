@@ -1,14 +1,13 @@
-"""Which attacks are run, as rows of a table: fixed before anything is measured.
+"""Which attacks are run: a table of rows, fixed before anything is measured.
 
-Every level of the policy's patience has its rows: attacks on the explanation alone, what is known without it (the
-baseline: the labels of the same queries, with the probabilities where these are released), and every attack on the
-explanation stacked with the baseline. Where predictions alone are released, there are only the attacks on these.
+At every level of the policy's patience there are the attacks on the explanation alone, the baseline (what is known
+without an explanation: the labels of the same queries, with the probabilities where these are released), and one stack
+of all of them, which is compared with the baseline. Why these rows and no others: docs/evidence/attack_table.md.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +25,11 @@ from safexplain.audit.attacks import (
     Threshold,
 )
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.likelihood.joint import MOST_COLUMNS, MOST_NUMBERS
+from safexplain.audit.attacks.likelihood.joint import MOST_COLUMNS
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
-from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.audit.storage.maps import blocks
 from safexplain.errors import ConfigurationError, InputError, near
@@ -43,21 +40,8 @@ from safexplain.verdict.policy import Policy
 Numbers = NDArray[np.floating[Any]]
 
 
-def _ranks(a: Numbers) -> Numbers:
-    """Place of each entry in the order, from 0 to 1; equal entries in the order of the features."""
-    order, d = np.argsort(a, axis=-1, kind="stable"), a.shape[-1]
-    out = np.empty(a.shape, dtype=np.float32)
-    np.put_along_axis(
-        out, order, (np.arange(d) / max(d - 1, 1)).astype(np.float32).reshape((1,) * (a.ndim - 1) + (d,)), -1
-    )
-    return out
-
-
-VIEWS: dict[str, Callable[[Numbers], Numbers]] = {
-    "sign": lambda a: np.sign(a).astype(np.float32),
-    "rank": _ranks,
-}
-"""What clipping and normalisation leave of a map: the sign and the rank of each entry."""
+VIEWS: dict[str, Callable[[Numbers], Numbers]] = {"sign": lambda a: np.sign(a).astype(np.float32)}
+"""What clipping and normalisation leave of a map: the sign of each entry."""
 
 
 @dataclass(frozen=True)
@@ -106,126 +90,86 @@ class SuiteRow:
         return not isinstance(self.attack, Threshold)
 
 
-EXPLANATION_SCALARS = ("variance", "l1", "l2")
-"""Signals of the size of an explanation, low on members."""
-
-SHAPE_SCALARS = ("mean", "positive", "support", "sparsity", "peak")
-"""Signals that no clipping and no scaling takes away."""
-
-OF_CLASSES = ("class_l1", "class_l2", "class_mean")
-"""Signals of the explanations of several classes. How large each of them is tells nearly what the whole prediction
-tells, without any probability being released."""
-
-SUMMARY = ("l1", "mean", "positive", "sparsity", "peak")
-"""Summary numbers of a map that are read together."""
-
-PREDICTION = ("loss", "margin")
-"""Signals of a service that releases probabilities, of the example's own label."""
-
 WHOLE_PREDICTION = ("prediction", "predictions")
 """Signals of it that need no label: the log odds of every class, and those of several queries one by one."""
+
+SUMMARY = ("l1", "mean", "positive")
+"""Summary numbers of a map: its size, and the balance of its signs, which no clipping and no scaling takes away."""
 
 OF_LABELS = ("label", "kept", "shares")
 """Signals of the labels of the same queries."""
 
-RECOURSE: tuple[SuiteRow, ...] = (
-    SuiteRow("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
-    SuiteRow("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
-    SuiteRow("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
-    SuiteRow("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
-    SuiteRow("SignedDistanceLRT", LikelihoodRatio("identity"), "signed_distance", "explanation"),
-    SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
-    SuiteRow("DirectionAttack", Threshold(member_when_low=False), "recovered_margin", "explanation"),
-    *(
-        SuiteRow(name, attack, signal, "explanation")
-        for signal in ("recovered_margin", "regressed_margin")
-        for name, attack in (
-            ("DirectionLRT", LikelihoodRatio("identity")),
-            ("DirectionDensity", PooledDensityRatio()),
-        )
-    ),
-    SuiteRow("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation"),
-)
-"""Attacks on recourse: by its distance, by margins from the boundary that its directions (or the scores) tell, and by
-the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
-asked for (`audit.collect_recourse`)."""
-
-ONCE: tuple[SuiteRow, ...] = (
-    *(SuiteRow("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in (*EXPLANATION_SCALARS, *SHAPE_SCALARS)),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1", "explanation"),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "+".join(SUMMARY), "explanation"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
-    SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
-    SuiteRow("LearnedElsewhere", Learned(non_members="out-of-distribution"), WHOLE_MAP, "explanation"),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
-    *(SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
-)
-"""Attacks on the explanation of the plain query."""
-
-OFTEN: tuple[SuiteRow, ...] = (
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1", "explanation"),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "+".join(SUMMARY), "explanation"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
-    *(SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
-)
-"""Attacks on the explanation averaged over several queries."""
-
-OF_PREDICTIONS: tuple[SuiteRow, ...] = (
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss"),
-    SuiteRow("AtTargetLabel", AtTargetLabel(), "prediction", "loss"),
-    SuiteRow("Metaclassifier", Metaclassifier(), "prediction", "loss"),
-)
-"""Attacks on the log odds of all classes (`audit.attacks.transfer`)."""
-
-
-def one_by_one(level: int) -> tuple[SuiteRow, ...]:
-    """The same on the log odds that each of several queries got."""
-
-    def of_each(attack: Attack) -> Attack:
-        if isinstance(attack, Metaclassifier):  # it learns from all of them
-            return replace(attack, queries=level)
-        return OverQueries(attack, level)
-
-    return tuple(replace(row, attack=of_each(row.attack), signal="predictions") for row in OF_PREDICTIONS)
-
-
-NUMBERS = (
-    ("Threshold", Threshold()),
-    ("LikelihoodRatio", LikelihoodRatio()),
-)
-"""Attacks on a signal that no table names."""
-
-SUITE: tuple[SuiteRow, ...] = (
-    *ONCE,
-    SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
-    SuiteRow("Threshold", Threshold(), "loss", "loss"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "loss", "loss"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
-    SuiteRow("RMIA", RMIA(), "loss", "loss"),
-    *OF_PREDICTIONS,
-    *RECOURSE,
-)
-"""The attacks on single answers, run as far as the signals are there; `fitting` adds the levels and the stacks."""
-
-NAMES = frozenset({r.name for r in SUITE} | {"LabelPatience", "PredictionPatience", "Boosted", "Stacked"})
-"""Names that `Policy.suite` may list."""
-
-JOINED = ("JointLikelihoodRatio", "AtTargetLabel", "LikelihoodRatio", "Metaclassifier")
-"""Attacks on predictions that are joined into one, the first before the others."""
-
-OF_MAPS = ("LikelihoodRatio", "JointLikelihoodRatio")
-"""Attacks on the plain answer that a patient attacker stacks with those on averaged ones."""
+PREDICTION = ("loss", "margin")
+"""Signals of a service that releases probabilities, of the example's own label."""
 
 FEWEST_TO_LEARN = 4
 """Reference models below which nothing is learned from them."""
 
 MOST_BOOSTED = 12
 """Columns of the signal that boosted trees read, at most."""
+
+IDENTITY = LikelihoodRatio("identity")
+
+WITHOUT_REFERENCES: tuple[SuiteRow, ...] = (
+    SuiteRow("Threshold", Threshold(), "l1", "explanation"),
+    SuiteRow("Threshold", Threshold(), "variance", "explanation"),
+    SuiteRow("Threshold", Threshold(), "loss", "loss"),
+)
+"""Run where there are fewer than two reference models, instead of all others; at one query."""
+
+EXPLANATION: tuple[SuiteRow, ...] = (
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in SUMMARY),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation"),
+    SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
+)
+"""Of the explanation, at every level (`Learned` at one query). Any signal that no table names is read too, by
+`LikelihoodRatio`, though others that the library computes were seen to add nothing: a file of somebody else's may leak
+there alone."""
+
+LABELS: tuple[SuiteRow, ...] = (
+    SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
+    SuiteRow("LikelihoodRatio", IDENTITY, "kept", "label"),
+    SuiteRow("OwnLabelRatio", OwnLabelRatio(), "label+shares", "label"),
+    SuiteRow("LikelihoodRatio", IDENTITY, "shares", "label"),
+)
+"""Of the labels, stacked as "LabelPatience"; the label of the plain query is known at every level."""
+
+PREDICTIONS: tuple[SuiteRow, ...] = (
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
+    SuiteRow("RMIA", RMIA(), "loss", "loss"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss"),
+)
+"""Of predictions, at every level; stacked with those of the labels as "PredictionPatience"."""
+
+RECOURSE: tuple[SuiteRow, ...] = (
+    SuiteRow("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
+    SuiteRow("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
+    SuiteRow("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
+    SuiteRow("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
+    SuiteRow("SignedDistanceLRT", IDENTITY, "signed_distance", "explanation"),
+    SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
+    SuiteRow("LikelihoodRatio", IDENTITY, "score", "explanation"),
+    SuiteRow("DirectionAttack", Threshold(member_when_low=False), "recovered_margin", "explanation"),
+    SuiteRow("DirectionLRT", IDENTITY, "recovered_margin", "explanation"),
+    SuiteRow("DirectionDensity", PooledDensityRatio(), "recovered_margin", "explanation"),
+    SuiteRow("DirectionLRT", IDENTITY, "regressed_margin", "explanation"),
+    SuiteRow("DirectionDensity", PooledDensityRatio(), "regressed_margin", "explanation"),
+    SuiteRow("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation"),
+)
+"""Attacks on recourse: by its distance, by margins from the boundary that its directions (or the scores) tell, and by
+the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
+asked for (`audit.collect_recourse`)."""
+
+SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
+"""All single attacks; `fitting` adds the levels and the stacks."""
+
+STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
+
+NAMES = frozenset({*STACKS, *(r.name for r in SUITE if r.name != "OwnLabelRatio")})
+"""Names that `Policy.suite` may list."""
 
 
 def check_suite(policy: Policy) -> None:
@@ -253,11 +197,12 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
     """
     policy = policy or Policy()
     check_suite(policy)
-    rows = [row for level in policy.patience for row in _Level(signals, policy, level).rows()]
+    rows = [row for level in policy.patience for row in _rows(signals, policy, level)]
     if not policy.suite:
         return rows
-    levels = {r.level for r in rows if r.name in policy.suite}
-    return [r for r in rows if r.name in policy.suite or (r.baseline and r.level in levels)]
+    kept = {*policy.suite, "Stacked"}  # which joins the attacks that are named
+    levels = {r.level for r in rows if r.name in kept}
+    return [r for r in rows if r.name in kept or (r.baseline and r.level in levels)]
 
 
 def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[str, ...]:
@@ -265,216 +210,149 @@ def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[st
     return tuple(dict.fromkeys(r.name for r in fitting(signals, replace(policy or Policy(), suite=()))))
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """The rows of one level of patience.
+def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
+    """Those of one level."""
+    explained = [] if policy.release == "prediction" else _explanation(signals, policy, level)
+    predicted = _there(signals, level, _table(PREDICTIONS, signals, policy), "loss")
+    labels = _labels(signals, level)
+    rows = [*explained, *(r for r in labels if r.signal == "label" and level == 1), *predicted]
+    if len(signals.models) - 1 < FEWEST_TO_LEARN:
+        return rows
+
+    def stack(name: str, signal: str, role: Role, columns: Iterable[SuiteRow], baseline: bool = False) -> SuiteRow:
+        return SuiteRow(name, Stacked(policy.fpr), signal, role, level, tuple(columns), baseline)
+
+    beside = predicted if policy.release != "explanation" else []
+    if labels:
+        rows.append(stack("LabelPatience", at_level("label", level), "label", labels, not beside))
+    if beside:
+        signal, compared = at_level("prediction", level), policy.release != "prediction"
+        rows.append(stack("PredictionPatience", signal, "loss", [*beside, *labels], compared))
+    baseline = [r for r in rows if r.baseline]
+    plain = _explanation(signals, policy, 1) if level > 1 and policy.release != "prediction" else []  # is asked too
+    trees = _trees(signals, level, [*explained, *beside], bool(labels)) if baseline and not _chosen(policy) else []
+    explained = [*explained, *trees, *plain]
+    if not explained or len(columns := [*baseline, *explained]) < 2:
+        return rows
+    role, what = ROLES[baseline[0].name if baseline else ""]
+    if what == "loss" and not any(_has(signals, at_level(s, level)) for s in PREDICTION):
+        what = "prediction"  # there is no loss of foreign labels
+    signal = "+".join((at_level("explanation", level), *([what] if what else [])))
+    return [*rows, stack("Stacked", signal, role, columns)]
+
+
+ROLES: dict[str, tuple[Role, str]] = {
+    "LabelPatience": ("explanation+label", "label"),
+    "PredictionPatience": ("explanation+loss", "loss"),
+    "": ("explanation", ""),
+}
+"""Baseline -> what is read by all attacks on the explanation stacked with it, and what this adds to the name."""
+
+
+def _chosen(policy: Policy) -> frozenset[str]:
+    """The single attacks that a policy names, where it does not name the stack of all."""
+    return frozenset() if "Stacked" in policy.suite else frozenset(policy.suite) - {*STACKS}
+
+
+def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> list[SuiteRow]:
+    """The rows of a table that the policy wants, and thresholds where there is nothing to compare with."""
+    chosen = _chosen(policy)
+    if chosen:
+        return [r for r in (*table, *WITHOUT_REFERENCES) if r.name in chosen]
+    return [*table, *(() if _compared(signals) else WITHOUT_REFERENCES)]
+
+
+def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
+    """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
+    recourse = "recourse" in signals.meta
+    read = [*EXPLANATION, *LABELS, *PREDICTIONS, *(RECOURSE if recourse else ())]
+    named = {part for row in read for part in row.parts} | {*WHOLE_PREDICTION}
+    own = [name for name, at in map(split_level, signals.values) if at == level]
+    others = [s for s in own if s not in named and not s.startswith("label")]
+    first = (EXPLANATION if _compared(signals) else WITHOUT_REFERENCES)[0]
+    also = [replace(first, signal=s) for s in others]  # by a likelihood ratio, or a threshold
+    table = (*EXPLANATION, *also, *(RECOURSE if recourse and level == 1 else ()))
+    return _there(signals, level, _table(table, signals, policy), "explanation", one=True)
+
+
+def _labels(signals: Signals, level: int) -> list[SuiteRow]:
+    """Attacks on the labels of the same queries; none where these were not kept."""
+    if "label" not in signals.values or (level > 1 and at_level("kept", level) not in signals.values):
+        return []
+    return _there(signals, level, LABELS, "label", one=True) if _compared(signals) else []
+
+
+def _trees(signals: Signals, level: int, rows: list[SuiteRow], labelled: bool) -> list[SuiteRow]:
+    """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries."""
+    known = ["label", *([at_level("kept", level)] if level > 1 else [])] if labelled else []
+    read = dict.fromkeys([*known, *(r.signal for r in rows)])
+    numbers = [s for s in read if _width(signals, s) == 1 and (s == "label" or _varies(signals, s))]
+    summary = {*known, *(at_level(s, level) for s in (*SUMMARY, *PREDICTION))} & {*numbers}
+    chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MOST_BOOSTED]
+    if len(chosen) <= len(known):
+        return []
+    role: Role = "explanation+label" if labelled else "explanation"
+    return [SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(chosen), role, level)]
+
+
+def _there(signals: Signals, level: int, table: Iterable[SuiteRow], role: Role, one: bool = False) -> list[SuiteRow]:
+    """The rows of a table that can be run at this level.
 
     Args:
         signals: of any pipeline.
-        policy: as `fitting`.
         level: how often the attacker asks.
+        table: of the plain query.
+        role: of the rows wanted.
+        one: one row stays even if nothing in it ever differs.
     """
-
-    signals: Signals
-    policy: Policy
-    level: int
-
-    def rows(self) -> list[SuiteRow]:
-        """Those that can be run."""
-        known = self._known()
-        if self.policy.release == "prediction":
-            return known
-        alone = self._explanation()
-        baseline = next((r for r in known if r.baseline), None)
-        if baseline is None:
-            if self._learn() and (numbers := self._numbers(alone)) and (trees := self._trees(numbers)):
-                alone.append(trees)
-            return [*alone, *known]
-        explained = alone or _Level(self.signals, self.policy, 1)._explanation()
-        return [*alone, *known, *(self._with(baseline, alone) if explained else [])]
-
-    def _explanation(self) -> list[SuiteRow]:
-        """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
-        named = {part for r in (*SUITE, *RECOURSE) for part in r.parts if r not in RECOURSE or self._recourse()}
-        named |= {*OF_LABELS, *WHOLE_PREDICTION}
-        table = ONCE if self.level == 1 else OFTEN
-        extra = [
-            SuiteRow(name, attack, signal, "explanation")
-            for signal in self._base_names()
-            if signal not in named and not signal.startswith("label")
-            for name, attack in NUMBERS[self.level > 1 :]
-        ]
-        rows = [self._at(r) for r in (*table, *extra)]
-        if self.level == 1 and self._recourse():
-            rows += RECOURSE
-        there = [r for r in rows if self._fits(r)]
-        return [r for r in there if self._varies(r)] or there[:1]
-
-    def _known(self) -> list[SuiteRow]:
-        """What is known without an explanation, and the stacks of that."""
-        single = [r for r in SUITE if r.role in ("label", "loss") and (self.level == 1 or r.name != "RMIA")]
-        if self.level > 1 and self._has(at_level("predictions", self.level)):
-            each = one_by_one(self.level)
-            instead = {r.name for r in each} - {"JointLikelihoodRatio"}  # which also reads the mean of the queries
-            single = [*each, *(r for r in single if r not in OF_PREDICTIONS or r.name not in instead)]
-        rows = [self._at(r) for r in single if self.level == 1 or r.role == "loss"]
-        rows = [r for r in rows if self._fits(r) and self._varies(r)]
-        if not self._learn():
-            return rows
-        labels = self._label_columns() if self._labelled() else []
-        joined = [_cheaper(r) for r in rows if r.role == "loss" and r.name in JOINED]
-        predicted = bool(joined) and self.policy.release != "explanation"
-        alone = self.policy.release == "prediction"
-        if labels:
-            baseline = not (predicted or alone)
-            rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, baseline))
-        if predicted:
-            of_label = [name for s in PREDICTION if self._has(name := at_level(s, self.level))]
-            trees = self._trees(of_label) if of_label else None
-            columns = [*sorted(joined, key=lambda r: JOINED.index(r.name)), *([trees] if trees else []), *labels]
-            signal = at_level("prediction", self.level)
-            rows.append(self._stack("PredictionPatience", signal, "loss", columns, not alone))
-        return rows
-
-    def _labelled(self) -> bool:
-        """Whether the labels of the same queries are there."""
-        kept = self.level == 1 or at_level("kept", self.level) in self.signals.values
-        return kept and "label" in self.signals.values
-
-    def _label_columns(self) -> list[SuiteRow]:
-        ratio = LikelihoodRatio("identity")
-        columns = [SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label", self.level)]
-        if self._classes() <= MOST_NUMBERS:
-            columns.append(SuiteRow("LikelihoodRatio", ratio, "label:classes", "label", self.level))
-        if self.level > 1:
-            kept, shares = (at_level(s, self.level) for s in ("kept", "shares"))
-            columns.append(SuiteRow("LikelihoodRatio", ratio, kept, "label", self.level))
-            if shares in self.signals.values and self._classes() <= self._width(shares):
-                columns.append(SuiteRow("OwnLabelRatio", OwnLabelRatio(), f"label+{shares}", "label", self.level))
-                columns.append(SuiteRow("LikelihoodRatio", ratio, shares, "label", self.level))
-        trees = self._trees([])
-        return [*columns, *([trees] if trees else [])]
-
-    def _with(self, baseline: SuiteRow, alone: list[SuiteRow]) -> list[SuiteRow]:
-        """Every attack on the explanation that compares with references, stacked with the baseline."""
-        what = "loss" if baseline.role == "loss" else "label"
-        role: Role = "explanation+loss" if what == "loss" else "explanation+label"
-        single = [r for r in alone if r.needs_references and r.role == "explanation"]
-        also = [s for name in PREDICTION if self._has(s := at_level(name, self.level))] if what == "loss" else []
-        whole = [s for s in [at_level("prediction", self.level)] if what == "loss" and self._has(s)]
-        what = "prediction" if whole and not also else what  # there is no loss of foreign labels
-        rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
-        numbers = self._numbers(alone)
-        joint: list[SuiteRow] = []
-        beside = also or whole
-        most = MOST_NUMBERS if also else MOST_COLUMNS
-        if beside and numbers and sum(map(self._width, (numbers[0], *beside))) <= most:
-            signal = "+".join((numbers[0], *beside))
-            joint = [SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), signal, role, self.level)]
-        trees = self._trees([*numbers, *also]) if numbers else None
-        if trees is not None:
-            rows.append(self._stack("Boosted", "+".join((*numbers, what)), role, [baseline, trees]))
-        plain = _Level(self.signals, self.policy, 1)._explanation() if self.level > 1 else []  # asked once as well
-        asked_once = [r for r in plain if r.needs_references and not r.learns and r.name in OF_MAPS]
-        columns = [baseline, *_best(single), *joint, *([trees] if trees else []), *_best(asked_once)]
-        rows.append(self._stack("Stacked", f"{at_level('explanation', self.level)}+{what}", role, columns))
-        return rows
-
-    def _numbers(self, alone: list[SuiteRow]) -> list[str]:
-        """The summary numbers, or, without these, other numbers of the explanation."""
-        numbers = [name for s in SUMMARY if self._has(name := at_level(s, self.level))]
-        single = dict.fromkeys(r.signal for r in alone if "+" not in r.signal and ":" not in r.signal)
-        return numbers or [s for s in single if self._width(s) == 1]
-
-    def _trees(self, signals: list[str]) -> SuiteRow | None:
-        """Boosted trees on these signals as far as they differ, with the labels of the same queries where these are."""
-        kept, labelled = at_level("kept", self.level), self._labelled()
-        known = ["label", *([kept] if self.level > 1 and self._varies_signal(kept) else [])] if labelled else []
-        chosen = [*known, *(s for s in signals if self._has(s) and self._varies_signal(s))]
-        while len(chosen) > 1 and sum(map(self._width, chosen)) > MOST_BOOSTED:
-            chosen.pop()
-        if not chosen:
-            return None
-        role: Role = "explanation+label" if labelled else "explanation"
-        return SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(chosen), role, self.level)
-
-    def _stack(self, name: str, signal: str, role: Role, columns: list[SuiteRow], baseline: bool = False) -> SuiteRow:
-        return SuiteRow(name, Stacked(self.policy.fpr), signal, role, self.level, tuple(columns), baseline)
-
-    def _at(self, row: SuiteRow) -> SuiteRow:
-        """The row at this level."""
-        if self.level == 1:
-            return row
-        parts = (part.partition(":") for part in row.signal.split("+"))
-        signal = "+".join(f"{at_level(name, self.level)}{colon}{view}" for name, colon, view in parts)
-        return replace(row, signal=signal, level=self.level)
-
-    def _fits(self, row: SuiteRow) -> bool:
-        """Whether its signals are there, of a shape that it reads, and its references are enough."""
-        references = len(self.signals.models) - 1
-        width = sum(map(self._width, row.parts)) if all(map(self._has, row.parts)) else 0
-        attack: Attack = row.attack
-        if isinstance(row.attack, OverQueries):
-            attack, width = row.attack.attack, width // row.attack.queries
-        of_classes = {split_level(part)[0] for part in row.parts} <= {*WHOLE_PREDICTION, *OF_CLASSES}
-        most = MOST_COLUMNS if of_classes else MOST_NUMBERS
-        return (
-            width > 0
-            and (width > 1 or not isinstance(attack, AtTargetLabel | Metaclassifier))
-            and (width == 1 or not isinstance(attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT))
-            and (width <= most or not isinstance(attack, JointLikelihoodRatio))
-            and (not row.needs_references or references >= 2)
-            and (not (row.learns or isinstance(attack, Metaclassifier)) or references >= FEWEST_TO_LEARN)
-            and (row.name != "LearnedElsewhere" or self.signals.out_of_distribution is not None)
-        )
-
-    def _learn(self) -> bool:
-        return len(self.signals.models) - 1 >= FEWEST_TO_LEARN
-
-    def _classes(self) -> float:
-        """How many classes the labels may have; infinite where they are no class indices."""
-        label = self.signals.values["label"]
-        return math.inf if label.ndim != 2 or label.min() < 0 or (label % 1).any() else int(label.max()) + 1
-
-    def _recourse(self) -> bool:
-        return "recourse" in self.signals.meta
-
-    def _base_names(self) -> Iterator[str]:
-        for signal in self.signals.values:
-            name, level = split_level(signal)
-            if level == self.level:
-                yield name
-
-    def _has(self, name: str) -> bool:
-        return self.signals.attributions is not None if name == WHOLE_MAP else name in self.signals.values
-
-    def _width(self, name: str) -> int:
-        """Numbers an example."""
-        values = self.signals.attributions if name == WHOLE_MAP else self.signals.values.get(name)
-        return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
-
-    def _varies(self, row: SuiteRow) -> bool:
-        """Whether one of its signals is not one number throughout, which would decide nothing."""
-        return any(map(self._varies_signal, row.parts))
-
-    def _varies_signal(self, name: str) -> bool:
-        values = values_of(self.signals, name)
-        if not values.size:
-            return False
-        first = values[(0, 0, *[0] * (values.ndim - 2))]
-        return any(bool((part != first).any()) for _, _, part in blocks(values))
+    fit = [at for r in table if r.role == role and _fits(signals, at := _at(r, level))]
+    return [r for r in fit if any(_varies(signals, part) for part in r.parts)] or (fit[:1] if one else [])
 
 
-def _cheaper(row: SuiteRow) -> SuiteRow:
-    """As a column of a stack, which is also computed for every model that plays the target."""
-    attack = row.attack
-    return replace(row, attack=replace(attack, kind="logistic")) if isinstance(attack, Metaclassifier) else row
+def _at(row: SuiteRow, level: int) -> SuiteRow:
+    """The row at this level; the label of the plain query stays what it is."""
+    parts = [part.partition(":") for part in row.signal.split("+")]
+    names = [f"{name if name == 'label' else at_level(name, level)}{colon}{view}" for name, colon, view in parts]
+    return replace(row, signal="+".join(names), level=level)
 
 
-def _best(rows: list[SuiteRow]) -> list[SuiteRow]:
-    """Without single summary numbers, where they are read jointly too."""
-    scalars = (*EXPLANATION_SCALARS, *SHAPE_SCALARS)
-    return [r for r in rows if r.name != "LikelihoodRatio" or r.signal not in scalars] or rows
+def _fits(signals: Signals, row: SuiteRow) -> bool:
+    """Whether its signals are there, of a shape that it reads, and its references are enough."""
+    widths = [_width(signals, part) for part in row.parts]
+    if 0 in widths:
+        return False
+    width, references = sum(widths), len(signals.models) - 1
+    if isinstance(row.attack, OwnLabelRatio):
+        label = signals.values["label"]
+        return bool(label.min() >= 0 and not (label % 1).any() and label.max() < widths[-1])
+    if isinstance(row.attack, Learned):
+        return row.level == 1 and references >= FEWEST_TO_LEARN
+    alone = isinstance(row.attack, Threshold | RMIA | CounterfactualLRT | PooledDensityRatio | LabelLikelihoodRatio)
+    most = 1 if alone else MOST_COLUMNS if isinstance(row.attack, JointLikelihoodRatio) else width
+    once = isinstance(row.attack, Threshold | RMIA) and row.level > 1
+    return width <= most and not once and (references >= 2 or not row.needs_references)
+
+
+def _compared(signals: Signals) -> bool:
+    """Whether there are references to compare with."""
+    return len(signals.models) > 2
+
+
+def _has(signals: Signals, name: str) -> bool:
+    return _width(signals, name) > 0
+
+
+def _width(signals: Signals, name: str) -> int:
+    """Numbers an example; 0: it is not there."""
+    values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
+    return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
+
+
+def _varies(signals: Signals, name: str) -> bool:
+    """Whether a signal is not one number throughout, which would decide nothing."""
+    values = values_of(signals, name)
+    first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
+    return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False
 
 
 def _as_log_odds(values: Numbers, queries: int) -> Numbers:
@@ -486,8 +364,7 @@ def _as_log_odds(values: Numbers, queries: int) -> Numbers:
 
 
 def values_of(signals: Signals, signal: str) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds, and labels, where asked
-    for, as 0 and 1.
+    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds.
 
     Raises:
         InputError: it is not there.
@@ -499,9 +376,6 @@ def values_of(signals: Signals, signal: str) -> Numbers:
     values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
     if values is None:
         raise InputError(f"signal {name!r} is not there; found {sorted(signals.values)}")
-    if view == "classes":
-        of_classes: Numbers = (values[..., None] == np.arange(int(values.max()) + 1)).astype(np.float32)
-        return of_classes
     what, level = split_level(name)
     if what in ("kept", "shares") and level > 1:
         return log_odds(values, level)

@@ -290,9 +290,11 @@ def plan_audit(
             flipped = population.flip(number, seed=seed)
             counts = flipped.sum(1) if repeated.members is None else np.full(number, repeated.members)
             finished = min(_finished(cache), number)
-            seconds, says = training_seconds(
-                clock, population, recipe, counts, build=repeated.build, seed=seed, seconds=clock.share(0.25)
-            )
+            seconds, says = 0.0, "all trained"
+            if finished < number:
+                seconds, says = training_seconds(
+                    clock, population, recipe, counts, build=repeated.build, seed=seed, seconds=clock.share(0.25)
+                )
             rates = replace(rates, training=seconds / number)
             stage = f"{'training' if then is None else 'pre-training'} reference models"
             says += f"; {finished} are finished" if finished else ""
@@ -461,7 +463,7 @@ class _Asker:
         return {"dither": Dither(), "labels": self.options.labels, "batch_size": self.options.batch_size}
 
     def _some(self, number: int) -> Population:
-        return self.population.part(self.rows[: max(number, self.population.classes)])
+        return self.population.part(self.rows[: max(number, 2)])
 
     def _alone(self, few: Population) -> Shadows:
         return Shadows((self.model,), np.ones((1, len(few)), dtype=bool))

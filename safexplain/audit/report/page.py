@@ -53,7 +53,6 @@ def render(report: ReportData) -> str:
             attacked=tables.attack_tables(report.configurations),
             tables=tables,
             parts=tables.part_tables(audited),
-            seen=tables.seen_rows(audited),
             subject=SUBJECT_DATA.get(report.subject_data or "", ""),
             curves=curves,
             strips=_strips(report),

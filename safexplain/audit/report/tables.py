@@ -462,29 +462,6 @@ def _row(result: AuditResult, attack: AttackResult, scale: Scale) -> AttackRow:
 
 
 @dataclass(frozen=True)
-class SeenRow:
-    """What this audit would have decided about other explanations, at one level of patience."""
-
-    asks: str
-    attack: str
-    certifies: str
-    proves: str
-
-
-def seen_rows(result: AuditResult) -> tuple[SeenRow, ...]:
-    """A row for each level at which something is compared."""
-    return tuple(
-        SeenRow(
-            words.capital(words.asks(level)),
-            words.attack_name(attack.attack, attack.signal, level),
-            points(seen.certifies) if seen.certifies >= 0 else "not even 0",
-            points(seen.proves) if seen.proves < 1 else "nothing",
-        )
-        for level, attack, seen in result.seen
-    )
-
-
-@dataclass(frozen=True)
 class PartRow:
     """One part of the data, such as a class."""
 

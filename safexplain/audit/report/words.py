@@ -1,7 +1,7 @@
 """The report's wording, for a reader who has not met membership attacks before.
 
-What verdicts, attacks, controls and measures are called; the policy and its bounds in sentences; the facts beside the
-verdict and the cards of the controls; and what the audit does not show, from what was and was not asked and run.
+Names of verdicts, attacks, controls and measures; sentences on the bounds; facts beside the verdict; and what the audit
+does not show.
 """
 
 from __future__ import annotations
@@ -25,110 +25,61 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
             is no key, or it is not known.
         endpoint: whether a service was asked, whose model was not seen.
     """
-    rows = [AVERAGE] if result.claim == "auc" else []
+    finds = "finds" if result.claim == "whole" else "adds"
+    empirical = (
+        "These attacks, not every attack.",
+        f"The result is empirical. “Certified” means that no judged attack {finds} more than the policy allows; a"
+        " stronger attack, or one with more reference models, may. A proven leak stands either way.",
+    )
     guaranteed = result.basis == "by guarantee"
-    rows += [
-        BY_GUARANTEE
-        if guaranteed
-        else (
-            "These attacks, not every attack.",
-            "The result is empirical. “Certified” says that none of the judged attacks"
-            f" {'finds' if result.claim == 'whole' else 'adds'} more than the policy allows; a stronger attack, or one"
-            " with more reference models, may. A proven leak stands either way.",
-        )
-    ]
-    if result.references == 0:
-        rows.append(("No reference models.", "Only thresholds could be tried, which are weak attacks."))
-    elif result.references < result.policy.references:
-        rows.append(
-            (
-                "Few reference models.",
-                f"The attacks had {count(result.references, 'reference model')}; the policy asks for"
-                f" {result.policy.references:,}. An attacker who trains more finds more.",
-            )
-        )
-    rows.append((_asked_headline(result), _asked(result, other_key)))
-    rows.append(_compared(result))
-    if result.mixture > 1:
-        rows.append(
-            (
-                "A mixture, and none of its models alone.",
-                f"The examples belong to {result.mixture} models, each of which answered about its own. One of them may"
-                " leak more than the mixture does; to certify a model, audit it alone.",
-            )
-        )
-    rows.append(
-        (
-            "Examples drawn like the scored ones.",
-            "The bounds hold for further members and non-members from the same source, for these models as they are."
-            " They include the uncertainty of the threshold; they do not include how another training run would differ,"
-            " and say nothing of other people or another population.",
-        )
-    )
-    if result.grouped is None:
-        rows.append(
-            (
-                "Every example counts as one on its own.",
-                "Near-copies, or several examples of one person, would be in the training set together and make the"
-                " bounds look tighter than they are. If there are any, name them in the signals (groups).",
-            )
-        )
-    if result.uses is None and result.split == "certification":
-        rows.append(
-            (
-                "Uses of the examples were not counted.",
-                "Nobody can tell how many configurations were judged on them before this one was chosen.",
-            )
-        )
-    return (
-        *rows,
-        *(
-            ()
-            if guaranteed
-            else (
-                (
-                    "Not differential privacy.",
-                    "No guarantee for each person follows: the rates are averages over members, and a few unusual"
-                    " examples can be more exposed.",
-                ),
-            )
-        ),
-        (
-            ("This service, as it answered.", _OF_ENDPOINT)
-            if endpoint
-            else (
-                "This model and this configuration.",
-                "Another model, explainer, data set or hardening needs its own audit.",
-            )
-        ),
-    )
+    rows = [AVERAGE] if result.claim == "auc" else []
+    rows += [BY_GUARANTEE if guaranteed else empirical, (_asked_headline(result), _asked(result, other_key))]
+    rows += [_compared(result), SAMPLE]
+    rows += [INDEPENDENT] if result.grouped is None else []
+    rows += [] if guaranteed else [NO_GUARANTEE]
+    return (*rows, OF_ENDPOINT if endpoint else OF_MODEL)
 
 
-_OF_ENDPOINT = (
+SAMPLE = (
+    "Examples drawn like the scored ones.",
+    "The bounds hold for other members and non-members from the same source, and for these models as they are. They"
+    " include the uncertainty of the threshold, but not how another training run would differ, and say nothing about"
+    " another population.",
+)
+INDEPENDENT = (
+    "Every example counts as one on its own.",
+    "Near-copies, or several examples of one person, make the bounds look tighter than they are. If there are any, name"
+    " them in the signals (groups).",
+)
+NO_GUARANTEE = (
+    "Not differential privacy.",
+    "This guarantees nothing for any one person: the rates are averages over members, and a few unusual examples can be"
+    " more exposed.",
+)
+OF_MODEL = (
+    "This model and this configuration.",
+    "Another model, explainer, data set or hardening needs its own audit.",
+)
+OF_ENDPOINT = (
+    "This service, as it answered.",
     "The model itself was not seen. Nothing binds the service to answer tomorrow as it did: with another model,"
     " explainer or hardening behind the same URL it needs another audit. The reference models explain as the service"
     " declares; the further they are from what it does, the weaker the attacks. Whatever else it gives away was not"
-    " judged."
+    " judged.",
 )
-"""What an audit of an endpoint does not show."""
-
-
 BY_GUARANTEE = (
     "As good as the privacy statement.",
-    "The certificate rests on what those who trained the model state of its training, which no audit can check;"
-    " canaries can refute it. It is about the records that were trained on so: the data of any pre-training, and what"
-    " the model tells of people in general, are not covered.",
+    "The certificate rests on what those who trained the model state, which no audit can check and canaries can refute."
+    " It covers the records of that training, not those of any pre-training, nor what the model says about people in"
+    " general.",
 )
-"""What a certificate by guarantee does not show."""
-
-
 AVERAGE = (
     "An average, and not those found most surely.",
-    "The verdict is about the area under the ROC curve, an average over all members and all false-positive rates. A"
-    " release can pass that and still give away a few members for certain; it is no substitute for a verdict at a low"
-    " false-positive rate.",
+    "The verdict is about the area under the ROC curve, an average over all members and false-positive rates. A release"
+    " can pass it and still give away a few members for certain: it cannot replace a verdict at a low false-positive"
+    " rate.",
 )
-"""What the claim "auc" does not show, before anything else."""
+"""Headline and sentence of each limit that does not depend on numbers."""
 
 
 def _asked_headline(result: AuditResult) -> str:
@@ -139,25 +90,22 @@ def _asked_headline(result: AuditResult) -> str:
 def _asked(result: AuditResult, other_key: bool | None) -> str:
     levels = sorted({e.level for e in result.judged}) or [1]
     if levels[-1] == 1:
-        text = "Each example was asked about once: nobody averaged the answers to several queries."
+        text = "Each example was queried once: no answers to several queries were averaged."
     else:
         text = (
-            f"The attacks ask {listed([asks(level) for level in levels])} about each example, each time changed a"
-            " little at random, and average the answers."
+            f"The attacks query each example {listed([asks(level) for level in levels])}, each time changed slightly at"
+            " random, and average the answers."
         )
     if result.missing:
-        text += f" The signals do not cover an attacker who asks {listed([asks(level) for level in result.missing])}."
+        text += f" The signals do not cover {listed([asks(level) for level in result.missing])}."
     if other_key is not None:
         text += (
-            " The attacker knew the hardening but not the key: the reference models answered with another one."
+            " The attacker knew the hardening but not the key: the reference models used another one."
             if other_key
-            else " The attacker's reference models answered with the key of the service, which favours the attacker."
+            else " The attacker's reference models used the key of the service, which favours the attacker."
         )
-    others = " explanations of other outputs or by other methods than those released,"
-    return (
-        f"{text} Not attacked: more queries, queries optimised for one example,"
-        f"{'' if result.policy.release == 'prediction' else others} and attackers who work together."
-    )
+    others = "" if result.policy.release == "prediction" else " explanations of other outputs or by other methods,"
+    return f"{text} Not attacked: more queries, queries optimised for one example,{others} attackers who work together."
 
 
 def _compared(result: AuditResult) -> tuple[str, str]:
@@ -166,33 +114,27 @@ def _compared(result: AuditResult) -> tuple[str, str]:
     if result.policy.release == "prediction":
         return (
             "Predictions alone.",
-            "No explanation is released, and none was judged; one that is released beside the predictions may add to"
-            " them.",
+            "No explanation is released, and none was judged; one released with the predictions may add to them.",
         )
     if result.policy.claim == "whole":
         return (
             "The whole release.",
-            f"The bounds are on what explanations and {anyway} tell together; where the {anyway} alone find as much,"
-            " hardening the explanations changes nothing.",
+            f"The bounds are on what explanations and {anyway} reveal together; where the {anyway} alone reveal as"
+            " much, hardening the explanations changes nothing.",
         )
     if not result.compared:
         return (
             f"No {anyway} to compare with.",
-            f"The signals hold no {anyway} of the same queries, or too few models, so that what explanations add to"
-            f" them could not be judged; an attacker who sees the {anyway}, too, may find more than is said here.",
+            f"The signals hold no {anyway} of the same queries, or too few models, so what explanations add to them"
+            f" could not be judged; an attacker who also sees the {anyway} may find more.",
         )
     found = [(e.found / result.members, e.level) for e in result.evidence if e.attack == result.baseline_name]
-    text = (
-        f"The verdict is about what explanations add. What the {anyway} tell by themselves is released anyway and not"
-        " limited by it"
-    )
+    text = f"The verdict is about what explanations add. What the {anyway} reveal by themselves is released anyway"
     if found:
         rate, level = max(found)
-        text += (
-            f": here they give away {percent(rate)} of the members to whoever asks {asks(level)} about each example, at"
-            f" {percent(result.policy.fpr, 3)} false positives"
-        )
-    return (f"Beyond the {anyway}.", f"{text}. To lower that, train differently, or limit the number of queries.")
+        at = f"{percent(result.policy.fpr, 3)} false positives"
+        text += f": here {percent(rate)} of the members at {at}, asked {asks(level)}"
+    return f"Beyond the {anyway}.", f"{text}. To lower that, train differently, or limit the number of queries."
 
 
 def listed(items: Sequence[str]) -> str:
@@ -222,10 +164,10 @@ RELEASES = {
 
 CONTROLS = {
     "blind baseline": "Can members be recognised from the inputs alone, without any answer?",
-    "null model": "Do the attacks find the members in a model that knows nothing of them?",
+    "null model": "Do the attacks find members in a model that was not trained on them?",
     "shuffled membership": "Does this audit raise false alarms when the members are drawn at random?",
     "references": "Are there reference models with and without the scored examples?",
-    "recipe": "Do the reference models repeat how the target was trained?",
+    "recipe": "Were the reference models trained like the target?",
     "exact copies": "Is a copy of a member among the non-members?",
     "other source": "Can examples of the other source be recognised from the inputs alone?",
 }
@@ -242,8 +184,8 @@ NUMBERS = {
 """Numbers behind a control."""
 
 EXPOSED = (
-    "The members that the strongest attack finds most surely, by their place in the signals (from 0). This list names"
-    " members of the training set: it is for the owner of the data alone."
+    "Members that the strongest attack finds most surely, by their position in the signals (from 0). This list names"
+    " members of the training set and is for the owner of the data alone."
 )
 """Over the list of the most exposed members."""
 
@@ -273,22 +215,14 @@ def measures(utility: Utility) -> list[tuple[str, str, str]]:
     """Field in `Utility`, name and meaning of each measure that there is, the share of top features in words."""
     top = percent(utility.top_fraction, 3)
     rows = (
-        ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that are still among them"),
+        ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that remain among them"),
         ("rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"),
         ("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
         ("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
-        ("sign_errors", "Wrong signs", "share of the released signs that are not the native ones; zeros have none"),
-        (
-            "sign_errors_top",
-            "Maps with a wrong sign at the top",
-            f"share of the maps of which one of the {top} strongest released features, at least {FEWEST_TOP}, has one",
-        ),
-        (
-            "deletion",
-            "Deletion",
-            f"fall of the class's probability when the {top} highest features that the map names are set to 0",
-        ),
-        ("insertion", "Insertion", "its rise when only these are kept, and all others are 0"),
+        ("sign_errors", "Wrong signs", "share of released signs that differ from the native ones, zeros aside"),
+        ("sign_errors_top", "Maps with a wrong sign", f"among the {top} strongest features, at least {FEWEST_TOP}"),
+        ("deletion", "Deletion", f"fall of the class's probability when the {top} highest named features are set to 0"),
+        ("insertion", "Insertion", "its rise when all others are set to 0"),
     )
     return [row for row in rows if getattr(utility, row[0]) is not None]
 
@@ -409,28 +343,21 @@ def with_controls(configurations: Sequence[Configuration]) -> list[Configuration
 
 
 def _uses(result: AuditResult, native: bool) -> Fact:
+    uses, warns = result.uses, False
     if result.split != "certification":
-        return Fact(
-            "Uses of these examples", "selection split", "may be looked at as often as you like; nothing is decided"
-        )
-    if native and result.uses is None and result.policy.release != "prediction":
-        return Fact(
-            "Uses of these examples", "not counted", "for the native explanation: there is no hardening to choose"
-        )
-    match result.uses:
-        case None:
-            why = ", as the policy allows" if result.policy.uncounted else ", so that nothing can be certified"
-            return Fact(
-                "Uses of these examples",
-                "not counted",
-                f"nobody can tell whether this configuration was chosen by a verdict on the same examples{why}",
-                True,
-            )
-        case 1:
-            return Fact("Uses of these examples", "first use", "no other configuration was judged on them before")
-        case uses:
-            says = "configurations were judged on them, this one included: each choice by a verdict weakens the next"
-            return Fact("Uses of these examples", f"{uses:,}", says, True)
+        value, says = "selection split", "may be looked at as often as you like; nothing is decided"
+    elif native and uses is None and result.policy.release != "prediction":
+        value, says = "not counted", "for the native explanation: there is no hardening to choose"
+    elif uses is None:
+        why = ", as the policy allows" if result.policy.uncounted else ", so nothing can be certified"
+        value, warns = "not counted", True
+        says = f"this configuration may have been chosen by a verdict on the same examples{why}"
+    elif uses == 1:
+        value, says = "first use", "no other configuration was judged on them before"
+    else:
+        value, warns = f"{uses:,}", True
+        says = "configurations were judged on them, including this one: each choice by a verdict weakens the next"
+    return Fact("Uses of these examples", value, says, warns)
 
 
 def capital(text: str) -> str:

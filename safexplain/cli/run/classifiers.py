@@ -39,8 +39,6 @@ ASKS = "FeatureAblation"
 READS = ("TreeExplainer", "LinearExplainer")
 """What explains a classifier by reading it, exactly: each is tried where nothing else is said."""
 
-SERVED = "Name the explainer that is served: a verdict is about the one that was audited."
-
 COLUMNS = "columns.json"
 """File of the run directory that says what the numbers of a row stand for."""
 
@@ -86,18 +84,20 @@ class Tabular:
     @cached_property
     def default(self) -> tuple[str, str]:
         """What explains the classifier where nothing is said, and a sentence that says so."""
-        why = "which works with every classifier"
-        for name in READS:
+        name, why = ASKS, "which works with every classifier"
+        for method in READS:
             try:
-                if adds_up(name, self.loaded.model, self.read.data.x):
-                    return name, f"No --explainer: {name}, which reads the model and is exact. {SERVED}"
+                if adds_up(method, self.loaded.model, self.read.data.x):
+                    name, why = method, "which reads the model and is exact"
+                    break
             except MixedColumnsError as error:
                 why = str(error)
             except MissingExtraError:
                 why = 'for want of shap, which is exact for trees and linear models: pip install "safexplain[shap]"'
-            except InputError:  # it does not read this kind of model
+            except Exception:  # of a library, which does not read this kind of model
                 continue
-        return ASKS, f"No --explainer: {ASKS}, {why}. {SERVED}"
+        served = "Name the explainer that is served: a verdict is about the one that was audited."
+        return name, f"No --explainer: {name}, {why}. {served}"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,19 +13,28 @@ from typing import Any
 import numpy as np
 import typer
 
-from safexplain.audit import Policy
+from safexplain.audit import Policy, Shadows
+from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.planning import Plan
+from safexplain.audit.queries import predict
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.run.planned import spoken
+from safexplain.outputs import as_module
 from safexplain.verdict.judgement import AttackResult
-from safexplain.verdict.stats import auc_interval
+from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-SECONDS = 75.0
-"""Of training, asking and explaining: what is left of two minutes by imports, the plan and the attacks."""
+SECONDS = 80.0
+"""Of the plan, of training, asking and explaining: what imports, attacks and files leave of two minutes."""
+
+LEAST = 20.0
+"""Of these, after a plan that took long."""
 
 FEWEST, MOST = 100, 1_000
 """Examples that are scored."""
+
+LOSSES = 10.0
+"""Seconds of asking for losses, of so many examples as `MOST` at least."""
 
 ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 """What is run."""
@@ -45,11 +54,12 @@ def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     rates, policy, options = plan.rates, given["policy"], given["options"]
     assert isinstance(policy, Policy)
     assert isinstance(options, AuditOptions)
-    references = 2 if plan.references >= 2 and 2 * rates.training < SECONDS / 2 else 0
+    seconds = max(SECONDS - plan.took, LEAST)
+    references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
     questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
     each = 0.0 if questions is None else questions.seconds / max(questions.count, 1)
-    each += (2 + references) * (rates.native + rates.released + rates.label)  # and a sample is looked at
-    scored = (SECONDS - references * rates.training) / max(each, 1e-9)
+    each += (1 + references) * (rates.native + rates.released + rates.label)
+    scored = (seconds - references * rates.training) / max(each, 1e-9)
     once = replace(policy, patience=(1,), suite=ATTACKS, selection=0.0, training=0.0, uncounted=True)
     number = int(np.clip(scored, FEWEST, min(MOST, plan.scored)))
     return {"references": references, "policy": once, "options": replace(options, quick=True, scored=number)}
@@ -85,14 +95,13 @@ class Seen:
 
 def seen_in(found: AuditRun) -> list[Seen]:
     """The strongest attack on the label, the native and the released explanation, the strongest first."""
-    results = {c.name: c.result for c in found.configurations}
-    groups: dict[str, list[AttackResult]] = {"the label alone": []}
-    for name, result in results.items():
-        what = "the native explanation" if name == "native" else "the released explanation"
-        groups[what] = [a for a in result.attacks if a.role == "explanation"]
-        groups["the label alone"] = [a for a in result.attacks if a.role == "label"]
-    if found.result.policy.release == "prediction":
-        groups = {"the prediction": list(found.result.attacks)}
+    groups: dict[str, list[AttackResult]] = {}
+    for configuration in found.configurations:
+        what = "the native explanation" if configuration.name == "native" else "the released explanation"
+        groups[what] = [a for a in configuration.result.attacks if a.role == "explanation"]
+        groups["the label alone"] = [a for a in configuration.result.attacks if a.role == "label"]
+        if found.result.policy.release != "explanation":
+            groups["the prediction"] = [a for a in configuration.result.attacks if a.role == "loss"]
     tried, fpr, seen = sum(map(len, groups.values())), found.result.policy.fpr, []
     for what, attacks in groups.items():
         if attacks:
@@ -102,12 +111,33 @@ def seen_in(found: AuditRun) -> list[Seen]:
     return sorted(seen, key=lambda one: -one.auc)
 
 
-def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
+def seen_in_losses(plan: Plan, given: Mapping[str, Any]) -> Seen | None:
+    """What the loss of the target tells of many examples, which it is soon asked for: whether the model remembers its
+    members at all. None: of a service, or where labels are of another task.
+
+    Args:
+        plan: of the whole audit.
+        given: its arguments.
+    """
+    population, options, member = given["population"], given["options"], given["member"]
+    if isinstance(given["model"], Endpoint) or options.labels == "foreign":
+        return None
+    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), MOST, 4 * MOST))
+    rows = population.sample(member, min(number, len(population)))
+    model = as_module(given["model"], population.classes)
+    told = predict(Shadows((model,), member[None, rows]), population.part(rows), patience=(1,)).values["loss"]
+    curve = roc(-told[0], member[rows])
+    rate = tpr_at_fpr(curve, fpr=given["policy"].fpr)
+    return Seen("the loss", rate.low, rate.high, curve.auc, *auc_interval(curve))
+
+
+def show_quick(found: AuditRun, plan: Plan, losses: Seen | None, folder: Path, *, json_: bool, quiet: bool) -> int:
     """Print what a screen saw, and how the whole audit is run; the exit code.
 
     Args:
         found: by the screen.
         plan: of the whole audit.
+        losses: what these tell.
         folder: the run directory.
         json_: as one JSON object.
         quiet: the sentence alone.
@@ -118,9 +148,12 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
         sentence = f"A leak is likely: {seen[0].share} of members found at {fpr}, from {seen[0].what}."
     else:
         sentence = f"None seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
+        if losses is not None and losses.likely:
+            sentence += f" But the model remembers its members: its losses find {losses.share}."
     again = whole_command(sys.argv)
     if json_:
         content = {"quick": True, "likely": seen[0].likely, "sentence": sentence, "seen": [vars(s) for s in seen]}
+        content["losses"] = losses and vars(losses)
         content |= {
             "scored": result.members + result.non_members,
             "references": result.references,
@@ -130,7 +163,7 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
         return EXIT_CODE
     typer.echo(sentence)
     if not quiet:
-        for one in seen:
+        for one in [*seen, *([losses] if losses else [])]:
             area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
             typer.echo(f"  {one.what}: {one.share} of members found, {area}")
         few = f"{result.references} reference models" if result.references else "no reference models"

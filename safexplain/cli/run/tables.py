@@ -1,4 +1,4 @@
-"""What commands print about a result: tables on standard output, or one JSON object, or the verdict alone."""
+"""What commands print about a result: sentences and tables, one JSON object, or the verdict alone."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
-    """A line for each released configuration: its verdict, its strongest attack, and what the verdict is asked of."""
+    """A line for each released configuration: its verdict, its strongest attack, and what that finds."""
     policy, excess = configurations[-1].result.policy, any(c.result.claim == "excess" for c in configurations)
     area = any(c.result.claim == "auc" for c in configurations)
     numbers = ("AUC\nabove",) if area else ("adds, in\npoints",) if excess else ("AUC", "found")
@@ -118,14 +118,12 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
 
 
 def level_table(result: AuditResult) -> Table:
-    """Labels of the same queries, what the explanation adds, and both together, at each level of patience."""
-    anyway, excess = result.anyway, result.claim == "excess"
-    title = "What an attacker finds, by how often each example is queried"
-    if result.mixture > 1:
-        title += f" (a mixture of {result.mixture} models)"
+    """What the labels of the same queries find, what the explanation adds, and both, by number of queries."""
+    anyway = result.anyway
+    title = f"What an attacker finds at {_percent(result.policy.fpr)} false positives"
     alone = result.policy.release == "prediction"
     compared = () if alone else (f"{anyway} alone", "explanations add")
-    table = result_table(title, ("asks",), (*compared, anyway if alone else "both together"))
+    table = result_table(title, ("asked",), (*compared, anyway if alone else "both together"))
     for line in result.levels:
         labels, added, whole = line["labels"], line["added"], line["whole"]
         cells = (
@@ -134,15 +132,6 @@ def level_table(result: AuditResult) -> Table:
         )
         found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
         table.add_row(asks(line["patience"]), *(() if alone else cells), found)
-    allowed = (
-        f"The AUC, an average, is judged: the policy allows {result.limit:.3g} more than"
-        f" {f'the {anyway} have' if result.compared else 'guessing'}."
-        if result.claim == "auc"
-        else f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
-        if excess
-        else f"The policy allows {_percent(result.limit)} to be found{'' if alone else ' by all together'}."
-    )
-    table.caption, table.caption_justify = f"At {_percent(result.policy.fpr)} false positives. {allowed}", "left"
     return table
 
 
@@ -156,20 +145,16 @@ def target_table(result: AuditResult) -> Table:
         best = r.strongest
         low, high = r.bounds(best)
         shown = _added(r, best) if excess else f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]"
-        mark = " (below)" if r is result else ""
-        table.add_row(f"{r.target}{mark}", _badge(r.own_verdict), _lines(best), shown)
+        table.add_row(f"{r.target}", _badge(r.own_verdict), _lines(best), shown)
     return table
 
 
 def attack_table(result: AuditResult) -> Table:
-    """A line for each attack, by level of patience; dim where the verdict does not rest on it."""
+    """A line for each attack, by number of queries; dim where the verdict does not rest on it."""
     policy, anyway = result.policy, result.anyway
-    title = f"{result.members:,} members, {result.non_members:,} non-members, {result.references} reference models"
-    if result.grouped is not None:
-        title = f"{title} ({result.grouped:,} examples in groups)"
     compares = any(a.pair is not None for a in result.attacks)
     numbers = ("AUC", f"TPR at\n{_percent(policy.fpr)}", "bounds", *((f"more than\n{anyway}",) if compares else ()))
-    table = result_table(title, ("attack", "reads"), numbers)
+    table = result_table("What each attack finds", ("attack", "reads"), numbers)
     beyond = {code(e) for e in result.beyond}
     for level in sorted({a.level for a in result.attacks}):
         table.add_section()
@@ -197,19 +182,19 @@ def attack_table(result: AuditResult) -> Table:
 
 
 def asks(level: int) -> str:
-    """How often an attacker of a level of patience asks."""
+    """How often an attacker asks."""
     return "once" if level == 1 else f"{level:,} times"
 
 
 def controls_line(result: AuditResult) -> str:
-    """Which controls passed, which failed, and why others could not be run."""
+    """Which controls passed, which failed, and why others were not run."""
     kinds = {
         "passed": [c.name for c in result.controls if c.failed is False],
         "FAILED": [c.name for c in result.controls if c.failed],
         "not run": [f"{c.name} ({c.says})" for c in result.controls if c.failed is None],
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
-    used = "" if result.uses in (None, 1) else f" These examples have been used for {result.uses} verdicts."
+    used = "" if result.uses in (None, 1) else f" These examples were used for {result.uses} verdicts."
     return f"Controls: {found or 'none'}.{used}"
 
 

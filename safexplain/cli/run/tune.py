@@ -1,4 +1,4 @@
-"""`safexplain tune`: the release that tells least and keeps most is searched, and the one that is chosen is audited."""
+"""`safexplain tune`: search for the release that leaks least and keeps most, and audit the chosen one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SHOWN = 8
 
 
 PUBLIC_MODELS = 3
-"""Models trained on public examples; what they say is averaged."""
+"""Models trained on public examples; their explanations are averaged."""
 
 KEPT = "finished models and trials"
 """What an interruption leaves in the run directory."""
 
 
 def run_tune(question: Question, space: str, trials: int, public: Path | None) -> int:
-    """Search, audit what is chosen, print both, and return the exit code.
+    """Search, audit the chosen release, print both, and return the exit code.
 
     Args:
         question: the common options.
@@ -53,7 +53,7 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
 
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest.
-        Interrupted: by Ctrl-C, once what was found is shown.
+        Interrupted: after what was found is shown.
     """
     check_space(space)
     with begun(question, KEPT) as run:
@@ -83,8 +83,8 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
         arguments: of the search.
 
     Raises:
-        InputError: they cannot be read, are no examples of the same kind, or are in the data of the search; or no
-            model can be trained.
+        InputError: they cannot be read, have another shape, or are in the data of the search; or no model can be
+            trained.
     """
     x, y, _ = load_records(path)
     population, build, recipe = (arguments[name] for name in ("population", "build", "recipe"))
@@ -95,8 +95,7 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
     own = hash_examples(population.x.cpu().numpy())
     if shared := int(np.isin(hash_examples(x), own).sum()):
         raise InputError(
-            f"--public: {shared} of {len(x)} examples are in the data too; public examples are known to everybody and"
-            " in nobody's training set, so leave these out"
+            f"--public: expected examples outside --data, but {shared} of {len(x)} are in it: leave these out"
         )
     trained = []
     for i in range(PUBLIC_MODELS):
@@ -114,10 +113,10 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
     """Print what a search found and where its files are, and return its exit code.
 
     Args:
-        found: by the search, whose files are written.
-        folder: where they are.
+        found: by the search, its files already written.
+        folder: of the files.
         json_: as one JSON object.
-        quiet: the verdict on the chosen release alone.
+        quiet: only the verdict on the chosen release.
     """
     if json_:
         typer.echo(json.dumps({**found.to_dict(), "run_dir": str(folder), "files": found.files}, allow_nan=False))
@@ -137,7 +136,7 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
         if found.confirmed is None:
             console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
         else:
-            console.print("Its audit, on examples that chose nothing:\n", highlight=False, markup=False)
+            console.print("Its audit, on examples that were not used to choose:\n", highlight=False, markup=False)
             show_verdict(console, found.confirmed.result)
         notes = [*found.study.notes, *(() if found.confirmed is None else found.confirmed.notes)]
         show_files(console, dict.fromkeys(notes), folder, found.files.values())
@@ -145,9 +144,9 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def release_table(found: Tuned) -> Table:
-    """What the search is compared with, the chosen release, and some of the front."""
+    """The chosen release, what it is compared with, and some of the front."""
     study = found.study
-    title = f"{study.trials} releases tried; those that no other one beats are the front"
+    title = f"{study.trials} releases tried; the front is those that no other one beats"
     numbers = (
         "leak,\nin points",
         "utility",
@@ -164,9 +163,9 @@ def release_table(found: Tuned) -> Table:
     for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
         table.add_row(*_cells(row), style="bold" if row.chosen else None)
     table.caption, table.caption_justify = (
-        "Leak: members found beyond the label, with its 95% bounds, on the examples that choose; the mean at 0.5, 1, 2"
-        " and 5% false positives. Utility: the mean of the next two and the cosine, against the native explanation."
-        " Deletion, insertion: change of the predicted probability without, and with only, the top 10%.",
+        "Leak: members found beyond the label, averaged over 0.5, 1, 2 and 5% false positives, with 95% bounds, on the"
+        " selection split. Utility: the mean of the next two columns and the cosine. Deletion, insertion: change of the"
+        " predicted probability without, and with only, the top 10%.",
         "left",
     )
     return table

@@ -1,8 +1,8 @@
 """What `safexplain verify` and `safexplain sign` run.
 
-A certificate is by audit, or by construction; which one is the first thing that is said. Exit codes of verify: 0
-intact, of this very file, certified (or by construction), and served by the versions that are installed here; 1
-anything else that the certificate, the model or the versions are to blame for, in one line; 2 wrong usage.
+A certificate is by audit or by construction, and the output says first which. Exit codes of verify: 0 intact, of this
+very file, certified (or by construction), and served by the versions installed here; 1 anything else that is wrong with
+the certificate, the model or the versions, in one line; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from safexplain.verdict.certificate.by_construction import GuaranteeCertificate,
 from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
-from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 __all__ = ["sign", "verify"]
 
 SIGNATURES = {
     "valid": "signed with the private key of this public key",
-    "unchecked": "signed, but not checked: no --public-key was given, so anybody may have signed it",
+    "unchecked": "signed, but not checked: without --public-key, anybody may have signed it",
     "none": "not signed: anybody who can write the file may have made it",
 }
 """What a reader must know about the signature."""
 
 BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could find"
-BY_CONSTRUCTION = "by construction: no audit was run, no attack judged; it rests on the assumptions below"
+BY_CONSTRUCTION = "by construction: no attack was run; it rests on the assumptions below"
 
 
 def verify(
@@ -152,20 +151,10 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
 def _content(certificate: Certificate) -> dict[str, Any]:
     """What was certified, for programs."""
     judgement, predicate = certificate.judgement, certificate.statement["predicate"]
+    plain = ("verdict", "sentence", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped")
     return {
-        "verdict": judgement.verdict,
-        "sentence": judgement.sentence,
-        "says": list(judgement.says),
-        "details": list(judgement.details),
-        "basis": judgement.basis,
-        "claim": judgement.claim,
-        "limit": judgement.limit,
-        "bound": judgement.bound,
-        "levels": judgement.levels,
-        "mixture": judgement.mixture,
-        "targets": judgement.targets,
-        "grouped": judgement.grouped,
-        "omitted": list(judgement.omitted),
+        **{name: getattr(judgement, name) for name in (*plain, "uses")},
+        **{name: list(getattr(judgement, name)) for name in ("says", "details", "omitted")},
         "policy": judgement.policy.to_dict(),
         "native": certificate.native,
         "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
@@ -177,7 +166,6 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "subject_data": certificate.subject_data,
         "utility": predicate["utility"],
         "endpoint": certificate.endpoint,
-        "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
     }
@@ -211,7 +199,6 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         ),
         "released": _released(certificate, hardening),
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
-        "about": "the service as it answered" if certificate.endpoint else _about(judgement),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
         **({"policy": policy.reason} if policy.reason else {}),
         "levels": [_level(line, judgement.anyway) for line in judgement.levels],
@@ -236,16 +223,16 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
 
 
 def _endpoint(certificate: Certificate) -> dict[str, str]:
-    """In place of the model, of which nothing is known."""
+    """In place of the model, which was not seen."""
     (digests,) = certificate.subject.values()
     return {
         "endpoint": f"{certificate.endpoint}, answers with SHA-256 {digests[ANSWERS_DIGEST][:16]}...",
-        "model": "not seen: no file can be checked against this certificate, and no explainer be loaded with it",
+        "model": "not seen: no file can be checked against this certificate, and no explainer loaded with it",
     }
 
 
 def _released(certificate: Certificate, hardening: Hardening) -> str:
-    """What is given away."""
+    """What the service releases."""
     if certificate.judgement.policy.release == "prediction":
         return "predictions alone, no explanation"
     if certificate.endpoint is not None:
@@ -281,15 +268,8 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | li
     }
 
 
-def _about(judgement: Judgement) -> str:
-    """Which models the verdict is about."""
-    if judgement.mixture > 1:
-        return f"the mixture of {judgement.mixture} models, and none of them alone"
-    return f"each of {judgement.targets} models" if judgement.targets > 1 else "one model"
-
-
 def _level(line: Mapping[str, Any], anyway: str) -> str:
-    """What an attacker of one level of patience finds."""
+    """What an attacker finds with so many queries an example."""
     labels, added, whole = line["labels"], line["added"], line["whole"]
     often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
     parts = [

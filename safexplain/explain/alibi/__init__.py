@@ -102,18 +102,35 @@ class HardenedAnchorText(FromArguments, HardenedAnchors):
     _kind = "AnchorText"
 
 
-def _of_all_rows(kind: str) -> type[HardenedAlibi]:
-    doc = (
-        f"Hardened {kind}: its arguments, and `hardening`. Curves leave at grid points that you give."
-    )
-    return type(f"Hardened{kind}", (FromArguments,), {"__doc__": doc, "__module__": __name__, "_kind": kind})
+class HardenedALE(FromArguments):
+    """Hardened ALE: its arguments, and `hardening`. Curves leave at grid points that you give."""
+
+    _kind = "ALE"
 
 
-HardenedALE = _of_all_rows("ALE")
-HardenedPartialDependence = _of_all_rows("PartialDependence")
-HardenedTreePartialDependence = _of_all_rows("TreePartialDependence")
-HardenedPartialDependenceVariance = _of_all_rows("PartialDependenceVariance")
-HardenedPermutationImportance = _of_all_rows("PermutationImportance")
+class HardenedPartialDependence(FromArguments):
+    """Hardened PartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
+
+    _kind = "PartialDependence"
+
+
+class HardenedTreePartialDependence(FromArguments):
+    """Hardened TreePartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
+
+    _kind = "TreePartialDependence"
+
+
+class HardenedPartialDependenceVariance(FromArguments):
+    """Hardened PartialDependenceVariance: its arguments, and `hardening`. Curves leave at grid points that you give."""
+
+    _kind = "PartialDependenceVariance"
+
+
+class HardenedPermutationImportance(FromArguments):
+    """Hardened PermutationImportance: its arguments, and `hardening`. Curves leave at grid points that you give."""
+
+    _kind = "PermutationImportance"
+
 
 ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
     {

@@ -41,7 +41,7 @@ def gradients_in_blocks(
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     extra = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    target = target_ind.item() if isinstance(target_ind, Tensor) and target_ind.numel() == 1 else target_ind
+    target: Any = target_ind.item() if isinstance(target_ind, Tensor) and target_ind.numel() == 1 else target_ind
     rows = len(tensors[0])
     count = -(-rows // (ROWS if tensors[0].device.type == "cpu" else ROWS_ON_DEVICE))
     known = all(_is_shared(x) or (isinstance(x, Tensor) and len(x) == rows) for x in (*tensors, *extra))

@@ -47,25 +47,10 @@ __all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "i
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _RELU_KINDS = (GuidedBackprop, Deconvolution)
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.ReLU6,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Hardtanh,
-    nn.SELU,
-    nn.CELU,
-    nn.PReLU,
-    nn.GLU,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RNNCellBase,
+    *(nn.GELU, nn.SiLU, nn.Mish, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh),
+    *(nn.SELU, nn.CELU, nn.PReLU, nn.GLU),
+    *(nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase),
 )
 _SUPPORTED: tuple[type[nn.Module], ...] = tuple(SUPPORTED_NON_LINEAR)
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)

@@ -95,9 +95,6 @@ class HardenedShap(OfTables):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         load_shap()
         self.__dict__.update(state)
@@ -224,6 +221,7 @@ class _OfModel(HardenedShap):
     _makes = frozenset({"feature_names"})
     _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
     _fitted: Any = None
+    """The model itself, where the explainer was made from it."""
 
     @property
     def explains(self) -> str:

@@ -40,15 +40,13 @@ def path_values(ensemble: Any, missing: Values, rows: Values, outputs: Values) -
         rows: (n, d).
         outputs: (n,) the explained output of each row.
     """
-    most = ensemble.children_left.shape[1] // 2 + 1  # features on a path
-    points, weights = _rules(min(most, rows.shape[1]) // 2 + 1)
+    points, weights = _rules(min(int(ensemble.max_depth), rows.shape[1]) // 2 + 1)
     trees = (ensemble.children_left, ensemble.children_right, missing, ensemble.features, ensemble.thresholds)
     weighed = (ensemble.node_sample_weight, ensemble.values, points, weights)
-    threads = torch.get_num_threads()
-    x = np.ascontiguousarray(rows, dtype=ensemble.input_dtype)
-    parts = np.array_split(np.arange(len(x)), max(1, min(threads, len(x) // 16)))
+    x, compiled = np.ascontiguousarray(rows, dtype=ensemble.input_dtype), _compiled()
+    parts = np.array_split(np.arange(len(x)), max(1, min(torch.get_num_threads(), len(x) // 16)))
     with ThreadPoolExecutor(len(parts)) as pool:
-        found = pool.map(lambda part: _compiled()(x[part], outputs[part], *trees, *weighed), parts)
+        found = pool.map(lambda part: compiled(x[part], outputs[part], *trees, *weighed), parts)
         return np.concatenate(list(found))
 
 

@@ -44,8 +44,6 @@ Format = Literal["skops", "pickle", "xgboost", "lightgbm"]
 FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), or a joblib file with --trust-pickle"
 """What can be read, in words."""
 
-SAVE_AS_SKOPS = 'skops.io.dump(model, "model.skops")'
-
 HARMLESS = (
     "builtins.object",
     "collections.OrderedDict",
@@ -230,8 +228,8 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
     if not trusted:
         raise InputError(
             f"{where} is a pickle (joblib) of Python objects, and loading one can run any code. Save the model as"
-            f" {SAVE_AS_SKOPS} instead (pip install skops), a booster by its own save_model; or pass --trust-pickle if"
-            " you trust whoever made the file"
+            ' skops.io.dump(model, "model.skops") instead (pip install skops), a booster by its own save_model; or pass'
+            " --trust-pickle if you trust whoever made the file"
         )
     joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
     try:

@@ -136,7 +136,7 @@ def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
 @pytest.mark.parametrize("model", [forest(), network()], ids=["forest", "network"])
 def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path) -> None:
     if case.kind in (HardenedTreeShap, HardenedTreeExplainer) and isinstance(model, nn.Module):
-        with pytest.raises(InputError, match="trees|tables"):
+        with pytest.raises(InputError, match=r"trees|tables"):
             load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
         return
     release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks.base import Bools, Floats, references_for
+from safexplain.audit.attacks.base import Bools, Floats
 from safexplain.audit.attacks.likelihood.moments import shrunk
 from safexplain.audit.storage.maps import are_stored, windows
 from safexplain.errors import InputError
@@ -48,16 +48,18 @@ def ratios_of_vectors(
     membership: Bools,
     references: NDArray[np.int64],
     reads: Sequence[int],
+    others: Sequence[NDArray[np.int64]],
     view: View | None = None,
     tick: Callable[[float], object] | None = None,
 ) -> Array:
-    """Scores of what each of `reads` released, with the references that `references_for` leaves it.
+    """Scores of what each of `reads` released.
 
     Args:
         values: (m, n, d) finite signals of all models, or maps on disk; they are never copied as a whole.
-        membership: (m, n) bool.
+        membership: (references, n) bool.
         references: indices of the reference models.
         reads: indices of the models to score.
+        others: of each of these, the references that it is compared with (`references_for`).
         view: of (..., d) arrays, applied to a few examples at a time.
         tick: told the share that is done, every so often, where there is much to do.
 
@@ -70,8 +72,7 @@ def ratios_of_vectors(
     n, known = values.shape[1], [int(model) for model in references]
     models = np.array([*known, *(read for read in reads if read not in known)], dtype=np.int64)
     place = {int(model): i for i, model in enumerate(models)}
-    kept = [set(references_for(read, known, membership).tolist()) for read in reads]
-    out = [[place[model] for model in known if model not in left] for left in kept]
+    out = [[place[model] for model in known if model not in kept] for kept in others]
     if view is not None and values.size <= MOST_VIEWED and not are_stored(values):
         values, view = view(values), None
     cuts = [0]  # passes over all examples so far, of two
@@ -86,7 +87,7 @@ def ratios_of_vectors(
             yield start, chosen
         cuts[0] += 1
 
-    return _ratios(cut, (n, values.shape[2]), membership[references], [place[read] for read in reads], out)
+    return _ratios(cut, (n, values.shape[2]), membership, [place[read] for read in reads], out)
 
 
 def _ahead(view: View, parts: Iterator[tuple[int, Floats]]) -> Iterator[tuple[int, Floats]]:

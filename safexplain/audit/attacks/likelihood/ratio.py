@@ -47,8 +47,8 @@ class GlobalVariance:
 class LikelihoodRatio:
     """Gaussian likelihood ratio per example, its means and variances estimated from the reference models.
 
-    A few references hardly tell how far an example's mean moves when a model is trained on it. So what one example
-    shows is shrunk towards what examples with a like centre show (empirical Bayes, as in Efron & Morris, 1973). They are
+    Few references hardly tell how far an example's mean moves when a model is trained on it. So what one example
+    shows is shrunk towards what examples with a like centre show (empirical Bayes: Efron & Morris, 1973). These are
     cut into ten strata by the mean of all their references. In each, with gap_i = mu_in - mu_out, pooled variances
     p_in and p_out of the two sides (their ratio says how much less models vary on what they were trained on), and SS_i
     the squared deviations from either mean divided by its side's p,
@@ -98,8 +98,9 @@ class LikelihoodRatio:
             return self._of_numbers(target, shadows, membership)
         self._check_vector()
         m = len(membership)
-        values = np.concatenate([shadows, target[None]])
-        return ratios_of_vectors(values, np.append(membership, membership[:1], 0), np.arange(m), [m])[0]
+        values: Floats = np.concatenate([shadows, target[None]])
+        scores: Array = ratios_of_vectors(values, membership, np.arange(m), [m], [np.arange(m)])[0]
+        return scores
 
     def _check_vector(self) -> None:
         if self.transform == "log":
@@ -183,10 +184,10 @@ def likelihood_ratios(
     Raises:
         InputError: as the attack.
     """
+    others = [references_for(read, references, membership) for read in reads]
     if values.ndim == 3:
         attack._check_vector()
-        return ratios_of_vectors(values, membership, references, reads, view, tick)
-    others = [references_for(read, references, membership) for read in reads]
+        return ratios_of_vectors(values, membership[references], references, reads, others, view, tick)
     return np.stack([attack(values[r], values[o], membership[o]) for r, o in zip(reads, others, strict=True)])
 
 
