@@ -265,7 +265,8 @@ def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> lis
 def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
     """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
     recourse = "recourse" in signals.meta
-    read = [*EXPLANATION, *LABELS, *PREDICTIONS, *(RECOURSE if recourse else ())]
+    alone = () if _compared(signals) else WITHOUT_REFERENCES
+    read = [*EXPLANATION, *alone, *LABELS, *PREDICTIONS, *(RECOURSE if recourse else ())]
     named = {part for row in read for part in row.parts} | {*WHOLE_PREDICTION}
     own = [name for name, at in map(split_level, signals.values) if at == level]
     others = [s for s in own if s not in named and not s.startswith("label")]
