@@ -318,8 +318,8 @@ BEFORE = (17, 6000, Policy(training=0.25, uncounted=True, patience=(1, 5, 200), 
 EXCESS = (0.022, 0.06, 0.1)
 """Shares of the members that maps tell for certain ("adds s")."""
 ADDS_NOTHING = ("random", "label", "top")
-WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 20), "shift .25": 8, "shift 1": 8,
-                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 20)}  # fmt: skip
+WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 14), "shift .25": 4, "shift 1": 4,
+                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 14)}  # fmt: skip
 """Settings of `signals_of`, and audits of each; under 0.2.0's settings a seventh, and none of shifts."""
 EXPLANATIONS = {"settings": 9 * 1200 * (1 + 1 + 4), "before": 3_710_000}
 """Explanations that an audit of 3,000 + 3,000 examples asks for: native once, released once and for four dithers."""
