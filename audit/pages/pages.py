@@ -327,8 +327,8 @@ def written() -> dict[Path, str]:
         made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost }}", RESULTS), SCALE.name)
     if COMPARE.is_file():
         text = COMPARE.read_text()
-        for name in ("compared", "question"):
-            text = _placed(text, name, _filled(f"{{{{ peers: {name} }}}}", RESULTS), COMPARE.name)
+        for name, table in (("compared", "{{ peers: compared }}"), ("question", "{{ peers: question }}")):
+            text = _placed(text, name, _filled(table, RESULTS), COMPARE.name)
         made[COMPARE] = text
     return made | {p.path: page(p) for p in PAGES}
 

@@ -123,7 +123,8 @@ def question(kind: str, theirs: str, call: str, how: str) -> Contest:
     """A race to an answer on one of the two models."""
     title = "XGBoost" if kind == "booster" else "a small CNN"
     what = f"{ASKED} {how}"
-    return Contest(f"who was in {title}? {theirs}", f"audit, {kind}", f"{call}, {kind}", what, "answer", once=True)
+    note = "RMIA trains one reference and QMIA none; an audit trains eight, runs its controls, and finds more."
+    return Contest(f"who was in {title}? {theirs}", f"audit, {kind}", f"{call}, {kind}", what, "answer", note, True)
 
 
 PEERS: tuple[Peer, ...] = (

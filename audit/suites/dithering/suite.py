@@ -56,12 +56,10 @@ from .patience import PLAIN, TINY, Patient
 
 Floats = NDArray[np.floating[Any]]
 
-OF_BUDGETS = (
-    *(Dither("multiplicative", a) for a in (0.1, 0.3, 1.0)),
-    *(Dither("additive", a) for a in (0.05, 0.1, 0.2, 0.5, 1.0)),
-)
+OF_BUDGETS = tuple(Dither(kind, a) for kind, a in (("multiplicative", 0.3), ("multiplicative", 1.0), ("additive", 0.1),
+                                                   ("additive", 0.5)))  # fmt: skip
 """Dithers that are held against budgets."""
-QUANTILES = (0.001, 0.01, 0.05, 0.1)
+QUANTILES = (0.001, 0.01, 0.1)
 DEFAULT = Limits().quantile
 HISTORIES = (0, 100, 300, 1000, 3000)
 """How many a client asked before, in steps."""

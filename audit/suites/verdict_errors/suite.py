@@ -313,15 +313,23 @@ def compare(audit: Audit, number: int) -> None:
 
 MODELS, EXAMPLES = 9, 1200
 """Of an audit by default: the target and its references, and the examples that are scored."""
-BEFORE = (17, 6000, Policy(training=0.25, uncounted=True, patience=(1, 5, 200), references=16))
-"""Models, examples and policy of version 0.2.0's default for 3,000 + 3,000 examples."""
+LARGER = 2000
+"""Examples that are scored with `--scored 2000`."""
+AUDITED = {
+    "settings": (MODELS, EXAMPLES, Policy(uncounted=True)),
+    "larger": (MODELS, LARGER, Policy(uncounted=True)),
+    "before": (17, 6000, Policy(training=0.25, uncounted=True, patience=(1, 5, 200), references=16)),
+}
+"""Models, examples and policy: by default, with more examples, and by version 0.2.0's default of 3,000 + 3,000."""
 EXCESS = (0.022, 0.06, 0.1)
 """Shares of the members that maps tell for certain ("adds s")."""
 ADDS_NOTHING = ("random", "label", "top")
-WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 20), "shift .25": 8, "shift 1": 8,
-                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 20)}  # fmt: skip
-"""Settings of `signals_of`, and audits of each; under 0.2.0's settings a seventh, and none of shifts."""
-EXPLANATIONS = {"settings": 9 * 1200 * (1 + 1 + 4), "before": 3_710_000}
+WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 14), "shift .25": 4, "shift 1": 4,
+                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 14)}  # fmt: skip
+"""Settings of `signals_of`, and audits of each by default."""
+FEWER = {"settings": 1, "larger": 2, "before": 7}
+"""What these numbers are divided by; shifts are audited by default only."""
+EXPLANATIONS = {"settings": 6 * MODELS * EXAMPLES, "larger": 6 * MODELS * LARGER, "before": 3_710_000}
 """Explanations that an audit of 3,000 + 3,000 examples asks for: native once, released once and for four dithers."""
 FEATURES, TOP = 24, 4
 CONTROLS = ("blind baseline", "null model", "shuffled membership", "references", "recipe")
@@ -371,10 +379,10 @@ def signals_of(setting: str, number: int, models: int, examples: int, patience: 
     return Signals(member, values, whole, {"targets": [0]}, inputs)
 
 
-def whole_audits(setting: str, number: int, before: bool) -> dict[str, Any]:
+def whole_audits(setting: str, number: int, audited: str) -> dict[str, Any]:
     """Verdict and controls of one audit, and what the verdict would be without controls."""
     began = time.process_time()
-    models, examples, policy = BEFORE if before else (MODELS, EXAMPLES, Policy(uncounted=True))
+    models, examples, policy = AUDITED[audited]
     judgement = certify(signals_of(setting, number, models, examples, policy.patience), policy, seed=number)
     without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
     failed = [c.name for c in judgement.controls if c.failed]
@@ -555,15 +563,15 @@ def areas_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, An
 def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
     """Whole audits, under today's default and under 0.2.0's."""
     found: dict[str, Any] = {}
-    for name, before in (("settings", False), ("before", True)):
+    for name, divisor in FEWER.items():
         found[name] = {}
         for setting, number in WHOLE_AUDITS.items():
-            if before and setting.startswith("shift"):
+            if name != "settings" and setting.startswith("shift"):
                 continue
-            number = 1 if quick else number // 7 if before else number
+            number = 1 if quick else number // divisor
             made: list[Any] = []
             for i in range(number):
-                made.append(parts.get([name, setting, i], lambda s=setting, i=i, b=before: whole_audits(s, i, b)))
+                made.append(parts.get([name, setting, i], lambda s=setting, i=i, n=name: whole_audits(s, i, n)))
                 progress(f"certify, {name}, {setting}", i + 1, number)
             found[name][setting] = summary_of_whole(made)
     return {"certify": {"models": MODELS, "examples": EXAMPLES, "explanations": EXPLANATIONS, **found}}
