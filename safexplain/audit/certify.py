@@ -189,9 +189,8 @@ class _Judge:
         judged = [result.is_judged(e) for e in result.evidence]
         of_null: dict[str, NDArray[np.float64]] = {}
         for read in null:
-            kept = (i for i, (r, j) in enumerate(zip(rows, judged, strict=True)) if j and not r.learns)
-            found_in = scorer.scores(read)
-            of_null = {title(rows[i].name, rows[i].title_signal): found_in[i][scored] for i in kept}
+            of_each = zip(rows, scorer.scores(read), judged, strict=True)
+            of_null = {title(r.name, r.title_signal): found[scored] for r, found, j in of_each if j}
         judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
         base = _baselines(rows, policy) if result.compared else {}
         bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]

@@ -547,7 +547,7 @@ def test_predictions_on_pre_training_data_are_judged_where_they_are_released(fin
     run = of_pre_training(fine_tuned, policy=policy, hardening=Hardening.none())
     roles = {a.role for a in run.result.judged}
     assert roles == ({"loss"} if release == "prediction" else {"explanation+loss"})
-    assert "prediction" in run.result.sentence
+    assert "prediction" in str(run.result)
     run.save(tmp_path)
     assert load_certificate(tmp_path / "certificate.json").judgement.policy.release == release
     page = (tmp_path / "report.html").read_text()

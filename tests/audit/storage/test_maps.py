@@ -181,7 +181,7 @@ def test_every_attack_on_maps_scores_those_on_disk_as_those_in_memory(tmp_path, 
     here, there = pair(tmp_path)
     assert fitting(there, POLICY) == fitting(here, POLICY)
     rows = [row for row in fitting(here, POLICY) if "attributions" in row.signal and not row.columns]
-    assert len(rows) == 8
+    assert len(rows) == 5
     training = Splits.of(here, POLICY, trains=True).training
     one, other = (Scorer(s, rows, target=4, training=training, seed=1) for s in (here, there))
     for model in (4, 5):
