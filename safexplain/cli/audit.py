@@ -177,7 +177,7 @@ def demo_command(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Attack, harden and attack again models of handwritten digits. Takes about five minutes; the exit code is 0."""
+    """Attack, harden and attack again models of handwritten digits. Takes about a minute; the exit code is 0."""
     from safexplain._progress import shown
     from safexplain.audit.holdout_uses import counted_in
     from safexplain.cli.run.demo import run_demo
