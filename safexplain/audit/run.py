@@ -77,6 +77,9 @@ ENOUGH_REFERENCES = 8
 LOOKED_AT = 64
 """Examples on which it is seen whether a model returns probabilities."""
 
+NARROW = 0.003
+"""Amplitude of queries about a release with noise: so close that the map hardly changes and the noise averages away."""
+
 SAMPLED = 256
 """Examples whose explanations are looked at before all others, for what cannot be right and for faithfulness."""
 
@@ -114,7 +117,7 @@ class AuditOptions:
 
     Args:
         dither: how the queries of a patient attacker differ from each other; how many there are is the policy's. None:
-            `Dither()`, or crops and flips of images whose labels are foreign.
+            `Dither()`; narrow ones where the release has noise; crops and flips of images whose labels are foreign.
         scored: how many examples are scored, drawn at random (`Population.sample`); reference models train on all.
             None: as many as the policy needs (`verdict.power.examples_needed`).
         accuracy: of the target on examples that it was not trained on, as its owner measured it. Where it is surely
@@ -522,8 +525,11 @@ def audit_pools(
             f"The maps of all models were attacked on disk, {size:.3g} GiB of 16 bits a number; they are not in"
             " signals.npz, so that attacks on whole maps cannot be repeated from it."
         )
-    crops = options.labels == "foreign" and can_crop(population)
-    dither = options.dither or Dither("crop-flip" if crops else "multiplicative", seed=seed)
+    if (dither := options.dither) is None and options.labels == "foreign" and can_crop(population):
+        dither = Dither("crop-flip", seed=seed)
+    elif dither is None:
+        averages = hardening.noise is not None and endpoint is None
+        dither = Dither("additive", NARROW, seed) if averages else Dither(seed=seed)
     if endpoint:
         told = endpoint.ask(population, policy.patience, dither, progress)
         notes = [endpoint.told, *notes, *told]
