@@ -324,9 +324,7 @@ def plan_audit(
                 softmax = softmax and not gives_probabilities(like, scored.x[:LOOKED_AT])
                 explain = Release(methods, hardening.none(), softmax, compares=True)
                 native = asker.explaining_seconds(explain, 0, label, clock.share(0.25))
-                keyed = Release(
-                    methods, hardening.with_key(b"a key of a plan, of no secret"), softmax, compares=True
-                )
+                keyed = Release(methods, hardening.with_key(b"a key of a plan, of no secret"), softmax, compares=True)
                 slow = native > clock.share(0.05)  # and then the hardening is a small part
                 released = native
                 if not slow:
