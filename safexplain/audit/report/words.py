@@ -206,7 +206,6 @@ KINDS = {
     "native": "The map as it is",
     "alone": "One property kept alone",
     "removed": "One property removed",
-    "other": "Another output of the model explained",
 }
 """Groups of the root-cause table."""
 
