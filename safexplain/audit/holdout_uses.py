@@ -60,8 +60,12 @@ CONFIGURES = (
 MEASURED = ("auc",)
 """Entries of these, one level down, that do not: on other machines they come out a little different."""
 
-LIMITS = ("max_tpr", "reason", "uncounted")
-"""Entries of the policy that do not: any limit may be compared with a bound that was taken once."""
+LIMITS = ("max_tpr", "reason", "uncounted", "look")
+"""Entries of the policy that do not: any limit may be compared with a bound that was taken once, and all looks of one
+audit, which ask ever more models, share its risk."""
+
+GROWS = ("references", "models", "suite")
+"""What may differ between the looks of one audit: some attacks need more reference models."""
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS example_sets (digest TEXT PRIMARY KEY, hashes BLOB NOT NULL) WITHOUT ROWID",
@@ -223,6 +227,8 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
     known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
     known["policy"]["suite"] = sorted(policy.suite)
     known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}
+    if policy.looks > 1:
+        known = {name: value for name, value in known.items() if name not in GROWS}
     if "explainer" not in known and "hardening" not in known:
         known["signals"] = _values_digest(signals)
     text = json.dumps(known, sort_keys=True, default=repr)

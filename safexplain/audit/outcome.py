@@ -42,6 +42,8 @@ class AuditRun:
         report: what report.html shows, but for what is known only once the signals are written.
         statement: arguments of `safexplain.verdict.certificate.write.statement`, likewise.
         findings: native maps of the targets that cannot be right; the notes say so, too.
+        next_look: reference models, scored examples and seconds, about, of another look that may decide and was not
+            begun, because it would have ended too late (`AuditOptions.seconds`); None: there is none.
     """
 
     configurations: tuple[Configuration, ...]
@@ -49,6 +51,7 @@ class AuditRun:
     report: ReportData
     statement: Mapping[str, Any]
     findings: tuple[Finding, ...] = ()
+    next_look: tuple[int, int, float] | None = None
 
     @property
     def judged(self) -> Configuration:
@@ -136,6 +139,7 @@ class AuditRun:
             "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
             "notes": list(self.notes),
             "native_maps": [finding.to_dict() for finding in self.findings],
+            "next_look": self.next_look and dict(zip(("references", "scored", "seconds"), self.next_look, strict=True)),
         }
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
@@ -73,6 +75,12 @@ FEWEST_REFERENCES = 2
 
 ENOUGH_REFERENCES = 8
 """From here on, more reference models strengthen the likelihood ratio slowly."""
+
+LOOKS = (ENOUGH_REFERENCES, 16, 32)
+"""Reference models at each look of an audit of which nobody says how many: it looks again while it is undecided."""
+
+HOUR = 3600.0
+"""Seconds within which an audit may begin another look."""
 
 LOOKED_AT = 64
 """Examples on which it is seen whether a model returns probabilities."""
@@ -140,6 +148,7 @@ class AuditOptions:
             "fine-tuning" data; the certificate says so. The labels of pre-training data are classes of another task
             than the model's, and never compared with what it predicts. "training": there was one stage.
         quick: a quick look: a leak that is found is proven, but nothing is certified, and no certificate is written.
+        seconds: an undecided audit begins another look only if that would probably end within so many seconds.
         store: folder where the answers of each explained model are kept until the audit has finished, so that an
             interrupted one is taken up, and maps that do not fit in memory. None: in that of the reference models,
             where they are kept; else nothing is taken up, and such maps lie among temporary files.
@@ -165,7 +174,8 @@ class AuditOptions:
     search: Mapping[str, Any] | None = None
     subject_data: SubjectData = "training"
     quick: bool = False
-    store: str | Path | None = None
+    seconds: float = HOUR
+    store: str | Path | ExplainedStore | None = None
 
     def __post_init__(self) -> None:
         if self.subject_data not in get_args(SubjectData):
@@ -235,7 +245,7 @@ def audit(
     output: Output = "probability",
     arguments: Mapping[str, Any] | None = None,
     build: Build | None = None,
-    references: int = 8,
+    references: int | Sequence[int] = LOOKS,
     shadows: Shadows | None = None,
     policy: Policy | None = None,
     options: AuditOptions | None = None,
@@ -274,7 +284,10 @@ def audit(
             the model returns ("logit").
         arguments: of `attribute`, the same for every query; of several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
-        references: how many reference models are trained, best an even number; 0, or at least 2.
+        references: how many reference models are trained, best an even number; 0, or at least 2. Several numbers: while
+            nothing but the width of the intervals stands against a verdict, the audit looks again with the next number,
+            and as many times more examples scored, if that ends in time (`AuditOptions.seconds`). The models of before
+            are kept. All looks share the risk of a wrong verdict (`Policy.risk`), and count as one use.
         shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
             private training, for example. To attack the membership of pre-training data
             (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
@@ -295,44 +308,117 @@ def audit(
             privacy statement is about another model or about none, or the canaries are about another training.
         ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
     """
+    policy, options = policy or Policy(), options or AuditOptions()
+    alone = shadows is not None or recipe is None or options.quick or isinstance(model, Endpoint)
+    looks = looks_of(references, len(population), policy, options, alone=alone)
     if isinstance(model, Endpoint):
         known = () if shadows is None else shadows.models
         twin = known[0] if known else None if build is None else build(seed)
-        policy, options = policy or Policy(), options or AuditOptions()
         methods = methods_of(explainer, arguments)
         keyed = _keyed(hardening, seed, "references")
-        rows = scored_rows(population, checked_member(population, member, references), policy, options)
+        rows = scored_rows(population, checked_member(population, member, looks[0].references), policy, options)
         asked = population.part(rows), np.asarray(member)[rows]
         policy = _begin(model, *asked, policy, options, methods, twin, keyed, progress)
-    pool, options = prepare(
-        model,
-        population,
-        recipe,
-        member=member,
-        build=build,
-        references=references,
-        shadows=shadows,
-        policy=policy,
-        options=options,
-        seed=seed,
-        cache=cache,
-        device=device,
-        executor=executor,
-        progress=progress,
-    )
-    return audit_pools(
-        [pool],
-        explainer=explainer,
-        hardening=hardening,
-        output=output,
-        arguments=arguments,
-        policy=policy,
-        options=options,
-        recipe=recipe,
-        seed=seed,
-        executor=executor,
-        progress=progress,
-    )
+        looks = [looks[0]._replace(policy=policy)]
+    folder = cache.folder if isinstance(cache, ModelCache) else cache
+    store = ExplainedStore.of(options.store or (None if folder is None else Path(folder) / "explained"))
+    began = time.monotonic()
+    for number, look in enumerate(looks, 1):
+        since = time.monotonic()
+        pool, said = prepare(
+            model,
+            population,
+            recipe,
+            member=member,
+            build=build,
+            references=look.references,
+            shadows=shadows,
+            policy=look.policy,
+            options=replace(options, scored=look.scored, store=store),
+            seed=seed,
+            cache=cache,
+            device=device,
+            executor=executor,
+            progress=look.named(progress),
+        )
+        found = audit_pools(
+            [pool],
+            explainer=explainer,
+            hardening=hardening,
+            output=output,
+            arguments=arguments,
+            policy=look.policy,
+            options=said,
+            recipe=recipe,
+            seed=seed,
+            executor=executor,
+            progress=look.named(progress),
+        )
+        if number < len(looks) and found.result.too_wide:
+            now, following = time.monotonic(), looks[number]
+            more = following.times(look) * (now - since)
+            if now - began + more <= options.seconds:
+                del pool, found  # which may be large
+                continue
+            found = replace(found, next_look=(following.references, following.scored, more))
+        store.finish()
+        return found
+    raise AssertionError("there is at least one look")
+
+
+class Look(NamedTuple):
+    """What an audit looks at, once or, while it is undecided, again.
+
+    Args:
+        policy: that judges it: it knows which look this is, and of how many.
+        references: models that are trained for it.
+        scored: examples.
+    """
+
+    policy: Policy
+    references: int
+    scored: int
+
+    def times(self, before: Look) -> float:
+        """How many times longer than an earlier one it takes, about: it asks more models about more examples."""
+        return (1 + self.references) / (1 + before.references) * self.scored / before.scored
+
+    def named(self, progress: Progress) -> Progress:
+        """Progress that says which look this is, from the second on."""
+        if self.policy.look == 1:
+            return progress
+        return lambda stage, done, total, note="": progress(f"look {self.policy.look}, {stage}", done, total, note)
+
+
+def looks_of(
+    references: int | Sequence[int], examples: int, policy: Policy, options: AuditOptions, *, alone: bool
+) -> list[Look]:
+    """The looks that are declared before anything is seen.
+
+    Args:
+        references: at each; a number alone: there is one.
+        examples: of the population.
+        policy: whose risk they share.
+        options: says how many examples are scored, where somebody chose.
+        alone: there is no more than the first, whatever is given.
+
+    Raises:
+        InputError: several numbers of references that do not grow.
+    """
+    numbers = [references] if isinstance(references, int) else list(references)
+    if not numbers or any(b <= a for a, b in pairwise(numbers)):
+        raise InputError(f"references: expected a number, or several that grow, as {LOOKS}; got {references!r}")
+    numbers = numbers[:1] if alone else numbers
+    first = options.scored or examples_needed(policy)
+    grows = options.scored is None and numbers[0] > 0
+    return [
+        Look(
+            replace(policy, look=i, looks=len(numbers)),
+            number,
+            min(examples, first * number // numbers[0] if grows else first),
+        )
+        for i, number in enumerate(numbers, 1)
+    ]
 
 
 def prepare(
@@ -566,7 +652,8 @@ def audit_pools(
         configurations = tuple(way.judge(n, s, native, inputs, hardening, looked) for n, s in signals.items())
         if not alone:
             causes, cause = way.root_cause(native)
-    store.finish()
+    if store is not options.store:
+        store.finish()  # or else whoever made it says when
     for found in signals.values():
         for maps in found.on_disk.values():
             maps.delete_in_the_end()

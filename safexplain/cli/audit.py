@@ -108,7 +108,7 @@ def audit_command(
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public) as run:
+    with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public, grows=True) as run:
         plan = plan_audit(**run.arguments, hardening=chosen)
         if question.plan:
             return show_plan(plan, run.folder, question.json_, question.quiet)

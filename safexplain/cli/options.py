@@ -155,14 +155,14 @@ class Question:
         ),
     ] = "probability"
     references: Annotated[
-        int,
+        str,
         typer.Option(
-            min=0,
             metavar="N",
-            help="Reference models to train; 0 runs threshold attacks only.",
+            help="Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more of them, and more"
+            " examples, while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
             rich_help_panel=REFERENCES,
         ),
-    ] = 8
+    ] = ""
     recipe: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),

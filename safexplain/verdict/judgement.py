@@ -465,8 +465,8 @@ class Judgement:
         p = self.policy
         limit = f"{self.limit:.3g} of AUC" if self.claim == "auc" else f"{self.limit:.1%}"
         asked = (
-            f"The policy allows {limit}; bounds hold with {p.confidence:.0%} confidence, from {self.members:,} members,"
-            f" {self.non_members:,} non-members and {self.references:,} reference models."
+            f"The policy allows {limit}; bounds hold with {p.confidence:.0%} confidence{self._looks}, from"
+            f" {self.members:,} members, {self.non_members:,} non-members and {self.references:,} reference models."
         )
         sees = {
             "explanation": "the explanation and its label",
@@ -525,6 +525,16 @@ class Judgement:
     def __str__(self) -> str:
         """All of it: the sentence, what it leaves open, the details."""
         return " ".join((self.sentence, *self.says, *self.details))
+
+    @property
+    def _looks(self) -> str:
+        p = self.policy
+        return "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
+
+    @property
+    def too_wide(self) -> bool:
+        """Whether nothing but the width of the intervals stands against a verdict: a larger audit may decide."""
+        return self.reasons == (WIDE,)
 
     @property
     def _often(self) -> str:

@@ -56,6 +56,8 @@ class Policy:
         uncounted: certify although nobody counts how many configurations were judged on the same examples; the
             certificate says so.
         reason: why the policy is what it is, for whoever reads the certificate.
+        look, looks: which look at the same model this is, and how many were declared before the first. An audit that
+            looks again while it is undecided has as many chances to be wrong: its risk is shared among them (`risk`).
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr
@@ -76,6 +78,8 @@ class Policy:
     references: int = 8
     uncounted: bool = False
     reason: str = ""
+    look: int = 1
+    looks: int = 1
 
     def __post_init__(self) -> None:
         for name in ("fpr", "max_tpr", "confidence", "max_excess", "max_auc_excess", "selection", "training"):
@@ -115,7 +119,10 @@ class Policy:
             raise ConfigurationTypeError(f"policy: patience is a list of numbers of queries, got {self.patience!r}")
         levels = [check_whole("policy: patience", level, 1) for level in self.patience]
         object.__setattr__(self, "patience", tuple(sorted(set(levels))))
-        object.__setattr__(self, "references", check_whole("policy: references", self.references, 1))
+        for name in ("references", "look", "looks"):
+            object.__setattr__(self, name, check_whole(f"policy: {name}", getattr(self, name), 1))
+        if self.look > self.looks:
+            raise ConfigurationError(f"policy: look {self.look} of {self.looks}; expected at most {self.looks}")
         if not isinstance(self.uncounted, bool) or not isinstance(self.reason, str):
             raise ConfigurationTypeError("policy: uncounted is true or false, reason a text")
         if self.selection + self.training > 0.9:
@@ -125,8 +132,13 @@ class Policy:
 
     @property
     def risk(self) -> float:
-        """Largest probability of either wrong verdict: 1 - confidence."""
-        return 1 - self.confidence
+        """Largest probability of either wrong verdict at this look.
+
+        All looks share 1 - confidence, however they depend on each other (Bonferroni): half goes to the first, the
+        rest in equal parts to the others.
+        """
+        share = 1.0 if self.looks == 1 else 0.5 if self.look == 1 else 0.5 / (self.looks - 1)
+        return share * (1 - self.confidence)
 
     @property
     def tolerated_excess(self) -> float:
@@ -150,8 +162,10 @@ class Policy:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; what only the claim "auc" looks at is left out under others, unless it was chosen."""
+        """Plain JSON types; without what only the claim "auc" looks at, unless it was chosen, and an only look."""
         written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
+        if self.looks == 1:
+            del written["look"], written["looks"]
         if self.claim != "auc" and self.max_auc_excess == Policy.max_auc_excess:
             del written["max_auc_excess"]
         return written

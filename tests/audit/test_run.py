@@ -130,6 +130,57 @@ def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, m
     assert told["compared"]["native"] == json.loads(json.dumps(result.native.to_dict()))
 
 
+UNDECIDED = Policy(fpr=0.2, max_tpr=0.21, references=2, patience=(1,))
+
+
+@pytest.fixture
+def growing(run, monkeypatch, tmp_path):
+    """`audit` with 2, then 4 and 8 references, about 20, 40 and all examples; and what of it was told."""
+    monkeypatch.setattr("safexplain.audit.run.examples_needed", lambda policy: 20)
+    told = []
+
+    def found(**changes):
+        options = changes.pop("options", AuditOptions())
+        changes = {"references": (2, 4, 8), "policy": UNDECIDED, "cache": tmp_path / "models", **changes}
+        return run(options=options, progress=lambda stage, done, total, note="": told.append(stage), **changes)
+
+    return found, told
+
+
+def test_an_undecided_audit_looks_again_at_more_with_more_references_and_all_looks_share_the_risk(growing, tmp_path):
+    audited, told = growing
+    result = audited().result
+    assert result.too_wide, str(result)
+    assert (result.policy.look, result.policy.looks, result.references) == (3, 3, 8)
+    assert result.members + result.non_members == 80
+    shares = [replace(result.policy, look=look).risk for look in (1, 2, 3)]
+    assert shares == pytest.approx([0.025, 0.0125, 0.0125])
+    assert "95% confidence over all 3 looks (this is number 3)" in str(result)
+    assert {stage.partition(",")[0] for stage in told if stage.startswith("look")} == {"look 2", "look 3"}
+    assert len([*(tmp_path / "models").glob("*.pt")]) == 8  # those of the looks before among them
+    assert not [*(tmp_path / "models" / "explained").glob("*.npz")]
+    again = audited().result  # the same audit is the same use
+    assert (result.uses, again.uses, again.bound) == (1, 1, result.bound)
+
+
+def test_a_decided_audit_looks_once_and_one_that_would_take_too_long_names_the_next_look(growing):
+    audited, told = growing
+    assert audited(policy=replace(UNDECIDED, max_tpr=0.99)).result.policy.look == 1
+    assert not any(stage.startswith("look") for stage in told)
+    late = audited(options=AuditOptions(seconds=0.0))
+    assert (late.result.policy.look, late.result.references) == (1, 2)
+    references, scored, seconds = late.next_look
+    assert (references, scored) == (4, 40)
+    assert seconds > 0
+    assert late.to_dict()["next_look"]["references"] == 4
+
+
+def test_looks_have_growing_numbers_of_references(run):
+    for wrong in ((4, 4), (8, 2), ()):
+        with pytest.raises(InputError, match="several that grow"):
+            run(references=wrong)
+
+
 class OwnExplainer:
     """Gradient times input, which knows nothing of this package but the hardening that it is given."""
 

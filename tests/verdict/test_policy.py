@@ -74,15 +74,24 @@ def test_a_policy_is_read_from_toml_with_defaults_for_what_is_left_out(tmp_path)
 )
 def test_what_to_dict_wrote_is_read_back_the_same(policy):
     plain = json.loads(json.dumps(policy.to_dict()))
-    assert plain.keys() == {f.name for f in fields(Policy)} - {"max_auc_excess"}
+    assert plain.keys() == {f.name for f in fields(Policy)} - {"max_auc_excess", "look", "looks"}
     assert Policy.from_dict(plain) == policy
 
 
 @pytest.mark.parametrize("policy", [Policy(claim="auc"), Policy(max_auc_excess=0.02)], ids=repr)
 def test_the_limit_of_an_area_is_written_where_it_matters_or_was_chosen(policy):
     plain = json.loads(json.dumps(policy.to_dict()))
-    assert plain.keys() == {f.name for f in fields(Policy)}
+    assert plain.keys() == {f.name for f in fields(Policy)} - {"look", "looks"}
     assert Policy.from_dict(plain) == policy
+
+
+def test_looks_share_the_risk_and_together_take_no_more_than_all_of_it():
+    for looks in (1, 2, 3, 7):
+        policies = [Policy(confidence=0.9, look=look, looks=looks) for look in range(1, looks + 1)]
+        assert sum(policy.risk for policy in policies) == pytest.approx(0.1)
+        assert [Policy.from_dict(policy.to_dict()) for policy in policies] == policies
+    with pytest.raises(ConfigurationError, match="look 3 of 2"):
+        Policy(look=3, looks=2)
 
 
 def test_the_claim_auc_is_judged_against_its_own_limit(tmp_path):

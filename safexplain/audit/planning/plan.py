@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,17 @@ from safexplain.audit.references.shadows import Build, Repeated, Shadows
 from safexplain.audit.root_cause import root_cause
 from safexplain.audit.run import (
     LOOKED_AT,
+    LOOKS,
     SAMPLED,
     AuditOptions,
     HardeningLike,
+    Look,
     Output,
     Pool,
     Release,
     checked_member,
     gives_probabilities,
+    looks_of,
     methods_of,
     name_of,
     scored_rows,
@@ -139,6 +143,8 @@ class Plan:
         references: reference models.
         patience: how often is asked about each example.
         rates: that were measured.
+        later: reference models, scored examples and seconds of each further look, which an audit takes as long as it
+            is undecided.
     """
 
     stages: tuple[Stage, ...]
@@ -158,6 +164,7 @@ class Plan:
     references: int = 0
     patience: tuple[int, ...] = ()
     rates: Rates = Rates()
+    later: tuple[tuple[int, int, float], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -208,7 +215,7 @@ def plan_audit(
     output: Output = "probability",
     arguments: Mapping[str, Any] | None = None,
     build: Build | None = None,
-    references: int = 8,
+    references: int | Sequence[int] = LOOKS,
     shadows: Shadows | None = None,
     policy: Policy | None = None,
     options: AuditOptions | None = None,
@@ -255,6 +262,9 @@ def plan_audit(
         InputError, ConfigurationError: as `audit`.
     """
     policy, options = (policy or Policy()).patient(noise=hardening.noise is not None), options or AuditOptions()
+    fixed = shadows is not None or recipe is None or options.quick or isinstance(model, Endpoint)
+    looks = looks_of(references, len(population), policy, options, alone=fixed)
+    policy, references, _ = looks[0]
     member = checked_member(population, member, references if shadows is None else 0)
     if member.all() or not member.any():
         raise InputError(f"member marks {int(member.sum())} of {len(member)} examples; an audit needs both sides")
@@ -272,7 +282,7 @@ def plan_audit(
     alone = policy.release == "prediction"
     hardening = hardening.none() if alone else hardening
     number = len(shadows.models) if shadows is not None else 0 if recipe is None else references
-    rows = scored_rows(population, member, policy, options)
+    rows = scored_rows(population, member, policy, replace(options, scored=looks[0].scored))
     scored, inside, name = population.part(rows), member[rows], name_of(hardening)
     n, level = len(rows), max(levels_of(policy.patience), default=0)
     null = int(1 + number < FEWEST_FOR_NULL and build is not None)
@@ -380,6 +390,9 @@ def plan_audit(
         references=number,
         patience=policy.patience,
         rates=rates,
+        later=tuple(
+            (look.references, look.scored, _seconds(look, before, looks[0], stages)) for before, look in pairwise(looks)
+        ),
     )
 
 
@@ -467,6 +480,13 @@ class _Asker:
 
     def _alone(self, few: Population) -> Shadows:
         return Shadows((self.model,), np.ones((1, len(few)), dtype=bool))
+
+
+def _seconds(look: Look, before: Look, first: Look, stages: Sequence[Stage]) -> float:
+    """What a later look takes: the models that are new are trained, and all are asked about all its examples."""
+    training = sum(s.seconds for s in stages if s.name.startswith("training"))
+    new = (look.references - before.references) / first.references
+    return (sum(s.seconds for s in stages) - training) * look.times(first) + training * new
 
 
 def _tuning_seconds(clock: Clock, how: FineTune, like: nn.Module, seed: int) -> float:

@@ -59,9 +59,16 @@ def in_words(plan: Plan) -> str:
     best = f"{100 * plan.best_certifiable:.1f}"
     limit = {"excess": f"+{best} points", "auc": f"+{plan.best_certifiable:.3f} AUC"}.get(plan.claim, f"{best} % found")
     what = "nothing certifiable" if plan.obstacles else f"certifiable from {limit}"
+    again, total = [], plan.seconds
+    for references, scored, seconds in plan.later:
+        total += seconds
+        if total > HOUR:
+            break
+        again.append(f"with {references} and {scored:,} in {spoken(total)}")
+    looks = f" (while undecided, again {', '.join(again)})" if again else ""
     return (
         f"{plan.scored:,} of {plan.examples:,} examples scored, {plan.references} references, {often}, about"
-        f" {spoken(plan.seconds)}; {what}; --quick for a first look in 2 min"
+        f" {spoken(plan.seconds)}{looks}; {what}; --quick for a first look in 2 min"
     )
 
 

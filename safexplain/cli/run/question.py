@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.recipe import check_examples
-from safexplain.audit.run import AuditOptions, scored_rows
+from safexplain.audit.run import HOUR, LOOKS, AuditOptions, scored_rows
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question
@@ -144,6 +145,7 @@ def begun(
     service: Service | None = None,
     scored: int | None = None,
     public: Path | None = None,
+    grows: bool = False,
 ) -> Iterator[Begun]:
     """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
@@ -154,12 +156,14 @@ def begun(
         service: that is asked in place of a model; None: there is a model.
         scored: how many examples are scored; None: as many as the policy needs.
         public: rows of which explainers are made; None: there are none.
+        grows: it may look again, with more reference models.
 
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
     """
     _check_target(question, pool, service)
     judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
+    looks = references_of(question.references)
     of_tables = service is None and is_classifier_file(question.model)
     tabular = Tabular.of(question, public) if of_tables else None
     chosen = question.explainer or (tabular.default[0] if tabular else "IG")
@@ -172,7 +176,7 @@ def begun(
     accuracy, examples = stated(question.recipe)
     trained: Any
     trained, stages, caveats = read_recipe(
-        None if of_tables else question.recipe, pool, question.seed, statement if question.references else None
+        None if of_tables else question.recipe, pool, question.seed, statement if looks[0] else None
     )
     folder = choose_folder(question.run_dir, question.resume)
     once = nullcontext() if question.plan else resumable(folder, kept)
@@ -184,7 +188,7 @@ def begun(
         else:
             read, loaded, outputs, prepared = tabular.read.data, tabular.loaded, tabular.outputs, tabular.notes
             trained = tabular.training(question.recipe)
-            prepared += tabular.untold(trained) if question.references else ()
+            prepared += tabular.untold(trained) if looks[0] else ()
             check_methods(methods, tabular)
             if question.explainer is None:
                 prepared += (tabular.default[1],)
@@ -196,7 +200,7 @@ def begun(
         if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
             fresh, unavailable = untrained(loaded, dp)
         by_function = isinstance(trained, TrainingFunction) or tabular is not None
-        references = question.references if fresh is not None or by_function else 0
+        references = looks[0] if fresh is not None or by_function else 0
         materials = {f"data {read.source} sha256": read.sha256}
         if public is not None:
             materials[f"public rows {public} sha256"] = file_sha256(public)
@@ -230,7 +234,7 @@ def begun(
             notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
         if fresh is None and not by_function:
             notes += (f"Reference models cannot be trained: {unavailable}.",)
-        elif question.recipe is None and question.references and isinstance(trained, Recipe):
+        elif question.recipe is None and looks[0] and isinstance(trained, Recipe):
             notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
         if service is not None and question.arch is None and references:
             notes += (
@@ -253,6 +257,7 @@ def begun(
             canaries=None if question.canaries is None else load_finding(question.canaries),
             subject_data="training" if stages is None else stages.subject,
             scored=scored,
+            seconds=math.inf if question.references else HOUR,
         )
         target = loaded.model
         population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
@@ -275,7 +280,7 @@ def begun(
             "output": question.output,
             "arguments": given,
             "build": fresh,
-            "references": references,
+            "references": looks if references and grows and two is None else references,
             "policy": judged_by,
             "options": options,
             "seed": question.seed,
@@ -330,6 +335,23 @@ def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
     inside, outside = int((mixed & data.member).sum()), int((mixed & ~data.member).sum())
     said = f"{inside} members and {outside} non-members that are exact copies of each other were left out."
     return (data.rows(~mixed), (said,)) if mixed.any() else (data, ())
+
+
+def references_of(text: str) -> tuple[int, ...]:
+    """How many reference models at each look: "16", or "8,16,32"; "": as `LOOKS`.
+
+    Raises:
+        ConfigurationError: something else.
+    """
+    try:
+        found = tuple(int(number) for number in text.split(",")) if text else LOOKS
+    except ValueError:
+        found = (-1,)
+    if min(found) < 0 or list(found) != sorted(set(found)) or (len(found) > 1 and not found[0]):
+        raise ConfigurationError(
+            f"--references: expected a number, as 16, or several that grow, as 8,16,32; got {text!r}"
+        )
+    return found
 
 
 def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:

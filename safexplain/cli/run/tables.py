@@ -50,7 +50,14 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
             if found.utility is not None:
                 said += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
             console.print(said, highlight=False, markup=False)
-        show_files(console, found.notes, folder, found.files.values())
+        notes = list(found.notes)
+        if found.next_look is not None:
+            references, scored, seconds = found.next_look
+            notes.append(
+                f"A look at {scored:,} examples with {references} references may decide, and takes about"
+                f" {seconds / 60:,.0f} min: repeat the command with --run-dir {folder} --resume --references 8,16,32"
+            )
+        show_files(console, notes, folder, found.files.values())
     return found.exit_code
 
 
