@@ -181,6 +181,11 @@ def test_looks_have_growing_numbers_of_references(run):
             run(references=wrong)
 
 
+def test_references_that_would_train_on_fewer_rows_than_the_target_are_refused_before_they_train(run):
+    with pytest.raises(InputError, match="was trained on 60 rows, and reference models would train on 40"):
+        run(recipe=replace(RECIPE, examples=60), progress=lambda *_: pytest.fail("something was begun"))
+
+
 class OwnExplainer:
     """Gradient times input, which knows nothing of this package but the hardening that it is given."""
 

@@ -23,12 +23,14 @@ taken as known, and each attack is judged as if it were the only one, by its one
 ("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
 been fixed before ("best accuracy").
 
-Then the claim "excess" (`pairs`), examples in groups (`groups`), the claim "auc" (`areas`), and whole audits through
-`certify` on signals as an audit collects them by default, with the complete suite and controls: where explanations add
-nothing to labels that leak, where members and non-members differ by something that is not training, and where maps tell
-a known share of the members; beside them the same under the settings of version 0.2.0.
+Then the claim "excess" (`pairs`), examples in groups (`groups`), the claim "auc" (`areas`), audits that look again
+while they are undecided (`looks`), and whole audits through `certify` on signals as an audit collects them by default,
+with the complete suite and controls: where explanations add nothing to labels that leak, where members and non-members
+differ by something that is not training, and where maps tell a known share of the members; beside them the same with
+the first look alone, and under the settings of version 0.2.0.
 
-    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick] [--only whole pairs groups areas certify]
+    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
+        [--only whole pairs groups areas looks certify]
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -46,6 +49,7 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 
 from safexplain.audit.certify import certify
+from safexplain.audit.run import LOOKS
 from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
@@ -63,6 +67,7 @@ from safexplain.verdict.thresholds import (
 from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, table, write_json
 from .areas import AREA_COLUMNS, AREA_GROUP_COLUMNS, AREA_SIZES, simulate_area_groups, simulate_areas
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
+from .looks import LOOK_BASES, LOOK_COLUMNS, simulate_looks
 from .pairs import ALIKE, BASES, PAIR_COLUMNS, simulate_pairs
 
 Counts = NDArray[np.int64]
@@ -88,7 +93,12 @@ SETTING = ("members", "non_members", "correlation", "attacks", "policy")
 WRONG = ("wrong", "wrong_low", "wrong_high")
 OTHERS = ("naive_leak", "naive_certified", "point_leak", "point_certified")
 COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
-RULE = ("safexplain.verdict.judgement", "safexplain.verdict.power", "safexplain.verdict.stats.paired")
+RULE = (
+    "safexplain.verdict.judgement",
+    "safexplain.verdict.policy",
+    "safexplain.verdict.power",
+    "safexplain.verdict.stats.paired",
+)
 RULE_OF_AREAS = ("safexplain.verdict.stats.paired_auc",)
 """What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
 BEST_ACCURACY_UP_TO = 10_000
@@ -311,26 +321,27 @@ def compare(audit: Audit, number: int) -> None:
 
 # ------------------------------------------------------------------------------------------- whole audits
 
-MODELS, EXAMPLES = 9, 1200
-"""Of an audit by default: the target and its references, and the examples that are scored."""
-LARGER = 2000
-"""Examples that are scored with `--scored 2000`."""
+DEFAULT = Policy(uncounted=True)
 AUDITED = {
-    "settings": (MODELS, EXAMPLES, Policy(uncounted=True)),
-    "larger": (MODELS, LARGER, Policy(uncounted=True)),
-    "before": (17, 6000, Policy(training=0.25, uncounted=True, patience=(1, 5, 200), references=16)),
+    "once": ((9, 1200, DEFAULT),),
+    "settings": tuple(
+        (1 + references, 1200 * references // 8, replace(DEFAULT, look=look, looks=len(LOOKS)))
+        for look, references in enumerate(LOOKS, 1)
+    ),
+    "before": ((17, 6000, Policy(training=0.25, uncounted=True, patience=(1, 5, 200), references=16)),),
 }
-"""Models, examples and policy: by default, with more examples, and by version 0.2.0's default of 3,000 + 3,000."""
+"""Models, examples and policy of each look: one alone, by default, and by version 0.2.0's default of 3,000 + 3,000."""
 EXCESS = (0.022, 0.06, 0.1)
 """Shares of the members that maps tell for certain ("adds s")."""
 ADDS_NOTHING = ("random", "label", "top")
-WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 14), "shift .25": 4, "shift 1": 4,
-                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 14)}  # fmt: skip
+WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 28), "shift .25": 4, "shift 1": 4,
+                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 28)}  # fmt: skip
 """Settings of `signals_of`, and audits of each by default."""
-FEWER = {"settings": 1, "larger": 2, "before": 7}
+FEWER = {"once": 1, "settings": 1, "before": 14}
 """What these numbers are divided by; shifts are audited by default only."""
-EXPLANATIONS = {"settings": 6 * MODELS * EXAMPLES, "larger": 6 * MODELS * LARGER, "before": 3_710_000}
-"""Explanations that an audit of 3,000 + 3,000 examples asks for: native once, released once and for four dithers."""
+BEFORE = 3_710_000
+"""Explanations that version 0.2.0 asked for of 3,000 + 3,000 examples; now native ones once, released ones once and for
+four dithers."""
 FEATURES, TOP = 24, 4
 CONTROLS = ("blind baseline", "null model", "shuffled membership", "references", "recipe")
 
@@ -381,13 +392,28 @@ def signals_of(setting: str, number: int, models: int, examples: int, patience: 
 
 def whole_audits(setting: str, number: int, audited: str) -> dict[str, Any]:
     """Verdict and controls of one audit, and what the verdict would be without controls."""
-    began = time.process_time()
-    models, examples, policy = AUDITED[audited]
-    judgement = certify(signals_of(setting, number, models, examples, policy.patience), policy, seed=number)
+    began, looks = time.process_time(), AUDITED[audited]
+    models, examples, policy = looks[-1]
+    whole, asked = signals_of(setting, number, models, examples, policy.patience), 0
+    for models, examples, policy in looks:
+        judgement = certify(first_of(whole, models, examples), policy, seed=number)
+        asked += BEFORE if audited == "before" else 6 * models * examples
+        if not judgement.too_wide:
+            break
     without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
     failed = [c.name for c in judgement.controls if c.failed]
     both = {"verdict": judgement.verdict, "without_controls": without.verdict, "bound": judgement.bound}
-    return {**both, "failed": failed, "seconds": time.process_time() - began}
+    return {**both, "failed": failed, "look": policy.look, "asked": asked, "seconds": time.process_time() - began}
+
+
+def first_of(signals: Signals, models: int, examples: int) -> Signals:
+    """The first models' signals about the first examples."""
+    part = (slice(0, models), slice(0, examples))
+    values = {name: a[part] for name, a in signals.values.items()}
+    return replace(
+        signals, membership=signals.membership[part], values=values, attributions=signals.attributions[part],
+        inputs=signals.inputs[:examples], examples=None,
+    )  # fmt: skip
 
 
 def share(count: int, of: int) -> dict[str, Any]:
@@ -403,6 +429,8 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
         "leak_without_controls": share(sum(m["without_controls"] == "leak" for m in made), n),
         "failed": {c: share(sum(c in m["failed"] for m in made), n) for c in CONTROLS},
         "bound": max(m["bound"] for m in made),
+        "looks": [sum(m["look"] == look for m in made) for look in range(1, len(LOOKS) + 1)],
+        "explanations": sum(m["asked"] for m in made) // n,
         "seconds": sum(m["seconds"] for m in made),
     }
 
@@ -448,7 +476,7 @@ def errors_table(rows: list[list[Any]], audits: int) -> str:
     return table(header, lines)
 
 
-SECTIONS = ("whole", "pairs", "groups", "areas", "certify")
+SECTIONS = ("whole", "pairs", "groups", "areas", "looks", "certify")
 PAIR_SIZES = ((1000, 1000), (500, 3000))
 PAIR_AUDITS = GROUP_AUDITS = 200
 AREA_AUDITS = 1000
@@ -473,6 +501,7 @@ def main(argv: list[str] | None = None) -> int:
         "pairs": (pairs_section, counted),
         "groups": (groups_section, counted),
         "areas": (areas_section, areas),
+        "looks": (looks_section, counted),
         "certify": (certify_section, parts),
     }
     for name, (section, kept_parts) in make.items():
@@ -561,8 +590,8 @@ def areas_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, An
 
 
 def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
-    """Whole audits, under today's default and under 0.2.0's."""
-    found: dict[str, Any] = {}
+    """Whole audits, by one look, under today's default and under 0.2.0's."""
+    began, found = time.perf_counter(), dict[str, Any]()
     for name, divisor in FEWER.items():
         found[name] = {}
         for setting, number in WHOLE_AUDITS.items():
@@ -574,7 +603,19 @@ def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, 
                 made.append(parts.get([name, setting, i], lambda s=setting, i=i, n=name: whole_audits(s, i, n)))
                 progress(f"certify, {name}, {setting}", i + 1, number)
             found[name][setting] = summary_of_whole(made)
-    return {"certify": {"models": MODELS, "examples": EXAMPLES, "explanations": EXPLANATIONS, **found}}
+    return {"certify": {**found, **provenance(time.perf_counter() - began)}}
+
+
+def looks_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """An audit that looks again."""
+    audits, rows, seconds = QUICK_AUDITS if quick else AUDITS, list[Any](), 0.0
+    for fpr, bases in LOOK_BASES.items():
+        for base in bases:
+            key, title = [fpr, base, audits], f"{fpr:g}, baseline {base:g}"
+            part = parts.get(["looks", *key], lambda k=key, t=title: timed(simulate_looks, k, t, audits, progress))
+            rows += part["made"]
+            seconds += part["seconds"]
+    return {"looks": {"audits": audits, "columns": list(LOOK_COLUMNS), "cells": rows, **provenance(seconds)}}
 
 
 def timed(make: Callable[..., Any], key: list[Any], title: str, audits: int, progress: Progress) -> dict[str, Any]:
@@ -600,7 +641,7 @@ def failures(report: dict[str, Any]) -> list[str]:
         cell = dict(zip(report["whole"]["columns"], row, strict=True))
         if cell["wrong_low"] > RISK:
             missed.append(f"wrong in {cell['wrong'] / report['audits_per_cell']:.1%}: {cell}")
-    for name in {"pairs", "groups"} & report.keys():
+    for name in {"pairs", "groups", "looks"} & report.keys():
         for row in report[name]["cells"]:
             cell = dict(zip(report[name]["columns"], row, strict=True))
             if cell["wrong_low"] > RISK and cell.get("counted") != "examples":

@@ -41,20 +41,33 @@ def worst_cells(found: dict[str, Any]) -> str:
 
 
 def through_certify(found: dict[str, Any]) -> str:
-    """Verdicts of whole audits by default, with more examples, and under 0.2.0's settings; controls by default."""
+    """Verdicts of whole audits with one look, by default, and under 0.2.0's settings; controls by default."""
     made, rows = found["certify"], []
     for name, setting in made["settings"].items():
         cells = []
-        for which in ("settings", "larger", "before"):
+        for which in ("once", "settings", "before"):
             of = made[which].get(name, {}).get("verdicts")
             cells.append(" / ".join(str(of[v]["count"]) for v in VERDICTS) + f" of {of['leak']['of']}" if of else "")
         failed = (f"{100 * setting['failed'][c]['rate']:.0f} %" for c in ("blind baseline", "recipe"))
-        rows.append((SETTINGS[name], *cells, *failed))
-    asked = (f"{made['explanations'][which]:,}" for which in ("settings", "larger", "before"))
-    rows.append(("explanations of 3,000 + 3,000 examples", *asked, "", ""))
-    header = ("leak / certified / inconclusive", "by default", "2,000 scored", "0.2.0's settings",
-              "blind baseline fails", "recipe fails")  # fmt: skip
+        looks = " / ".join(map(str, setting["looks"]))
+        rows.append((SETTINGS[name], *cells, looks, f"{setting['explanations']:,}", *failed))
+    header = ("leak / certified / inconclusive", "one look", "by default", "0.2.0's settings",
+              "ended at look 1 / 2 / 3", "explanations an audit", "blind baseline fails", "recipe fails")  # fmt: skip
     return markdown(header, rows)
+
+
+def looks(found: dict[str, Any]) -> str:
+    """Wrong verdicts of audits that look again, with and without sharing the risk."""
+    n, rows = found["looks"]["audits"], []
+    for c in cells_of(found["looks"]):
+        over = c["truth"] == "at"
+        rates = (c["leak"], c["leak_unshared"], *((c["certified"], c["certified_unshared"]) if over else (None, None)))
+        truth = "exactly what is tolerated" if over else "nothing"
+        head = f"{100 * c['fpr']:g} %", f"{100 * c['base_tpr']:g} %", truth
+        rows.append((*head, *("" if r is None else f"{100 * r / n:.1f} %" for r in rates), f"{c['looks'] / n:.1f}"))
+    header = ("false-positive rate", "labels find", "explanations add", "leak proven", "leak, risk not shared",
+              "certified", "certified, risk not shared", "looks")  # fmt: skip
+    return markdown(header, rows, left=3)
 
 
 VERDICTS = ("leak", "certified", "inconclusive")
@@ -169,6 +182,7 @@ TABLES = {
     "verdict_errors: pair widths": pair_widths,
     "verdict_errors: groups": group_errors,
     "verdict_errors: worst": worst_cells,
+    "verdict_errors: looks": looks,
     "verdict_errors: through certify": through_certify,
     "verdict_errors: power": power,
 }

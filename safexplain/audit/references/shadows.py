@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
-from safexplain.audit.recipe import Recipe, Tick, Train
+from safexplain.audit.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import as_it_trains, starting
 from safexplain.audit.references.executors import (
@@ -206,8 +206,13 @@ class Repeated(NamedTuple):
             build: likewise.
             target: None: its weights are not to be had.
             member: (n,) bool, of the target in the pool.
+
+        Raises:
+            InputError: the target was trained on more rows, as the recipe says, than they would be.
         """
         dp = train.dp if isinstance(train, Recipe) else None
+        if isinstance(train, Recipe):
+            check_examples(train.examples, len(member) // 2 if dp is None else int(member.sum()))
         if dp is None:
             return cls(build, None)
         same = build if build is None or target is None else starting(build, target, dp)
