@@ -23,7 +23,7 @@ from safexplain.explain.aix360 import (
     harden_aix360,
     is_aix360,
 )
-from safexplain.explain.aix360.base import load_protodash
+from safexplain.explain.libraries import load_protodash
 
 pytest.importorskip("aix360", reason='AIX360 is not installed: pip install "safexplain[aix360]"')
 
@@ -148,7 +148,7 @@ def test_a_failed_import_of_protodash_leaves_no_stand_in_either():
         NO_TRACE,
         """
         from safexplain.errors import MissingExtraError
-        from safexplain.explain.aix360.base import load_protodash
+        from safexplain.explain.libraries import load_protodash
         sys.modules["osqp"] = None
         try:
             load_protodash()
@@ -178,7 +178,7 @@ def test_eight_threads_import_protodash_at_once_and_leave_no_stand_in():
         NO_TRACE,
         """
         from concurrent.futures import ThreadPoolExecutor
-        from safexplain.explain.aix360.base import load_protodash
+        from safexplain.explain.libraries import load_protodash
         with ThreadPoolExecutor(8) as pool:
             modules = list(pool.map(lambda _: load_protodash(), range(16)))
         assert len({id(m) for m in modules}) == 1
@@ -194,7 +194,7 @@ def test_a_real_xport_is_used(tmp_path: Path):
     run(
         """
         import sys
-        from safexplain.explain.aix360.base import load_protodash
+        from safexplain.explain.libraries import load_protodash
         load_protodash()
         assert sys.modules["aix360.algorithms.protodash.PDASH_utils"].xport is sys.modules["xport"]
         assert sys.modules["xport"].REAL
