@@ -38,6 +38,7 @@ __all__ = [
     "AlibiLicenceWarning",
     "defined_in",
     "draw_from",
+    "global_generators",
     "listing_outputs",
     "load",
     "load_alibi",
@@ -45,7 +46,6 @@ __all__ = [
     "load_shap",
     "no_failed_searches",
     "private_copy",
-    "same_random_numbers",
 ]
 
 ONE_AT_A_TIME = threading.RLock()
@@ -95,11 +95,15 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
 
 
 @contextmanager
-def same_random_numbers(tensors: tuple[Tensor, ...]) -> Iterator[None]:
-    """Afterwards torch's global generators, those of the tensors' devices too, and NumPy's are as they were before."""
+def global_generators(tensors: tuple[Tensor, ...], seed: bytes | None = None) -> Iterator[None]:
+    """Torch's global generators, those of the tensors' devices too, and NumPy's, as they are or from a seed of 32
+    bytes; afterwards they are as before."""
     state = np.random.get_state()  # noqa: NPY002 - what Captum's GradientShap draws from
     try:
         with torch.random.fork_rng(sorted({x.get_device() for x in tensors if x.is_cuda})):
+            if seed is not None:
+                torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
+                np.random.seed(np.frombuffer(seed, "<u4"))  # noqa: NPY002
             yield
     finally:
         np.random.set_state(state)  # noqa: NPY002

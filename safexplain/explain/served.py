@@ -37,7 +37,7 @@ from safexplain.explain.certified import (
     without_softmax,
 )
 from safexplain.explain.isolation import one_at_a_time, private_copy
-from safexplain.explain.libraries import same_random_numbers
+from safexplain.explain.libraries import global_generators
 from safexplain.explain.row import Row
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
@@ -296,9 +296,7 @@ def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
         with _drawing:
             answers = []
             for i, seed in enumerate(seeds):
-                with same_random_numbers((x,)):
-                    torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
-                    np.random.seed(np.frombuffer(seed, "<u4"))  # noqa: NPY002
+                with global_generators((x,), seed):
                     answers.append(maps(x[i : i + 1], target[i : i + 1]))
         return np.concatenate(answers)
 

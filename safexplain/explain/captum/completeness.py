@@ -37,7 +37,7 @@ from captum.attr import (
 from captum.attr._utils.common import _format_callable_baseline
 from torch import Tensor
 
-from safexplain.explain.libraries import same_random_numbers
+from safexplain.explain.libraries import global_generators
 from safexplain.native_maps import watch
 
 __all__ = ["look_at"]
@@ -90,7 +90,7 @@ def look_at(explainer: Attribution, original: object, method: str, native: Any, 
     if options.get("additional_forward_args") is not None or not told.to_be_summed(original, method):
         return
     try:
-        with same_random_numbers(inputs):
+        with global_generators(inputs):
             expected, error = _differences(explainer, options)
             off = _off(native, options, expected, error)
             if math.isfinite(off):

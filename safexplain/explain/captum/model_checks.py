@@ -112,6 +112,8 @@ def _is_exported(part: nn.Module) -> bool:
 def _has_no_mode(part: nn.Module) -> bool:
     if type(part) in _SHELLS or "_orig_mod" in part._modules:  # torch.compile's wrapper
         return True
+    if type(part).__module__.startswith("torch.ao.nn.quantized"):  # made for predictions alone
+        return True
     holds = part._parameters or part._buffers or part._modules
     of_torch = type(part).__module__.startswith("torch.nn.modules")
     return of_torch and not holds and not isinstance(part, _CHANGED_BY_TRAINING)

@@ -291,11 +291,10 @@ def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
     assert answer.precision == pytest.approx(told["precision"])
     with pytest.raises(RefusedError, match="threshold"):
         loaded.explain(X[0], threshold=0.9)
-    for kind in (HardenedAnchorImage,):
-        with pytest.raises(RefusedError, match="rows of tables"):
-            kind.from_certificate(model, path)
-        with pytest.raises(RefusedError, match="rows of tables"):
-            kind.catalogued(PUBLIC)
+    with pytest.raises(CertificateError, match=r"use HardenedAnchors\.from_certificate"):
+        HardenedAnchorImage.from_certificate(model, path)
+    with pytest.raises(RefusedError, match="rows of tables"):
+        HardenedAnchorImage.catalogued(PUBLIC)
 
 
 def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
