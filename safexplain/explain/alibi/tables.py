@@ -135,9 +135,9 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         given, names = dict(made.made), feature_names(made)
         named = given.get("categorical_names") or {}
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
-        written = {column: list(values) for column, values in categories.items()} or None
+        own = {column: list(values) for column, values in categories.items()} or None
         with draw_from(new_generator(hardening)):
-            native = load_alibi().explainers.AnchorTabular(Predict(forward), names, written, seed=given.get("seed"))
+            native = load_alibi().explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
         explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
@@ -192,12 +192,12 @@ class _ShapOfRows(FromArguments, OfTables):
         values = np.full((classes, *rows.shape), np.nan)
         for i, target in enumerate(self._pinned.classes_of(rows)):
             values[target, i] = self._numbers(rows[i], target, self._pinned.options)
-        released = self._explain(rows[:1], **self._pinned.options, **self._quiet)
+        released = self._explain(rows[:1], **{**self._pinned.options, **self._quiet})
         data = {**released.data, "shap_values": list(values)}
         return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        maps = self._explain(row[None], **options, **self._quiet).data["shap_values"]
+        maps = self._explain(row[None], **{**options, **self._quiet}).data["shap_values"]
         outputs = len(np.atleast_1d(self._explainer.expected_value))
         if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
             raise RefusedError(
