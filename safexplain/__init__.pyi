@@ -18,7 +18,7 @@ from safexplain.captum import KernelShap as HardenedKernelShap
 from safexplain.captum import Lime as HardenedLime
 from safexplain.captum import Occlusion as HardenedOcclusion
 from safexplain.captum import Saliency as HardenedSaliency
-from safexplain.explain.alibi import HardenedAnchors as HardenedAnchors
+from safexplain.explain.alibi.tables import HardenedAnchors as HardenedAnchors
 from safexplain.explain.captum.explainers import GradCAM as _GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as _GradCAMPlusPlus
 from safexplain.explain.feature_groups import superpixels as superpixels

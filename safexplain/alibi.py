@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from safexplain.explain.alibi import ALIBI
-from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.drop_in import drop_in
+from safexplain.explain.libraries import load_alibi
 
 _PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
 

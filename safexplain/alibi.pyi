@@ -97,7 +97,7 @@ class AnchorImage(HardenedAnchorImage):
     ) -> Explanation: ...
 
 class AnchorTabular(HardenedAnchorTabular):
-    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`, and `AnchorsOfRows`."""
+    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
     def __init__(
         self,
         predictor: Callable[[NDArray[Any]], NDArray[Any]],

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from safexplain.explain.drop_in import drop_in
+from safexplain.explain.libraries import load_shap
 from safexplain.explain.shap import SHAP
-from safexplain.explain.shap.library import load_shap
 
 _OWN = ("Cohorts", "Explanation", "datasets", "initjs", "kmeans", "links", "maskers", "plots", "sample", "summary_plot")
 

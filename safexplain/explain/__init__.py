@@ -3,8 +3,8 @@
 `catalog` has a `row` for each method, and `wrap` makes the hardened classes from the rows. A call goes through
 `hardened`: a native explainer on private modules (`isolation`) computes the map, `query` says what its noise is a
 function of, `feature_groups` at which resolution it is hardened, and `hardening` hardens it. `certified` loads what was
-audited, `served` what a service serves. `captum` has the methods that Captum lacks and the checks of models; `alibi`
-and `aix360` are whole adapters.
+audited, `served` what a service serves. `captum` has the methods that Captum lacks and the checks of models; `alibi`,
+`aix360` and `shap` are whole adapters, and `libraries` imports theirs when they are used.
 """
 
 from safexplain.explain.alibi.base import anchor_hardening

@@ -493,20 +493,17 @@ _LAYER_ROWS = (
 CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_LAYER_ROWS)})
 """Every method, by name."""
 
-_NO_METHOD = "it is an abstract base without a method of its own: harden an explainer made from it"
-_TEXT = "its result holds the tokens of a text that the model generated, beside the attributions"
-
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "Attribution": _NO_METHOD,
-        "GradientAttribution": _NO_METHOD,
-        "PerturbationAttribution": _NO_METHOD,
-        "LayerAttribution": _NO_METHOD,
-        "NeuronAttribution": _NO_METHOD,
+        **dict.fromkeys(
+            [f"{of}Attribution" for of in ("", "Gradient", "Perturbation", "Layer", "Neuron")],
+            "it is an abstract base without a method of its own: harden an explainer made from it",
+        ),
         "DataLoaderAttribution": "it explains a metric over a whole data set and has no `inputs` to tie noise to",
-        "LLMAttribution": _TEXT,
-        "LLMGradientAttribution": _TEXT,
-        "RemoteLLMAttribution": _TEXT,
+        **dict.fromkeys(
+            ("LLMAttribution", "LLMGradientAttribution", "RemoteLLMAttribution"),
+            "its result holds the tokens of a text that the model generated, beside the attributions",
+        ),
     }
 )
 """Captum's explainers that `harden` refuses -> why."""

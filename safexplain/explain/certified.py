@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256, model_digest
-from safexplain._digest.model_state import network_of
 from safexplain._versions import compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
-from safexplain.explain.captum.layers import default_layer
+from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
@@ -37,7 +36,6 @@ __all__ = [
     "check_file",
     "check_unchanged",
     "checked_model",
-    "in_training",
     "keyed",
     "load_audited",
     "refuse_others",
@@ -82,11 +80,8 @@ class Pinned:
     probabilities: bool = False
 
     def complete(self, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments of a call of `attribute`, by name: what was given, and the audited options.
-
-        Args:
-            signature: of `attribute`.
-            given: arguments by name, without self and without defaults.
+        """All arguments of a call of `attribute`, by name: what was given, without self and defaults, and the audited
+        options.
 
         Raises:
             RefusedError: an option differs from the audited one, or the model is no longer the audited one.
@@ -112,7 +107,7 @@ class Pinned:
 
 def check_unchanged(model: nn.Module, digest: bytes) -> None:
     """Raise `RefusedError` unless a model is still the one with this digest, and in evaluation mode."""
-    if in_training(model) or model_digest(model) != digest:
+    if in_training_mode(model) or model_digest(model) != digest:
         raise RefusedError(
             "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
             " in training mode. Load the certificate again, with the audited model in evaluation mode"
@@ -122,14 +117,8 @@ def check_unchanged(model: nn.Module, digest: bytes) -> None:
 def refuse_others(
     signature: inspect.Signature, given: Mapping[str, Any], audited: Mapping[str, Any], free: frozenset[str]
 ) -> None:
-    """Raise `RefusedError` where an option of a call differs from the audited one.
-
-    Args:
-        signature: of the call, for the values of what was not audited by name.
-        given: arguments by name, without defaults.
-        audited: options by name.
-        free: arguments that are the client's to choose.
-    """
+    """Raise `RefusedError` where an option of a call, none of those that are free, differs from the audited one, or
+    from the default where none was audited by name."""
     for name in given.keys() - free:
         default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
         value, expected = given[name], audited.get(name, default)
@@ -138,20 +127,6 @@ def refuse_others(
                 f"{name} is {shown(expected)} in the certificate, got {shown(value)}: another option gives"
                 f" explanations that were not audited. Leave {name} out, or audit with this option"
             )
-
-
-def in_training(model: nn.Module) -> bool:
-    """Whether a model answers as in training: itself, or a dropout or batch normalisation in it.
-
-    The mode of wrappers that only hand on, such as `Probability`, means nothing; that of exported programs is fixed.
-    """
-    network = network_of(model) or model
-    if "train" in vars(network) or isinstance(network, torch.jit.ScriptModule):
-        return "train" not in vars(network) and bool(getattr(network, "training", False))
-    return network.training or any(part.training for part in network.modules() if isinstance(part, _MODAL))
-
-
-_MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +158,15 @@ class Audited:
         Raises:
             CertificateError: the certificate is about others.
         """
-        own = _row_of(kind, self.certificate.method, self.path)
-        return own, _options_of(self.certificate, own.name)
+        own, options = _row_of(kind, self.certificate.method, self.path), self.certificate.options
+        if "+" in self.certificate.method or isinstance(options.get(own.name), Mapping):
+            options = options.get(own.name, NOTHING)  # of several that were released together
+        return own, {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
-    def explainer(self, kind: type[Any], layer: nn.Module | None = None, arguments: Mapping[str, Any] = NOTHING) -> Any:
-        """The explainer of one class, of those that the certificate is about.
-
-        Args:
-            kind: a hardened class.
-            layer: see `Hardened.from_certificate`.
-            arguments: likewise.
-        """
+    def explainer(self, kind: type[Any]) -> Any:
+        """The explainer of one hardened class, of those that the certificate is about."""
         row, options = self.row(kind)
-        explainer = kind(*_constructor(row, self.forward, layer, arguments), hardening=self.hardening)
+        explainer = kind.catalogued()(self.forward, hardening=self.hardening).explainer
         _check_options(explainer._signature, row, options, self.path)
         own = self.certificate.output == "probability" and not self.certificate.softmax
         explainer._pinned = Pinned(row.name, self.model, self.digest, options, probabilities=own)
@@ -212,16 +183,8 @@ def load_audited(
     uncertified: bool = False,
     kind: type[Any] | None = None,
 ) -> Audited:
-    """A certificate that is about this model, and may be served.
-
-    Args:
-        model: see `Hardened.from_certificate`.
-        path: likewise.
-        file: likewise.
-        key: the noise key itself, as bytes, or the file that holds it; None: the environment variable.
-        public_key: likewise.
-        uncertified: accept another verdict than "certified"; all else is checked.
-        kind: a hardened class, whose method the certificate must be about.
+    """A certificate that is about this model, and may be served; arguments as of `load_release`, and a hardened class
+    whose method the certificate must be about.
 
     Raises:
         CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
@@ -274,7 +237,7 @@ def checked_model(model: Any) -> tuple[nn.Module, bytes]:
         InputError: it is neither, or in training mode.
     """
     model = as_module(model)
-    if not isinstance(model, nn.Module) or in_training(model):
+    if not isinstance(model, nn.Module) or in_training_mode(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
         raise InputError(
             "expected the audited torch.nn.Module in evaluation mode, or the fitted scikit-learn classifier, got"
@@ -312,13 +275,6 @@ def _row_of(kind: type[Any], method: str, path: str | Path) -> Row:
     return own
 
 
-def _options_of(certificate: Certificate, name: str) -> dict[str, Any]:
-    """The audited options of one method; where several were released together, they stand by the methods' names."""
-    alone = "+" not in certificate.method and not isinstance(certificate.options.get(name), Mapping)
-    options = certificate.options if alone else certificate.options.get(name, NOTHING)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-
-
 def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: str | Path, path: str | Path) -> None:
     """Raise unless the certificate names the SHA-256 of this file for the model with this digest."""
     from safexplain.verdict.certificate.write import MODEL_DIGEST
@@ -339,27 +295,6 @@ def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: st
         )
 
 
-def _constructor(
-    row: Row, forward: nn.Module, layer: nn.Module | None, arguments: Mapping[str, Any]
-) -> tuple[nn.Module, ...]:
-    """What the audit gave the constructor: the model, and its default layer where the method has one."""
-    if row.of == "input":
-        if layer is not None:
-            raise RefusedError(f"{row.name} explains the input and has no layer")
-        made: tuple[nn.Module, ...] = (forward,)
-    else:
-        made = (forward, default_layer(forward))
-        if layer is not None and layer is not made[1]:
-            raise RefusedError(f"the certificate is about the layer {type(made[1]).__name__} that default_layer gives")
-    known = inspect.signature(row.native.__init__).parameters
-    for name, value in arguments.items():
-        if name not in known or not same(value, known[name].default):
-            raise RefusedError(
-                f"{row.name} was audited as its constructor makes it; {name}={shown(value)} makes another explainer"
-            )
-    return made
-
-
 def _check_options(signature: inspect.Signature, row: Row, options: Mapping[str, Any], path: str | Path) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     slic = {name for name in _SUPERPIXELS if name in row.search_space}
@@ -369,11 +304,8 @@ def _check_options(signature: inspect.Signature, row: Row, options: Mapping[str,
 
 
 def keyed(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
-    """With the service's own key, where the hardening has noise.
-
-    Args:
-        hardening: of a certificate.
-        key: itself, as bytes, or the file that holds it; None: the environment variable SAFEXPLAIN_NOISE_KEY.
+    """With the service's own key, where the hardening has noise: given as bytes, in a file, or, where it is None, in
+    the environment variable SAFEXPLAIN_NOISE_KEY.
 
     Raises:
         RefusedError: there is noise and no key, or a weak one.

@@ -29,13 +29,8 @@ def drop_in(
 
     For a name that is not there it raises AttributeError, which says that it is not hardened and what is. Python
     replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
-    `NotHardenedError`, which is an ImportError.
-
-    Args:
-        module: its name.
-        classes: the library's name of an explainer -> the hardened class.
-        others: name -> what stands under it beside explainers; raises AttributeError where there is nothing.
-        refused: name -> why it cannot be hardened.
+    `NotHardenedError`, which is an ImportError. `classes` are by the library's names, `others` gives what stands there
+    beside explainers or raises AttributeError, and `refused` says why an explainer cannot be hardened.
     """
 
     def find(name: str) -> Any:

@@ -130,12 +130,8 @@ class Groups:
 
 
 def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
-    """The groups that the arguments of a call speak of: a feature mask, a layer mask or a sliding window.
-
-    Args:
-        options: arguments of the native call by name.
-        tensors: the inputs, or for a layer's mask the native result, whose places are grouped.
-    """
+    """The groups that the arguments of a call speak of: a feature mask, a layer mask or a sliding window, over the
+    places of the inputs, or for a layer's mask of the native result."""
     for name in ("feature_mask", "layer_mask"):
         if (mask := options.get(name)) is not None:
             return Groups(mask if isinstance(mask, tuple) else (mask,))
@@ -155,16 +151,10 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
 
 
 def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
-    """(k,) the canonical number of the group that each coefficient is of, where a map is one coefficient for each name.
+    """(k,) the canonical number of the group that each coefficient of a map (batch, k) is of; None where they are not
+    one for each name that is used.
 
-    Names of groups are the caller's: another naming gives the same coefficients in another order.
-
-    Args:
-        tensors: the map, (batch, k).
-        members: names of groups from 0, the same for all examples.
-
-    Returns:
-        None where the coefficients are not one for each name that is used.
+    Names of groups, from 0, are the caller's: another naming gives the same coefficients in another order.
     """
     names = torch.cat([m.reshape(-1) for m in members]).long()
     count = tensors[0].shape[-1]
@@ -175,12 +165,8 @@ def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
 
 
 def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
-    """A map with each group's value hardened, in the shapes and dtypes of the native map.
-
-    Args:
-        tensors: the native map, (batch, ...) each.
-        groups: (1 or batch, d) from `Groups.canonical`.
-        harden: what is done to the values.
+    """A map with each group's value hardened, in the shapes, (batch, ...) each, and dtypes of the native map, where
+    groups are (1 or batch, d) from `Groups.canonical`.
 
     Raises:
         RefusedError: the map has more than one value in a group.

@@ -86,12 +86,11 @@ class Hardened(Attribution):  # type: ignore[misc]
         file: str | Path | None = None,
         key_file: str | Path | None = None,
         public_key: str | Path | bytes | None = None,
-        layer: nn.Module | None = None,
-        **arguments: Any,
     ) -> Self:
         """The explainer that a certificate is about, with its hardening and the audited options of `attribute`.
 
-        A call may choose `inputs` and `target`; any other value of an option is refused, and so is a model whose
+        It is made as the audit made it: with the constructor's defaults, and for methods of layers with the default
+        layer. A call may choose `inputs` and `target`; any other value of an option is refused, and so is a model whose
         parameters have changed. What was audited is the explanation of the predicted class.
 
         Args:
@@ -102,18 +101,15 @@ class Hardened(Attribution):  # type: ignore[misc]
             key_file: file with the service's noise key, of 16 bytes or more. None: the environment variable
                 SAFEXPLAIN_NOISE_KEY. Where the certified hardening has no noise, no key is asked for or read.
             public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
-            layer: for methods of layers; only the one that `default_layer` gives was audited.
-            **arguments: of the native constructor; only its defaults were audited.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
                 model, file or version.
-            RefusedError: there is noise and no key or a weak one, or an argument makes another explainer than the
-                audited one.
+            RefusedError: there is noise and no key or a weak one.
             InputError: a file cannot be read, or the model is in training mode.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
-        certified: Self = audited.explainer(cls, layer, arguments)
+        certified: Self = audited.explainer(cls)
         return certified
 
     @classmethod

@@ -86,13 +86,8 @@ def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
 
 @contextmanager
 def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attribution]:
-    """Lend a native explainer that no other call uses, with modules that nobody else uses where it touches
-    them.
-
-    Args:
-        native: the explainer's class.
-        state: its attributes, the model among them.
-    """
+    """Lend a native explainer with these attributes that no other call uses, with modules that nobody else uses where
+    it touches them."""
     touch, originals = touch_of(native, state), modules_of(dict(state))
     explainer: Attribution = object.__new__(native)
     with ExitStack() as stack:
@@ -137,11 +132,8 @@ def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]
 
 @contextmanager
 def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """No other explanation that asks for the same runs on these modules meanwhile, and their buffers stay as they are.
-
-    Args:
-        modules: outermost only, see `modules_of`.
-    """
+    """No other explanation that asks for the same runs on these modules, outermost ones as `modules_of` gives them,
+    meanwhile, and their buffers stay as they are."""
     with ExitStack() as stack:
         for lock in _locks_of(modules):
             stack.enter_context(lock)
@@ -189,12 +181,8 @@ def private_copy(
 ) -> dict[str, Any] | None:
     """A deep copy of `state` that reaches none of the `originals`, or None where that cannot be had.
 
-    Args:
-        state: what to copy.
-        originals: the modules in it.
-        share_parameters: True for methods that only set hooks: the copy has the original parameter tensors.
-            False copies them too, for methods that may write to them.
-        parameters: what the copy has in place of parameters, by their identities.
+    For methods that only set hooks it shares the parameters; for methods that may write to them it has copies, or those
+    that are given by the identities of the original ones.
     """
     parts = {id(part): part for module in originals for part in module.modules()}
     memo: Memo = dict(parameters or {})

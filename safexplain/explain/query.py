@@ -61,6 +61,10 @@ def as_asked(value: Any) -> Any:
     """An argument with its numbers as they are hashed, see `as_hashed`: tensors, arrays, floats, also in containers."""
     if isinstance(value, Tensor):
         return as_hashed(value)
+    if hasattr(value, "toarray") and isinstance(getattr(value, "data", None), np.ndarray):
+        sparse = value.copy()
+        sparse.data = as_asked(value.data)
+        return sparse
     if isinstance(value, float):
         return float(as_hashed(torch.tensor(value, dtype=torch.float64)))
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fc":
@@ -77,19 +81,14 @@ def query_of(
     options: Mapping[str, Any],
     lend: Callable[[], AbstractContextManager[Attribution]],
 ) -> dict[str, Any]:
-    """Arguments of `Hardening.__call__` for a call of a hardened explainer.
+    """Arguments of `Hardening.__call__` for a call of a hardened explainer with these options, numbers in them as
+    `as_asked` gives them; `lend` gives the native explainer with a model that may be run.
 
     Inputs on a GPU are copied from there now, so that they are hashed while it works on the explanation.
 
     Whatever leaves the native answer as it is leaves them as they are: the shape of the inputs where the model does not
     notice it, the sign or type of a target that is the same output, values that only count as true, defaults spelled
     out, the order of a set of baselines.
-
-    Args:
-        explainer: the hardened explainer.
-        inputs: of the call, as a tuple.
-        options: all arguments of the call by name, their numbers as `as_asked` gives them.
-        lend: gives the native explainer with a model that may be run, see `safexplain.explain.isolation.lend`.
 
     Raises:
         RefusedError: baselines are a function, so that nobody can say which ones are asked for.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.feature_groups import superpixels
+from safexplain.explain.libraries import load, load_alibi, load_protodash, load_shap
 
 __all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]
 
@@ -98,16 +99,11 @@ class Row:
         """
         if not isinstance(self.source, str):
             return self.source
-        from safexplain.explain.aix360.base import load, load_protodash  # these packages read the catalog themselves
-        from safexplain.explain.alibi.library import load_alibi
-        from safexplain.explain.shap.library import load_shap
-
         module, _, name = self.source.rpartition(":")
-        if module:
-            return getattr(load(module), name)
         libraries: dict[str, Callable[[], Any]] = {
             "alibi": lambda: load_alibi().explainers,
             "aix360": load_protodash,
+            "lime": lambda: load(module),
             "shap": load_shap,
         }
         return getattr(libraries[self.library](), name)

@@ -8,8 +8,8 @@ an explainer knows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from safexplain.explain.certified import (
     without_softmax,
 )
 from safexplain.explain.isolation import one_at_a_time, private_copy
+from safexplain.explain.libraries import global_generators
 from safexplain.explain.row import Row
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
@@ -54,6 +55,7 @@ OF_ROWS: Mapping[str, type[OfTables]] = {
         *(HardenedAnchorTabular, HardenedProtoDash, HardenedLimeTabular, HardenedAlibiKernelShap),
         *(HardenedTreeShap, HardenedTreeExplainer, HardenedLinearExplainer, HardenedKernelExplainer),
     )
+    if kind._row is not None
 }
 """The methods of the catalog that are asked about rows of a table."""
 
@@ -294,24 +296,11 @@ def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
         with _drawing:
             answers = []
             for i, seed in enumerate(seeds):
-                with _generators(seed, x):
+                with global_generators((x,), seed):
                     answers.append(maps(x[i : i + 1], target[i : i + 1]))
         return np.concatenate(answers)
 
     return drawn if row.stochastic and not row.mixes_batch else maps
-
-
-@contextmanager
-def _generators(seed: bytes, x: Tensor) -> Iterator[None]:
-    """Torch's and NumPy's global generators from a seed, and afterwards where they were."""
-    state = np.random.get_state()  # noqa: NPY002 - what Captum draws from
-    try:
-        with torch.random.fork_rng([x.get_device()] if x.is_cuda else []):
-            torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
-            np.random.seed(np.frombuffer(seed, "<u4"))  # noqa: NPY002
-            yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
 
 
 def _of_rows(explainer: OfTables, x: Tensor, target: Tensor) -> Explanation:

@@ -56,15 +56,8 @@ _guard = threading.Lock()
 
 
 def look(lend: Lend, digest: bytes, method: str, inputs: tuple[Tensor, ...], extra: tuple[Any, ...]) -> Seen:
-    """Ask the model, or remember what it answered.
-
-    Args:
-        lend: gives the native explainer, with a model that may be run and hooked.
-        digest: of the model.
-        method: with its layer, where it has one.
-        inputs: of the call, (batch, ...) each.
-        extra: additional forward arguments.
-    """
+    """Ask the model of this digest about inputs, (batch, ...) each, and additional forward arguments, or remember what
+    it answered; `lend` gives the native explainer, with a model that may be run and hooked."""
     if digest == OPAQUE_DIGEST or any(x.dim() == 0 or len(x) == 0 for x in inputs):
         return Seen(((),) * len(inputs))
     others = tuple((tuple(v.shape[1:]), v.dtype) if isinstance(v, Tensor) else type(v) for v in extra)

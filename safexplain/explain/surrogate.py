@@ -12,12 +12,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from captum.attr import Saliency
+from captum.attr import Attribution, Saliency
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -27,28 +28,14 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
 from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.answers import (
-    Explainer,
-    Model,
-    answers_of,
-    first_two,
-    gives_scores,
-    is_whole,
-    labels_in,
-    made_of,
-    maps_of,
-    mean_of_unit_maps,
-    method_of,
-    outside_inference,
-    scores_in,
-    shape_of,
-)
-from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.certified import check_file, in_training
-from safexplain.explain.hardened import check_inputs
-from safexplain.explain.isolation import lend
+from safexplain.explain.captum.model_checks import check_mode, in_training_mode
+from safexplain.explain.certified import check_file
+from safexplain.explain.hardened import Hardened, check_inputs
+from safexplain.explain.isolation import lend, one_at_a_time
+from safexplain.explain.wrap import Asked, Catalogued, harden
 from safexplain.faithfulness import faithfulness
-from safexplain.hardening.hardening import plain
+from safexplain.hardening.clips import UnitNorm
+from safexplain.hardening.hardening import Hardening, plain
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.certificate.by_construction import guarantee_statement, load_guarantee
 from safexplain.verdict.certificate.sign import sign_certificate
@@ -56,6 +43,12 @@ from safexplain.verdict.certificate.write import MODEL_DIGEST, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured, Source
 
 __all__ = ["PublicExplainer", "StudentExplainer"]
+
+Model = Callable[..., Any]
+"""(batch, ...) -> scores (batch, classes), of which the largest is the label, or labels (batch,) in whole numbers."""
+
+Explainer = Callable[..., Any]
+"""explainer(model) -> an object with `attribute(inputs, target=..., **options)`."""
 
 
 class Trains(Protocol):
@@ -169,7 +162,7 @@ class PublicExplainer:
             raise CertificateError(f"{path} is about a {stated.source}: use {other}.from_certificate")
         models = _several(public_models)
         for name, one in (("explained", model), *(("explaining", m) for m in models)):
-            if any(map(in_training, modules_of(one))):
+            if any(map(in_training_mode, modules_of(one))):
                 raise InputError(f"the {name} {type(one).__name__} is in training mode: call model.eval()")
         made = cls.__new__(cls)
         made._adopt(model, models, explainer, model_digest, stated.public_inputs, stated.labels_asked)
@@ -211,7 +204,7 @@ class PublicExplainer:
             check_mode(one, stacklevel=3)
         if self._loaded is not None:
             self._check_models()
-        with outside_inference():
+        with _outside_inference():
             asked = tuple(x.clone() for x in plain(tensors))
             if batch == 0:
                 return asked if isinstance(inputs, tuple) else asked[0]
@@ -219,10 +212,10 @@ class PublicExplainer:
                 target = self._predicted(asked, options.get("additional_forward_args"))
             several = isinstance(inputs, tuple)
             maps = [
-                maps_of(explainer, model, asked, several, target, options)
+                _maps_of(explainer, model, asked, several, target, options)
                 for explainer, model in zip(self._explainers, self.public_models, strict=True)
             ]
-            released = maps[0] if len(maps) == 1 else mean_of_unit_maps(maps)
+            released = maps[0] if len(maps) == 1 else _mean_of_unit_maps(maps)
         return released if several else released[0]
 
     def measure(
@@ -268,18 +261,18 @@ class PublicExplainer:
         if extra is not None:
             raise InputError("measure asks models of inputs alone: leave out additional_forward_args")
         labels, agree, released, natives, own = [], [], [], [], None
-        with outside_inference():
+        with _outside_inference():
             x = plain((x,))[0].clone()
             for start in range(0, len(x), batch_size):
                 part = x[start : start + batch_size]
-                answers = answers_of(self.model, (part,), None)
-                labels.append(labels_in(answers, len(part)))
+                answers = _answers_of(self.model, (part,), None)
+                labels.append(_labels_in(answers, len(part)))
                 agree.append(self._together(part) == labels[-1])
-                if gives_scores(answers):
+                if _gives_scores(answers):
                     released.append(self.attribute(part, target=labels[-1], **options))
                     if native is None:
-                        own = own or made_of(self._explainer, self.model)
-                        natives.append(maps_of(own, self.model, (part,), False, labels[-1], options)[0])
+                        own = own or _made_of(self._explainer, self.model)
+                        natives.append(_maps_of(own, self.model, (part,), False, labels[-1], options)[0])
                 progress("measuring", min(start + batch_size, len(x)), len(x))
             agreement = Estimate.of_share(int(torch.cat(agree).sum()), len(x), confidence)
             if not released:
@@ -374,10 +367,10 @@ class PublicExplainer:
                     f"the explaining {type(one).__name__} is the private model, or holds it: its explanations would be"
                     " native ones. Give models that were trained on public data"
                 )
-        self._explainers = tuple(made_of(explainer, one) for one in models)
+        self._explainers = tuple(_made_of(explainer, one) for one in models)
         if any(_holds(made, model) for made in self._explainers):
             raise RefusedError("the explainer holds the private model: it must explain the model that it is given")
-        method = method_of(self._explainers[0])
+        method = _method_of(self._explainers[0])
         self.guarantee = Guarantee(self._source, method, tuple(d.hex() for d in digests), public_inputs, labels_asked)
 
     def _own_digest(self) -> bytes:
@@ -401,11 +394,11 @@ class PublicExplainer:
 
     def _predicted(self, asked: tuple[Tensor, ...], extra: Any) -> Tensor:
         """(batch,) the private model's labels, all of it that goes into an explanation."""
-        labels = labels_in(answers_of(self.model, asked, extra), len(asked[0])).to(asked[0].device)
+        labels = _labels_in(_answers_of(self.model, asked, extra), len(asked[0])).to(asked[0].device)
         if self._classes is None:
             few = tuple(x[:2] for x in asked)
-            more = first_two(extra, len(asked[0]))
-            counts = {scores_in(answers_of(m, few, more), len(few[0])).shape[1] for m in self.public_models}
+            more = _first_two(extra, len(asked[0]))
+            counts = {_scores_in(_answers_of(m, few, more), len(few[0])).shape[1] for m in self.public_models}
             if len(counts) > 1:
                 raise InputError(f"expected public models of the same classes, got {sorted(counts)} outputs")
             self._classes = counts.pop()
@@ -418,7 +411,7 @@ class PublicExplainer:
 
     def _together(self, x: Tensor) -> Tensor:
         """(batch,) the class that the public models predict, by the mean of their probabilities."""
-        scores = [scores_in(answers_of(m, (x,), None), len(x)).double() for m in self.public_models]
+        scores = [_scores_in(_answers_of(m, (x,), None), len(x)).double() for m in self.public_models]
         return sum(s if are_probabilities(s) else s.softmax(1) for s in scores).argmax(1)  # type: ignore[union-attr]
 
 
@@ -474,7 +467,7 @@ class StudentExplainer(PublicExplainer):
         _check_model(model)
         check_whole("seed", seed, 0)
         check_whole("batch_size", batch_size, 1)
-        with outside_inference():
+        with _outside_inference():
             x = _public(public_x)
             device = next((p.device for m in modules_of(model) for p in m.parameters()), x.device)
             y = _asked(model, x.to(device), batch_size, progress) if labels is None else _given(labels, x)
@@ -537,7 +530,7 @@ def _asked(model: Model, x: Tensor, batch_size: int, progress: Progress) -> Tens
     found = []
     for start in range(0, len(x), batch_size):
         part = x[start : start + batch_size]
-        found.append(labels_in(answers_of(model, (part,), None), len(part)))
+        found.append(_labels_in(_answers_of(model, (part,), None), len(part)))
         progress("asking for labels", start + len(part), len(x))
     return torch.cat(found)
 
@@ -548,8 +541,8 @@ def _given(labels: Any, x: Tensor) -> Tensor:
         y = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         y = None
-    if y is None or not is_whole(y) or (y.dim() == 2 and y.shape[1] > 1):
-        raise RefusedError(f"{NO_SOFT_LABELS}. labels: expected (n,) whole numbers, got {shape_of(labels)}")
+    if y is None or y.is_floating_point() or y.is_complex() or (y.dim() == 2 and y.shape[1] > 1):
+        raise RefusedError(f"{NO_SOFT_LABELS}. labels: expected (n,) whole numbers, got {_shape_of(labels)}")
     if y.shape != x.shape[:1] or int(y.min()) < 0:
         raise InputError(f"labels: expected ({len(x)},) whole numbers from 0 on, got shape {tuple(y.shape)}")
     return y.long()
@@ -578,7 +571,7 @@ def _trained(
         with torch.random.fork_rng([]):
             torch.manual_seed(start)
             student = _no_teacher(build(start), model).to(device)
-        found = scores_in(answers_of(student.eval(), (x[:2].to(device),), None), 2).shape[1]
+        found = _scores_in(_answers_of(student.eval(), (x[:2].to(device),), None), 2).shape[1]
         if int(y.max()) >= found:
             raise InputError(f"build: the student has {found} outputs, and the model predicts class {int(y.max())}")
         trained: nn.Module = recipe.train(student, x, y, generator, tick)
@@ -603,3 +596,120 @@ def _no_teacher(student: Any, model: Model) -> nn.Module:
     if same or _holds(student, model):
         raise RefusedError("the student is the private model, a copy of it, or holds it: build an untrained one")
     return student
+
+
+# What models and explainers answer, checked: labels, scores, and maps of an explainer that anybody may have written.
+
+
+def _outside_inference() -> AbstractContextManager[Any]:
+    """Where tensors may enter a graph."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _answers_of(model: Model, asked: tuple[Tensor, ...], extra: Any) -> Any:
+    """What a model says of a batch; one in training mode is asked as a private copy."""
+    more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
+    with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
+        out = private.forward_func(*(x.clone() for x in asked), *more)
+    return torch.as_tensor(out) if isinstance(out, np.ndarray) and out.dtype.kind in "biuf" else out
+
+
+def _gives_scores(answers: Any) -> bool:
+    """Whether answers are (batch, classes) of at least two classes."""
+    return isinstance(answers, Tensor) and answers.dim() == 2 and answers.shape[1] > 1
+
+
+def _scores_in(answers: Any, batch: int) -> Tensor:
+    """(batch, classes) scores of an explaining model."""
+    if not _gives_scores(answers) or len(answers) != batch:
+        raise InputError(f"expected scores (batch, classes >= 2) of an explaining model, got {_shape_of(answers)}")
+    scores: Tensor = answers
+    return scores
+
+
+def _labels_in(answers: Any, batch: int) -> Tensor:
+    """(batch,) int64 labels in the private model's answers."""
+    if _gives_scores(answers) and len(answers) == batch:
+        return plain((answers,))[0].argmax(1)
+    fractions = isinstance(answers, Tensor) and (answers.is_floating_point() or answers.is_complex())
+    if isinstance(answers, Tensor) and answers.shape == (batch,) and not fractions:
+        return plain((answers,))[0].long()
+    raise InputError(
+        "expected of the private model scores (batch, classes >= 2), or labels (batch,) in whole numbers, got"
+        f" {_shape_of(answers)} for {batch} inputs; of a single output make two: torch.stack([-z, z], 1) of a logit"
+    )
+
+
+def _first_two(extra: Any, batch: int) -> Any:
+    """Additional arguments for the first two examples of a batch."""
+    if isinstance(extra, tuple):
+        return tuple(_first_two(one, batch) for one in extra)
+    return extra[:2] if isinstance(extra, Tensor) and extra.dim() and len(extra) == batch else extra
+
+
+def _made_of(explainer: Explainer, model: Any) -> Any:
+    """The explainer of a model; native ones of Captum by the rules of the hardened classes, without hardening."""
+    make: Any = explainer
+    if isinstance(explainer, Catalogued) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
+        return make(model, hardening=Hardening.none())
+    if not callable(explainer) or isinstance(explainer, nn.Module):
+        raise ConfigurationTypeError(
+            "explainer: expected a class or a function that makes an explainer of a model, as"
+            f" captum.attr.InputXGradient or lambda m: IntegratedGradients(m), got {type(explainer).__name__}; of an"
+            " explainer that exists already, give its class"
+        )
+    made = make(model)
+    if isinstance(made, Hardened | Asked):
+        return made
+    if isinstance(made, Attribution):
+        return harden(made, Hardening.none())
+    if not callable(getattr(made, "attribute", None)):
+        raise ConfigurationTypeError(
+            f"explainer: expected what it makes to have attribute(inputs, target=...), got {type(made).__name__}"
+        )
+    return made
+
+
+def _method_of(made: Any) -> str:
+    """Name of an explainer's native class."""
+    made = made.explainer if isinstance(made, Asked) else made
+    return str((made._native if isinstance(made, Hardened) else type(made)).__name__)
+
+
+def _maps_of(
+    explainer: Any, model: Any, asked: tuple[Tensor, ...], several: bool, target: Any, options: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """The maps of one model: detached, finite, a row for each example."""
+    given: Any = tuple(x.clone() for x in asked)
+    given = given if several else given[0]
+    if isinstance(explainer, Hardened | Asked):
+        maps = explainer.attribute(given, target=target, **options)
+    else:
+        with one_at_a_time(modules_of(model)), torch.enable_grad():
+            maps = explainer.attribute(given, target=target, **options)
+    tensors = maps if isinstance(maps, tuple) else (maps,)
+    alike = all(isinstance(t, Tensor) and t.dim() and len(t) == len(asked[0]) for t in tensors)
+    if not alike or len(tensors) != len(asked):
+        kinds = ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
+        raise RefusedError(
+            f"the explainer returned ({kinds}) where {len(asked)} maps of {len(asked[0])} examples were expected"
+        )
+    return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0).clone() for t in plain(tensors))
+
+
+def _mean_of_unit_maps(maps: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Mean over models of maps of L2 norm 1, each over all its tensors; a map of zeros counts as it is."""
+    shapes = [tuple(t.shape for t in one) for one in maps]
+    if len(set(shapes)) > 1:
+        raise InputError(f"expected maps of one shape from all public models, got {sorted(map(str, set(shapes)))}")
+    work = torch.float64 if any(t.dtype == torch.float64 for t in maps[0]) else torch.float32
+    total = sum(UnitNorm()(torch.cat([t.reshape(len(t), -1).to(work) for t in one], 1)) for one in maps) / len(maps)
+    parts = total.split([t[0].numel() for t in maps[0]], 1)  # type: ignore[union-attr]
+    return tuple(p.reshape(t.shape).to(t.dtype) for p, t in zip(parts, maps[0], strict=True))
+
+
+def _shape_of(answers: Any) -> str:
+    """What something is, for messages."""
+    if isinstance(answers, Tensor):
+        return f"a tensor of {answers.dtype} of shape {tuple(answers.shape)}"
+    return type(answers).__name__

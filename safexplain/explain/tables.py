@@ -38,11 +38,7 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Predict:
-    """What native explainers ask: (n, d) numbers -> (n, classes) of the explained output, float64.
-
-    Args:
-        forward: the model, or its probabilities.
-    """
+    """What native explainers ask of a model, or of its probabilities: (n, d) numbers -> (n, classes), float64."""
 
     forward: nn.Module
 
@@ -56,11 +52,7 @@ class Predict:
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """Public rows.
-
-    Args:
-        rows: (n, d) float64, each number one of float32, as models see it.
-    """
+    """Public rows, (n, d) float64, each number one of float32, as models see it."""
 
     rows: Rows
 
@@ -83,8 +75,14 @@ class Background:
 
 
 class OfTables:
-    """What the hardened explainers of rows share: being audited, and being loaded from a certificate."""
+    """What the hardened explainers of rows share: being audited, and being loaded from a certificate.
 
+    Attributes:
+        hardening: what is done to each explanation.
+    """
+
+    hardening: Hardening
+    _entry: ClassVar[str]
     _row: ClassVar[Row | None] = None
     _needs: ClassVar[bool] = True
     """Whether a background is needed."""
@@ -102,6 +100,9 @@ class OfTables:
     _columns: int | None = None
     """Of the background."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"
+
     @classmethod
     def catalogued(cls, public: Any = None, **made: Any) -> MadeOf:
         """The explainer as `safexplain.audit.audit` makes and asks it, for each model anew.
@@ -116,7 +117,29 @@ class OfTables:
             ConfigurationError: the background is missing, or an argument cannot be stated in a certificate.
             RefusedError: an explainer of this class cannot be certified.
         """
-        return MadeOf.of(cls, public, made)
+        row = cls._row
+        if row is None:
+            raise RefusedError(f"{cls.__name__} cannot be certified: only explainers of rows of tables can")
+        if public is None and cls._needs:
+            raise ConfigurationError(
+                f"{row.hardened_name} needs a background of public rows:"
+                f" {row.hardened_name}.catalogued(public=rows), and public=rows where it is loaded"
+            )
+        if unknown := sorted(made.keys() - cls._makes):
+            raise ConfigurationError(
+                f"{row.hardened_name} is audited as made with public and {', '.join(sorted(cls._makes)) or 'no more'};"
+                f" got {', '.join(unknown)}"
+            )
+        try:
+            plain = json.loads(json.dumps(dict(made), allow_nan=False))
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of such, which a"
+                " certificate can state"
+            ) from None
+        versions = {name: _version_of(name, row) for name in cls._libraries}
+        background = None if public is None else Background.of(public)
+        return MadeOf(row, cls, background, plain, MappingProxyType(versions))
 
     @classmethod
     def from_certificate(
@@ -191,14 +214,8 @@ class OfTables:
 
 @dataclass(frozen=True, eq=False)
 class PinnedRows:
-    """What a certified explainer of rows holds fast.
-
-    Args:
-        model: the audited model.
-        digest: its digest when the certificate was loaded.
-        options: that were audited.
-        predict: of the explained output.
-    """
+    """What a certified explainer of rows holds fast: the audited model, its digest when the certificate was loaded, the
+    audited options, and the explained output."""
 
     model: nn.Module
     digest: bytes
@@ -233,33 +250,6 @@ class MadeOf:
     background: Background | None
     made: Mapping[str, Any]
     versions: Mapping[str, str]
-
-    @classmethod
-    def of(cls, kind: type[OfTables], public: Any, made: Mapping[str, Any]) -> Self:
-        """See `OfTables.catalogued`."""
-        row = kind._row
-        if row is None:
-            raise RefusedError(f"{kind.__name__} cannot be certified: only explainers of rows of tables can")
-        if public is None and kind._needs:
-            raise ConfigurationError(
-                f"{row.hardened_name} needs a background of public rows:"
-                f" {row.hardened_name}.catalogued(public=rows), and public=rows where it is loaded"
-            )
-        if unknown := sorted(made.keys() - kind._makes):
-            raise ConfigurationError(
-                f"{row.hardened_name} is audited as made with public and {', '.join(sorted(kind._makes)) or 'no more'};"
-                f" got {', '.join(unknown)}"
-            )
-        try:
-            plain = json.loads(json.dumps(dict(made), allow_nan=False))
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of such, which a"
-                " certificate can state"
-            ) from None
-        versions = {name: _version_of(name, row) for name in kind._libraries}
-        background = None if public is None else Background.of(public)
-        return cls(row, kind, background, plain, MappingProxyType(versions))
 
     @property
     def method(self) -> str:
@@ -313,13 +303,7 @@ class AskedRows:
 
 
 def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, Any]) -> Any:
-    """The explainer of one class, of those that a certificate is about.
-
-    Args:
-        kind: a hardened class.
-        audited: the certificate and its model.
-        public: the background.
-        made: see `OfTables.from_certificate`.
+    """The explainer of one hardened class, of those that a certificate is about.
 
     Raises:
         CertificateError, RefusedError, ConfigurationError: see `OfTables.from_certificate`.
@@ -364,16 +348,8 @@ def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, An
 def pin(
     of: MadeOf, forward: nn.Module, model: nn.Module, digest: bytes, hardening: Hardening, options: Mapping[str, Any]
 ) -> Any:
-    """An explainer that holds fast what it was made with and its options.
-
-    Args:
-        of: what it is made with.
-        forward: the explained output of the model.
-        model: the model itself.
-        digest: of the model.
-        hardening: with its key.
-        options: of the native entry.
-    """
+    """An explainer, of the explained output `forward` of a model, that holds fast what it was made with and the options
+    of the native entry."""
     explainer = of(forward, hardening=hardening).explainer
     explainer._pinned = PinnedRows(model, digest, options, Predict(forward))
     return explainer

@@ -18,17 +18,17 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain.aix360 import harden_aix360, is_aix360
-from safexplain.explain.aix360.base import HardenedAIX360
+from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
-from safexplain.explain.alibi.base import HardenedAlibi, is_alibi
+from safexplain.explain.alibi.base import HardenedAlibi
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.isolation import own_state
+from safexplain.explain.libraries import defined_in
 from safexplain.explain.row import Row
-from safexplain.explain.shap import harden_shap, is_shap
-from safexplain.explain.shap.explainers import HardenedShap
+from safexplain.explain.shap import harden_shap
+from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HARDENED", "Catalogued", "build", "harden"]
@@ -90,32 +90,27 @@ def _as_native(
 
 
 def _class_doc(row: Row) -> str:
-    lines = [f"Hardened {row.name}. {row.summary}", ""]
+    parts = [f"Hardened {row.name}. {row.summary}"]
     if row.citation:
-        lines += [f"Source: {row.citation}.", ""]
+        parts.append(f"Source: {row.citation}.")
     if row.nt_type:
-        lines += [
+        parts.append(
             "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
-            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel.",
-            "",
-        ]
+            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
+        )
     if row.hooks:
-        lines += [
-            "Runs on a private copy of the model, so that other threads may use the model meanwhile.",
-            "",
-        ]
+        parts.append("Runs on a private copy of the model, so that other threads may use the model meanwhile.")
     if row.library == "captum" and not row.nt_type and row.in_base and row.name in CATALOG:
         own, natively = f"Hardened{row.name}", f"safexplain.captum.{row.native.__name__}"
-        lines += [f"`{own}` and `{natively}` are the same class.", ""]
-    lines += [
-        f"Takes the arguments of `{row.native.__name__}`, and two more.",
-        "",
-        "Args:",
-        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.",
+        parts.append(f"`{own}` and `{natively}` are the same class.")
+    parts.append(f"Takes the arguments of `{row.native.__name__}`, and two more.")
+    parts.append(
+        "Args:\n"
+        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.\n"
         "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
-        " read; None for `safexplain.model_digest` of it.",
-    ]
-    return "\n".join(lines)
+        " read; None for `safexplain.model_digest` of it."
+    )
+    return "\n\n".join(parts)
 
 
 HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
@@ -154,16 +149,13 @@ def harden(
         RefusedError: the method would silently be another one on this model, holds a hardened explainer, or gives
             answers that no hardening makes fit to leave.
     """
-    if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360 | HardenedShap):
+    if isinstance(native, Hardened | HardenedAlibi | OfTables):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
-    if model_digest is not None and (is_alibi(native) or is_aix360(native) or is_shap(native)):
-        options["model_digest"] = model_digest
-    if is_alibi(native):
-        return harden_alibi(native, hardening, **options)
-    if is_aix360(native):
-        return harden_aix360(native, hardening, **options)
-    if is_shap(native):
-        return harden_shap(native, hardening, **options)
+    others = {"alibi": harden_alibi, "aix360": harden_aix360, "lime": harden_aix360, "shap": harden_shap}
+    for library, harden_other in others.items():
+        if defined_in(type(native), library):
+            named = {} if model_digest is None else {"model_digest": model_digest}
+            return harden_other(native, hardening, **named, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     return _harden_captum(native, hardening, model_digest)
@@ -174,10 +166,6 @@ class Catalogued:
     """A method of the catalog as an audit asks it: on the default layer, with the options that it cannot do without.
 
     `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
-
-    Args:
-        row: of the catalog.
-        kind: the hardened class.
     """
 
     row: Row

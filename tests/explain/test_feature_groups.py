@@ -182,23 +182,6 @@ def test_places_of_a_cell_are_covered_by_the_same_windows_and_there_are_few_cell
     assert int(groups.max()) + 1 <= most
 
 
-@settings(max_examples=25, deadline=None)
-@given(sizes)
-def test_the_windows_of_the_oracle_are_captums(axis):
-    length, window, stride = axis
-
-    def count(x):
-        seen.append((x == 0).nonzero()[:, 1].tolist())
-        return x.sum(1)
-
-    seen = []
-    Occlusion(count).attribute(torch.ones(1, length), sliding_window_shapes=(window,), strides=(stride,))
-    covers = covering_windows((length,), (window,), (stride,))
-    starts = sorted({start for (over,) in covers.values() for start in over})
-    mine = [[p for p in range(length) if start <= p < start + window] for start in starts]
-    assert [places for places in seen if places] == mine
-
-
 @pytest.mark.parametrize(
     "spellings", [[((3, 4, 4), None), ((3, 4, 4), 1), ((3, 4, 4), (1, 1, 1))], [((3, 2, 2), (2, 2, 2)), ((3, 2, 2), 2)]]
 )

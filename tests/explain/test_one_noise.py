@@ -616,14 +616,6 @@ def test_groups_of_one_feature_are_no_groups():
     assert torch.equal(explainer.attribute(x, target=1, feature_mask=mask.flip(1) + 7), expected)
 
 
-@pytest.mark.parametrize("strides", [(3, 4, 4), (1, 4, 4), (2, 4, 4), torch.tensor([3, 4, 4]).tolist()])
-def test_strides_that_give_the_same_windows_have_one_noise(strides):
-    explainer = HARDENED["Occlusion"](image_net(), hardening=NOISY)
-    options = {"target": 1, "sliding_window_shapes": (3, 4, 4)}
-    expected = explainer.attribute(images(2), strides=(3, 4, 4), **options)
-    assert torch.equal(explainer.attribute(images(2), strides=tuple(strides), **options), expected)
-
-
 def test_a_native_explainer_that_ran_on_the_model_beside_changes_no_noise():
     from captum.attr import LayerDeepLift
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import threading
-import time
-from contextlib import contextmanager
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from served_digits import Certified
+from servers import EXPLAIN, INFER, PREDICT, listening
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware.authentication import AuthenticationMiddleware
 
@@ -23,30 +20,11 @@ from safexplain.errors import RefusedError
 from safexplain.ledger import Ledger
 from safexplain.serve import Limits, Service, app, router
 
-EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
-
-
-@contextmanager
-def running(application):
-    """A server in a thread: its address."""
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-        listening.close()
-
 
 @pytest.fixture(scope="module")
 def client(made: Certified):
     with (
-        running(
+        listening(
             app(Service.load(made.model, made.certificate, limits=Limits(questions=60)), most_bytes=200_000)
         ) as url,
         httpx.Client(base_url=url, headers={"X-Client-Id": "module"}) as made_client,
@@ -158,7 +136,7 @@ def test_what_is_wrong_with_the_certificate_stays_in_the_log(made, monkeypatch):
         raise RefusedError("weights 0.123 changed")
 
     monkeypatch.setattr(service, "explain", refuse)
-    with running(app(service)) as url:
+    with listening(app(service)) as url:
         answer = httpx.post(url + EXPLAIN, json={"instances": made.rows[:1].tolist()})
     assert answer.status_code == 503
     assert "0.123" not in answer.text
@@ -167,7 +145,7 @@ def test_what_is_wrong_with_the_certificate_stays_in_the_log(made, monkeypatch):
 
 def test_an_uncertified_service_says_so_everywhere(made):
     service = Service.load(made.model, None, uncertified=True, explainer="InputXGradient")
-    with running(app(service)) as url:
+    with listening(app(service)) as url:
         answer = httpx.post(url + EXPLAIN, json={"instances": made.rows[:1].tolist()})
         assert answer.json()["uncertified"] is True
         assert answer.headers["x-safexplain-uncertified"] == "true"
@@ -186,7 +164,7 @@ def test_the_authenticated_user_goes_before_the_header(made, tmp_path):
     application = FastAPI()
     application.include_router(router(service), prefix="/explanations")
     application.add_middleware(AuthenticationMiddleware, backend=Keys())
-    with running(application) as address:
+    with listening(application) as address:
         for i in range(5):
             httpx.post(
                 address + "/explanations" + EXPLAIN,
@@ -258,7 +236,7 @@ def test_answers_survive_many_clients_at_once(client, made):
 def test_numbers_are_written_as_the_float32_that_they_are(noisy):
     service = Service.load(noisy.model, noisy.certificate, key=b"a noise key of thirty-two bytes.")
     expected = service.explain(noisy.rows[:1], client="a").explanation
-    with running(app(service)) as url:
+    with listening(app(service)) as url:
         text = httpx.post(url + EXPLAIN, json={"instances": noisy.rows[:1].tolist()}).text
     assert np.array_equal(np.array(json.loads(text)["explanations"], np.float32), expected)
 
@@ -271,7 +249,7 @@ def test_a_request_that_came_before_is_answered_alike_and_not_read_again(made, m
     v2 = {"inputs": [tensor], "outputs": [{"name": "label"}], "id": "seven"}
     asked = [(EXPLAIN, v1), (PREDICT, v1), (INFER, v2)]
     with (
-        running(app(service)) as url,
+        listening(app(service)) as url,
         httpx.Client(base_url=url, headers={"X-Client-Id": "ann"}) as client,
     ):
         first = [client.post(path, json=body) for path, body in asked]

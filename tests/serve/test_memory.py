@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from servers import Redis
 
 from safexplain.errors import ConfigurationError
 from safexplain.serve import Service
@@ -69,71 +66,52 @@ def test_another_kind_of_url_is_refused():
         open_memory("http://localhost")
 
 
-@contextmanager
-def redis_server(port: int, folder):
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on this machine: apt-get install redis-server")
-    process = subprocess.Popen(
-        ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", port), 0.2).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()
+@pytest.fixture
+def redis():
+    server = Redis()
+    yield server
+    server.stop()
 
 
-@pytest.fixture(scope="module")
-def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+def test_workers_share_what_redis_remembers(made, redis):
+    with Service.load(made.model, made.certificate, cache=redis.url) as one:
+        first = one.explain(made.rows[:3], client="a")
+    with Service.load(made.model, made.certificate, cache=redis.url) as two:
+        again = two.explain(made.rows[:3], client="a")
+        assert np.array_equal(first.explanation, again.explanation)
+        assert 'source="remembered"} 3.0' in two.metrics.text()[0].decode()
+        two.explain(made.rows[:3], client="b")
+        assert 'source="computed"} 3.0' in two.metrics.text()[0].decode()
 
 
-def test_workers_share_what_redis_remembers(made, tmp_path, port):
-    with redis_server(port, tmp_path) as url:
-        with Service.load(made.model, made.certificate, cache=url) as one:
-            first = one.explain(made.rows[:3], client="a")
-        with Service.load(made.model, made.certificate, cache=url) as two:
-            again = two.explain(made.rows[:3], client="a")
-            assert np.array_equal(first.explanation, again.explanation)
-            assert 'source="remembered"} 3.0' in two.metrics.text()[0].decode()
-            two.explain(made.rows[:3], client="b")
-            assert 'source="computed"} 3.0' in two.metrics.text()[0].decode()
+def test_what_others_wrote_there_is_not_an_answer(redis):
+    memory = InRedis(redis.url)
+    memory.put({"a": ANSWER})
+    assert same(memory.get(["a"])[0], ANSWER)
+    (place,) = memory._redis.keys()
+    written = memory._redis.get(place)
+    forged = Remembered(3, np.ones(64, np.float32)).to_bytes()
+    for raw in (b"", b"x", written[:-3], written + b"\0", ANSWER.to_bytes(), forged, written[:32] + forged):
+        memory._redis.set(place, raw)
+        assert memory.get(["a"]) == [None]
+    memory._redis.set(place, written)
+    assert same(memory.get(["a"])[0], ANSWER)
+    memory.put({"b": ANSWER})
+    (other,) = set(memory._redis.keys()) - {place}
+    memory._redis.set(other, written)  # the answer to another question
+    assert memory.get(["b"]) == [None]
+    memory.close()
 
 
-def test_what_others_wrote_there_is_not_an_answer(made, tmp_path, port):
-    with redis_server(port, tmp_path) as url:
-        memory = InRedis(url)
-        memory.put({"a": ANSWER})
-        assert same(memory.get(["a"])[0], ANSWER)
-        (place,) = memory._redis.keys()
-        written = memory._redis.get(place)
-        forged = Remembered(3, np.ones(64, np.float32)).to_bytes()
-        for raw in (b"", b"x", written[:-3], written + b"\0", ANSWER.to_bytes(), forged, written[:32] + forged):
-            memory._redis.set(place, raw)
-            assert memory.get(["a"]) == [None]
-        memory._redis.set(place, written)
-        assert same(memory.get(["a"])[0], ANSWER)
-        memory.put({"b": ANSWER})
-        (other,) = set(memory._redis.keys()) - {place}
-        memory._redis.set(other, written)  # the answer to another question
-        assert memory.get(["b"]) == [None]
-        memory.close()
-
-
-def test_while_redis_is_away_answers_are_computed(made, tmp_path, port, caplog):
-    with Service.load(made.model, made.certificate, cache=f"redis://127.0.0.1:{port}/0") as service:
+def test_while_redis_is_away_answers_are_computed(made, redis, caplog):
+    redis.stop()
+    with Service.load(made.model, made.certificate, cache=redis.url) as service:
         away = service.explain(made.rows[:2], client="a")
-        with redis_server(port, tmp_path):
-            back = service.explain(made.rows[:2], client="a")
-            service.explain(made.rows[:2], client="a")
-            assert 'source="remembered"} 2.0' in service.metrics.text()[0].decode()
+        redis.start()
+        back = service.explain(made.rows[:2], client="a")
+        service.explain(made.rows[:2], client="a")
+        assert 'source="remembered"} 2.0' in service.metrics.text()[0].decode()
+        redis.stop()
         assert np.array_equal(away.explanation, back.explanation)
         assert np.array_equal(service.explain(made.rows[:2], client="a").explanation, back.explanation)
     said = [record.message for record in caplog.records if record.name == "safexplain.serve"]

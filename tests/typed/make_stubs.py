@@ -26,8 +26,8 @@ from typing import Any
 import safexplain
 from safexplain.explain.aix360 import AIX360, LIME
 from safexplain.explain.alibi import ALIBI
-from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.libraries import load_alibi
 from safexplain.explain.shap import SHAP
 from safexplain.explain.wrap import HARDENED
 

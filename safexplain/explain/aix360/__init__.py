@@ -1,8 +1,7 @@
 """Hardened AIX360: ProtoDash over public rows, LIME whose answers hold only weights, and why all else is refused.
 
-`base` imports AIX360 and lime when they are used, and says what to install where they are missing: pip install
-"safexplain[aix360]". `protodash` chooses from rows that were declared public and hardens the weights; `lime` runs the
-native explainer with random numbers of its own and fills an explanation made anew with hardened weights.
+`protodash` chooses from rows that were declared public and hardens the weights; `lime` runs the native explainer with
+random numbers of its own and fills an explanation made anew with hardened weights.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
-from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
+from safexplain.explain.libraries import defined_in
+from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "HardenedProtoDash",
 ]
 
-LIME: Mapping[str, type[HardenedAIX360]] = MappingProxyType(
+LIME: Mapping[str, type[OfTables]] = MappingProxyType(
     {
         "LimeTabularExplainer": HardenedLimeTabular,
         "LimeImageExplainer": HardenedLimeImage,
@@ -33,18 +33,16 @@ LIME: Mapping[str, type[HardenedAIX360]] = MappingProxyType(
 )
 """lime's name of an explainer -> the hardened class."""
 
-AIX360: Mapping[str, type[HardenedAIX360]] = MappingProxyType({"ProtodashExplainer": HardenedProtoDash, **LIME})
+AIX360: Mapping[str, type[OfTables]] = MappingProxyType({"ProtodashExplainer": HardenedProtoDash, **LIME})
 """AIX360's name of an explainer -> the hardened class."""
-
-_LIBRARIES = frozenset({"aix360", "lime"})
 
 
 def is_aix360(native: object) -> bool:
     """Whether an object is an AIX360 or LIME explainer, found out without importing either."""
-    return any(base.__module__.partition(".")[0] in _LIBRARIES for base in type(native).__mro__)
+    return defined_in(type(native), "aix360", "lime")
 
 
-def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> HardenedAIX360:
+def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> OfTables:
     """A hardened version of an AIX360 explainer, or of one of the `lime` package; `native` is left as it is.
 
     Args:
@@ -59,7 +57,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
         ConfigurationTypeError: hardened already, or no AIX360 explainer.
     """
     kind = type(native)
-    hardened: Any = AIX360.get(kind.__name__) if kind.__module__.partition(".")[0] in _LIBRARIES else None
+    hardened: Any = AIX360.get(kind.__name__) if kind.__module__.partition(".")[0] in ("aix360", "lime") else None
     if hardened is HardenedProtoDash:
         if "public" not in options:
             raise ConfigurationError(
@@ -68,7 +66,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
             )
         return HardenedProtoDash(hardening=hardening, **options)
     if hardened is not None:
-        wrapped: HardenedAIX360 = hardened.around(native, hardening, **options)
+        wrapped: OfTables = hardened.around(native, hardening, **options)
         return wrapped
     if not is_aix360(native):
         raise ConfigurationTypeError(f"expected an AIX360 or LIME explainer, got {kind.__name__}")

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError
-from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.libraries import load
+from safexplain.explain.query import as_asked
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
+from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "private_copy", "seeded"]
@@ -43,12 +44,8 @@ def seeded(hardening: Hardening, inputs: Tensor, name: str) -> np.random.RandomS
 
 
 def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
-    """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move.
-
-    Args:
-        explainer: of the lime package.
-        without: what stands where the caller gave no generator.
-    """
+    """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move; from
+    `without` where the caller gave none."""
     mine = copy.copy(explainer)
     for name in _PARTS:
         if getattr(mine, name, None) is not None:
@@ -64,7 +61,7 @@ def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
 Weights = list[tuple[int, float]]
 
 
-class _HardenedLime(HardenedAIX360, OfTables):
+class _HardenedLime(OfTables):
     """What the hardened LIME explainers share.
 
     Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
@@ -79,23 +76,25 @@ class _HardenedLime(HardenedAIX360, OfTables):
     _module: ClassVar[str]
     _name: ClassVar[str]
 
+    _options: ClassVar[frozenset[str]] = frozenset()
+    """Of `around`, beside `model_digest`."""
     _model_digest: bytes | None = None
 
     def __init__(
         self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(hardening)
-        self._model_digest = checked_digest(model_digest)
+        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
         self._hold(getattr(load(self._module), self._name)(*args, **kwargs))
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
         """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
         self = cls.__new__(cls)
-        HardenedAIX360.__init__(self, hardening)
+        self.hardening = hardening_or_default(hardening)
         self._model_digest = checked_digest(options.pop("model_digest", None))
-        for name, value in options.items():
-            self._option(name, value)
+        if unknown := options.keys() - cls._options:
+            raise TypeError(f"{cls.__name__} has no option {min(unknown)!r}")
+        vars(self).update(options)
         self._hold(native)
         return self
 
@@ -127,7 +126,7 @@ class _HardenedLime(HardenedAIX360, OfTables):
             bound.arguments["model_regressor"] = copy.deepcopy(regressor)
         names = list(bound.arguments)[:2]
         if not self.hardening.is_none:
-            instance = bound.arguments[names[0]] = _as_hashed(instance)
+            instance = bound.arguments[names[0]] = as_asked(instance)
         classes: list[int] = []
 
         def asked(samples: Any) -> Any:
@@ -159,9 +158,6 @@ class _HardenedLime(HardenedAIX360, OfTables):
         self._explainer = private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
         self._native = type(self._explainer)
 
-    def _option(self, name: str, value: Any) -> None:
-        raise TypeError(f"{type(self).__name__} has no option {name!r}")
-
     def _inputs(self, instance: Any) -> Tensor:
         """The instance as one row."""
         raise NotImplementedError
@@ -179,16 +175,6 @@ class _HardenedLime(HardenedAIX360, OfTables):
         hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)
         pairs = zip(features, hardened[0].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
-
-
-def _as_hashed(instance: Any) -> Any:
-    """An instance with the numbers that its noise is a function of."""
-    if hasattr(instance, "toarray") and instance.dtype.kind == "f":
-        instance = instance.copy()
-        instance.data = _as_hashed(instance.data)
-    elif isinstance(instance, np.ndarray) and instance.dtype.kind == "f":
-        return as_hashed(torch.from_numpy(np.array(instance))).numpy()
-    return instance
 
 
 class HardenedLimeTabular(_HardenedLime):
@@ -210,7 +196,7 @@ class HardenedLimeTabular(_HardenedLime):
     """
 
     _module, _name = "lime.lime_tabular", "LimeTabularExplainer"
-    _row, _libraries = CATALOG["LimeTabular"], ("lime",)
+    _row, _libraries, _options = CATALOG["LimeTabular"], ("lime",), frozenset({"bins"})
     _makes = frozenset(
         {"feature_names", "class_names", "categorical_features", "categorical_names", "kernel_width"}
         | {"feature_selection", "discretize_continuous", "discretizer", "sample_around_instance", "random_state"}
@@ -251,11 +237,6 @@ class HardenedLimeTabular(_HardenedLime):
 
     def _weights_of(self, row: NDArray[Any], labels: Any, predict: Any, options: Mapping[str, Any]) -> Any:
         return self._explain_instance(row, predict, labels=labels, num_features=len(row), **options)
-
-    def _option(self, name: str, value: Any) -> None:
-        if name != "bins":
-            super()._option(name, value)
-        self.bins = value
 
     def _inputs(self, instance: Any) -> Tensor:
         row = instance.toarray().ravel() if hasattr(instance, "toarray") else np.asarray(instance)

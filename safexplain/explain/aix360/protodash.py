@@ -22,10 +22,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.libraries import load_protodash
 from safexplain.explain.tables import MadeOf, OfTables
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 
 __all__ = ["HardenedProtoDash"]
@@ -33,7 +33,7 @@ __all__ = ["HardenedProtoDash"]
 Rows = NDArray[Any]
 
 
-class HardenedProtoDash(HardenedAIX360, OfTables):
+class HardenedProtoDash(OfTables):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
     What is lost: the answer no longer shows training cases. It shows the public or synthetic cases that represent the
@@ -66,7 +66,7 @@ class HardenedProtoDash(HardenedAIX360, OfTables):
     _fixed = frozenset({"self", "X", "Y"})
 
     def __init__(self, public: Any = None, *, hardening: Hardening | None = None, progress: bool = True) -> None:
-        super().__init__(hardening, Hardening.ranked)
+        self.hardening = hardening_or_default(hardening, Hardening.ranked)
         if public is None:
             raise ConfigurationTypeError(
                 "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"

@@ -12,10 +12,10 @@ import numpy as np
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, listing_outputs, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, maps_of, query_tensors, release, selection
-from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
+from safexplain.explain.alibi.rules import ROWS, Rules, kind_of
 from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.libraries import ONE_AT_A_TIME, defined_in, draw_from, listing_outputs, load_alibi, private_copy
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
@@ -23,7 +23,7 @@ from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
 from safexplain.native_maps import watch
 
-__all__ = ["FromArguments", "HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
+__all__ = ["FromArguments", "HardenedAlibi", "anchor_hardening", "new_generator"]
 
 
 def anchor_hardening(key: bytes | None = None) -> Hardening:
@@ -33,11 +33,6 @@ def anchor_hardening(key: bytes | None = None) -> Hardening:
         key: of the noise, see `GaussianNoise`.
     """
     return Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=key), grid=0.05)
-
-
-def is_alibi(native: object) -> bool:
-    """Whether an object's class, or one that it derives from, was defined in alibi; imports nothing."""
-    return any(in_alibi(kind) for kind in type(native).__mro__)
 
 
 def new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
@@ -110,12 +105,17 @@ class HardenedAlibi:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        if not is_alibi(native):
+        if not defined_in(type(native), "alibi"):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
         rules = ROWS[kind_of(native)]
         default = Hardening.recommended if rules.per_row else Hardening.ranked
         hardening = hardening_or_default(hardening, anchor_hardening if rules.anchors else default)
-        _check(hardening, rules.anchors)
+        for step in (hardening.clip, hardening.mask):
+            if rules.anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
+                raise ConfigurationError(
+                    f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
+                    " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
+                )
         load_alibi()
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
@@ -153,12 +153,3 @@ class FromArguments(HardenedAlibi):
         with draw_from(new_generator(hardening)):
             native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening, model_digest)
-
-
-def _check(hardening: Hardening, anchors: bool) -> None:
-    for step in (hardening.clip, hardening.mask):
-        if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
-            raise ConfigurationError(
-                f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing about"
-                " precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
-            )

@@ -28,13 +28,8 @@ __all__ = ["Query", "maps_of", "query_tensors", "release", "selection"]
 
 @dataclass(frozen=True)
 class Query:
-    """What the noise of a call is a function of, beside key, configuration and field.
-
-    Args:
-        inputs: tensors of shape (batch, ...).
-        method: name of the explainer and what is selected of it.
-        model_digest: of the explained model, see `safexplain._digest`.
-    """
+    """What the noise of a call is a function of, beside key, configuration and field: inputs (batch, ...), the name of
+    the explainer with what is selected of it, and the digest of the explained model."""
 
     inputs: tuple[Tensor, ...]
     method: str
@@ -105,14 +100,8 @@ _STORED = frozenset("biufU")
 
 
 def release(native: Any, rules: Rules, hardening: Hardening, query: Query, options: Mapping[str, Any]) -> Any:
-    """A new `alibi.api.interfaces.Explanation` with what may leave the native one.
-
-    Args:
-        native: the native explanation.
-        rules: of the native explainer's class.
-        hardening: what is done to the fields that are hardened.
-        query: what the noise is a function of.
-        options: the arguments of `explain`, by name.
+    """A new `alibi.api.interfaces.Explanation` with what may leave the native one, where `options` are the arguments of
+    `explain` by name.
 
     Raises:
         RefusedError: a field holds something else than its rule expects, or nothing that was asked for leaves.

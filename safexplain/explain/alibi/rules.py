@@ -155,7 +155,7 @@ def kind_of(native: Any) -> str:
     Raises:
         RefusedError: it falls under none.
     """
-    names = [kind.__name__ for kind in type(native).__mro__ if in_alibi(kind)]
+    names = [kind.__name__ for kind in type(native).__mro__ if (kind.__module__ or "").partition(".")[0] == "alibi"]
     if "DistributedAnchorTabular" not in names:  # an AnchorTabular with its rows and random numbers in Ray workers
         for name in names:
             if name in ROWS:
@@ -165,8 +165,3 @@ def kind_of(native: Any) -> str:
         f" {', '.join(ROWS)}. What returns rows of the training set, or instances made from them, has none, because no"
         " noise on numbers hides a row: use HardenedProtoDash over a set of public examples"
     )
-
-
-def in_alibi(kind: type) -> bool:
-    """Whether a class was defined in the alibi package."""
-    return (kind.__module__ or "").partition(".")[0] == "alibi"

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._digest import explained_digest
-from safexplain.errors import InputError, RefusedError
-from safexplain.explain.alibi.base import FromArguments, HardenedAlibi
-from safexplain.explain.alibi.library import no_failed_searches
+from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
+from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.libraries import defined_in, draw_from, load_alibi, no_failed_searches
+from safexplain.explain.row import Row
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import EstimatorModule
 
-__all__ = ["AnchorsOfRows", "HardenedAlibiKernelShap", "HardenedTreeShap", "Rule"]
+__all__ = ["HardenedAlibiKernelShap", "HardenedAnchors", "HardenedTreeShap", "Rule"]
 
 Rows = NDArray[Any]
 
@@ -81,18 +84,36 @@ def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]
     return {**given, **more}
 
 
-class AnchorsOfRows(OfTables, HardenedAlibi):
-    """What `HardenedAnchorTabular` is for an audit.
+class HardenedAnchors(HardenedAlibi, OfTables):
+    """Hardened anchors: wraps an AnchorTabular, AnchorImage or AnchorText that exists already.
 
-    Of d features, the numbers of a row are the 2 d of its rule (see `Rule`), then precision and coverage, hardened. A
-    service releases the rule, its conditions in the order of the columns, precision and coverage. Anchors are about the
-    predicted class, whatever class is asked for. A certificate knows `feature_names`, `categorical_names` (column ->
-    names), `seed` and `disc_perc`, and the options of `explain`.
+    The rule leaves as it is, precision and coverage leave hardened; training rows, predictions and background images do
+    not leave. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
+
+    Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). Of d features, the
+    numbers of a row are then the 2 d of its rule (see `Rule`), then precision and coverage, hardened. A service
+    releases the rule, its conditions in the order of the columns, precision and coverage. They are about the predicted
+    class, whatever class is asked for. A certificate knows `feature_names`, `categorical_names` (column -> names),
+    `seed` and `disc_perc`, and the options of `explain`.
+
+    Args:
+        native: the native explainer, fitted or not.
+        hardening: None for `anchor_hardening()`.
+
+    Raises:
+        ConfigurationTypeError: not an anchor explainer of alibi.
+        ConfigurationError: a hardening that weighs precision against coverage: RankNorm, UnitNorm, NormClip, TopKMask.
     """
 
+    _row: ClassVar[Row | None] = CATALOG["Anchors"]
     _libraries, _fixed, _tells = ("alibi",), frozenset({"self", "X"}), True
     _makes = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
     _rules: tuple[Rule, ...] = ()
+
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
+        if defined_in(type(native), "alibi") and not ROWS[kind_of(native)].anchors:
+            raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
+        super()._adopt(native, hardening, model_digest)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively and release what may leave; of a certified explainer, a row and the audited options."""
@@ -114,15 +135,11 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         given, names = dict(made.made), feature_names(made)
         named = given.get("categorical_names") or {}
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
-        make: Any = cls  # with the native constructor's arguments, see HardenedAnchorTabular
-        explainer: Self = make(
-            Predict(forward),
-            names,
-            categorical_names={column: list(values) for column, values in categories.items()} or None,
-            seed=given.get("seed"),
-            hardening=hardening,
-            model_digest=explained_digest(forward),
-        )
+        own = {column: list(values) for column, values in categories.items()} or None
+        with draw_from(new_generator(hardening)):
+            native = load_alibi().explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
+        explainer = cls.__new__(cls)
+        explainer._adopt(native, hardening, explained_digest(forward))
         explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
         bins = explainer._explainer.feature_values
         explainer._rules = tuple(Rule(name, list(bins[i]), i in categories) for i, name in enumerate(names))
@@ -153,7 +170,7 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         }
 
 
-class _ShapOfRows(OfTables, FromArguments):
+class _ShapOfRows(FromArguments, OfTables):
     """Shapley values of the predicted class.
 
     The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
@@ -161,6 +178,8 @@ class _ShapOfRows(OfTables, FromArguments):
     """
 
     _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
+    _quiet: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options that keep the native explainer from showing its progress."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively and release what may leave; of a certified explainer, rows and the audited options."""
@@ -173,12 +192,12 @@ class _ShapOfRows(OfTables, FromArguments):
         values = np.full((classes, *rows.shape), np.nan)
         for i, target in enumerate(self._pinned.classes_of(rows)):
             values[target, i] = self._numbers(rows[i], target, self._pinned.options)
-        released = self._explain(rows[:1], **self._quietly(self._pinned.options))
+        released = self._explain(rows[:1], **{**self._pinned.options, **self._quiet})
         data = {**released.data, "shap_values": list(values)}
         return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        maps = self._explain(row[None], **self._quietly(options)).data["shap_values"]
+        maps = self._explain(row[None], **{**options, **self._quiet}).data["shap_values"]
         outputs = len(np.atleast_1d(self._explainer.expected_value))
         if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
             raise RefusedError(
@@ -189,9 +208,6 @@ class _ShapOfRows(OfTables, FromArguments):
             return np.asarray(maps[0][0] if target else -maps[0][0])
         return np.asarray(maps[target][0])
 
-    def _quietly(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(options)
-
 
 class HardenedAlibiKernelShap(_ShapOfRows):
     """Hardened KernelShap of alibi: takes its arguments, and `hardening`; see `HardenedAlibi`.
@@ -201,6 +217,7 @@ class HardenedAlibiKernelShap(_ShapOfRows):
 
     _kind, _row, _makes = "KernelShap", CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
     _more = frozenset({"nsamples", "l1_reg"})
+    _quiet = MappingProxyType({"silent": True})
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -209,9 +226,6 @@ class HardenedAlibiKernelShap(_ShapOfRows):
         explainer = cls(Predict(forward), hardening=hardening, model_digest=explained_digest(forward), **given)
         explainer.fit(made.background.rows.copy())
         return explainer
-
-    def _quietly(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {**options, "silent": True}
 
 
 class HardenedTreeShap(_ShapOfRows):

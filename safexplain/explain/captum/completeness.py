@@ -15,8 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from captum.attr import (
 from captum.attr._utils.common import _format_callable_baseline
 from torch import Tensor
 
+from safexplain.explain.libraries import global_generators
 from safexplain.native_maps import watch
 
 __all__ = ["look_at"]
@@ -70,15 +70,8 @@ _logger = logging.getLogger(__name__)
 
 
 def look_at(explainer: Attribution, original: object, method: str, native: Any, options: Mapping[str, Any]) -> None:
-    """Look at what an explainer returned; never raises.
-
-    Args:
-        explainer: that made the maps, and may be asked again.
-        original: the model that its own is a copy of.
-        method: the explainer's name.
-        native: one tensor, or several, (batch, ...).
-        options: arguments of `attribute` by name.
-    """
+    """Look at what an explainer, which may be asked again, returned of a copy of the original model: one tensor, or
+    several, (batch, ...); never raises."""
     inputs, told = _tensors(options["inputs"]), watch()
     if not all(isinstance(t, Tensor) for t in (*_tensors(native), *inputs)):
         return
@@ -97,7 +90,7 @@ def look_at(explainer: Attribution, original: object, method: str, native: Any, 
     if options.get("additional_forward_args") is not None or not told.to_be_summed(original, method):
         return
     try:
-        with _same_random_numbers(inputs):
+        with global_generators(inputs):
             expected, error = _differences(explainer, options)
             off = _off(native, options, expected, error)
             if math.isfinite(off):
@@ -150,7 +143,7 @@ def _differences(explainer: Attribution, options: Mapping[str, Any]) -> tuple[Te
         ValueError: it is another sum that the values of this call add up to.
     """
     inputs = tuple(x.detach() for x in _tensors(options["inputs"]))
-    if isinstance(getattr(explainer, "layer", None), list) or np.any(_plain(options.get("stdevs", 0.0))):
+    if isinstance(getattr(explainer, "layer", None), list) or np.any(options.get("stdevs", 0.0)):
         raise ValueError("several layers, or noise on the inputs")
     given, batch = options.get("baselines"), len(inputs[0])
     several = isinstance(explainer, _OVER_BASELINES)
@@ -217,20 +210,5 @@ def _rows(options: Mapping[str, Any], batch: int, rows: int) -> dict[str, Any]:
     return {name: first(value) if name in _OF_EXAMPLES else value for name, value in options.items()}
 
 
-@contextmanager
-def _same_random_numbers(inputs: Any) -> Iterator[None]:
-    """Leave torch's and NumPy's global generators as they were."""
-    state = np.random.get_state()  # noqa: NPY002 - GradientShap draws from it
-    try:
-        with torch.random.fork_rng(sorted({x.get_device() for x in _tensors(inputs) if x.is_cuda})):
-            yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002 - GradientShap draws from it
-
-
 def _tensors(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -30,7 +30,8 @@ def default_layer(forward_func: object) -> nn.Module:
     parts = [part for module in modules_of(forward_func) for part in module.modules()]
     convolutions = [part for part in parts if isinstance(part, _CONVOLUTIONS)]
     linear = [part for part in parts if isinstance(part, nn.Linear)]
-    if convolutions and not _cuts_patches(convolutions[-1]):
+    size: Any = convolutions[-1].kernel_size if convolutions else ()
+    if convolutions and not (max(size) > 1 and size == convolutions[-1].stride):  # which would cut patches
         return convolutions[-1]
     if not convolutions and len(linear) > 1:
         return linear[-2]
@@ -88,11 +89,6 @@ def as_map(features: Tensor, layout: str, forward_func: object = None, size: tup
         f"a layer's output of shape {tuple(features.shape)} is no map as {layout!r}: choose another layer, or give"
         " reshape_transform= as channels_first, channels_last, tokens or a function"
     )
-
-
-def _cuts_patches(convolution: nn.Module) -> bool:
-    size: Any = convolution.kernel_size
-    return max(size) > 1 and bool(size == convolution.stride)
 
 
 def _looks_last(features: Tensor, forward_func: object, size: tuple[int, ...]) -> bool:

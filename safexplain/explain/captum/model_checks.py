@@ -112,17 +112,15 @@ def _is_exported(part: nn.Module) -> bool:
 def _has_no_mode(part: nn.Module) -> bool:
     if type(part) in _SHELLS or "_orig_mod" in part._modules:  # torch.compile's wrapper
         return True
+    if type(part).__module__.startswith("torch.ao.nn.quantized"):  # made for predictions alone
+        return True
     holds = part._parameters or part._buffers or part._modules
     of_torch = type(part).__module__.startswith("torch.nn.modules")
     return of_torch and not holds and not isinstance(part, _CHANGED_BY_TRAINING)
 
 
 def check_mode(explained: object, *, stacklevel: int = 4) -> None:
-    """Warn, once for each model, where a model is in training mode.
-
-    Args:
-        explained: a module, or whatever holds one, see `safexplain._digest.modules_of`.
-        stacklevel: of the warning.
+    """Warn, once for each model that an object holds (see `safexplain._digest.modules_of`), of training mode.
 
     Warns:
         TrainingModeWarning: a part of a model is in training mode.
@@ -167,11 +165,7 @@ def check_deeplift(explainer: Attribution) -> None:
 
 def check_first_call(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
     """What only data can show, once for each model: DeepLift's sum, and that a ReLU runs where the method needs one.
-
-    Args:
-        explainer: any. Its model may be hooked.
-        original: the module that its model is a copy of.
-        options: arguments of `attribute` by name.
+    The explainer's model is a copy of the original, and may be hooked.
 
     Raises:
         RefusedError: the method would silently be another one on this model.

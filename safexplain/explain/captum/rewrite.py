@@ -8,7 +8,7 @@ own. It follows the calls by symbolic tracing (torch.fx), so the network must ca
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class _Activation(NamedTuple):
         methods: of tensors.
     """
 
-    module: Callable[..., nn.Module]
+    module: type[nn.Module]
     arguments: tuple[str, ...]
     functions: tuple[Any, ...]
     methods: tuple[str, ...] = ()
@@ -68,11 +68,7 @@ _CLAMPS_BELOW = (torch.clamp_min, torch.clamp_min_, "clamp_min", "clamp_min_")
 _IGNORED: Mapping[str, tuple[object, ...]] = {"_stacklevel": (3, 5), "dtype": (None,), "return_indices": (False,)}
 """Arguments that modules do not have -> values at which nothing is lost by that."""
 
-_SPLIT = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
-    *(nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.Softmax),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
-)
+_SPLIT = tuple(row.module for row in _ACTIVATIONS)
 """Modules of which each call gets its own."""
 
 _SIDES = (32, 224, 28, 64, 16, 8, 96, 128, 256, 299)
@@ -171,16 +167,13 @@ def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
             new = graph.call_module(_added(root, _owner(node, root), made), (given,))
         node.replace_all_uses_with(new)
         if in_place and isinstance(given, fx.Node):  # who used the changed tensor later, used its new numbers
-            given.replace_all_uses_with(new, _later(order, order[node]))
+            later = {user for user, place in order.items() if place > order[node]}
+            given.replace_all_uses_with(new, later.__contains__)
         graph.erase_node(node)
         order[new] = order[node]
         changes += 1
     graph.lint()
     return changes
-
-
-def _later(order: Mapping[fx.Node, int], than: int) -> Callable[[fx.Node], bool]:
-    return lambda user: order.get(user, -1) > than
 
 
 def _added(root: nn.Module, owner: str, module: nn.Module) -> str:
@@ -305,16 +298,11 @@ def _fitting(model: nn.Module) -> Tensor:
     for part in model.modules():
         shapes: list[tuple[int, ...]] = []
         if isinstance(part, nn.Linear):
-            shapes = [(part.in_features,), (3, part.in_features)]
-            sides = [s for s in _SIDES if part.in_features == s * s]
-            shapes += [(1, s, s) for s in sides]
-            shapes += [(3, s, s) for s in _SIDES if part.in_features == 3 * s * s]
-        elif isinstance(part, nn.Conv1d):
-            shapes = [(part.in_channels, s) for s in _SIDES]
-        elif isinstance(part, nn.Conv2d):
-            shapes = [(part.in_channels, s, s) for s in _SIDES]
-        elif isinstance(part, nn.Conv3d):
-            shapes = [(part.in_channels, s, s, s) for s in (8, 16, 32)]
+            d = part.in_features
+            shapes = [(d,), (3, d), *((c, s, s) for c in (1, 3) for s in _SIDES if d == c * s * s)]
+        elif isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            axes = len(part.kernel_size)
+            shapes = [(part.in_channels, *(s,) * axes) for s in ((8, 16, 32) if axes == 3 else _SIDES)]
         for shape in shapes:
             x = torch.zeros(_BATCH, *shape, device=place.device, dtype=place.dtype)
             try:

@@ -4,7 +4,7 @@ Natively a SHAP explanation adds up to the output: base value plus values are wh
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
 best. A hardened explainer releases the values alone, hardened; no base value, no background, no copy of the instance.
 
-`library` imports shap when it is used, and `explainers` has the classes.
+`explainers` has the classes, `pipelines` what they take behind preprocessing, `trees` the fast values of trees.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain.libraries import defined_in
 from safexplain.explain.shap.explainers import (
     HardenedKernelExplainer,
     HardenedLinearExplainer,
@@ -30,11 +31,6 @@ SHAP: Mapping[str, type[HardenedShap]] = MappingProxyType(
 """shap's name of an explainer -> the hardened class."""
 
 
-def is_shap(native: object) -> bool:
-    """Whether an object is an explainer of shap, found out without importing it."""
-    return any(kind.__module__.partition(".")[0] == "shap" for kind in type(native).__mro__)
-
-
 def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None) -> HardenedShap:
     """A hardened version of an explainer of shap, which it holds from then on.
 
@@ -47,7 +43,7 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
         RefusedError: another explainer.
         ConfigurationTypeError: no explainer of shap.
     """
-    if not is_shap(native):
+    if not defined_in(type(native), "shap"):
         raise ConfigurationTypeError(f"expected an explainer of shap, got {type(native).__name__}")
     for base in type(native).__mro__:
         if base.__module__.startswith("shap.") and base.__name__ in SHAP:

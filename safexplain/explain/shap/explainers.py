@@ -20,10 +20,9 @@ from torch import nn
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.explain.alibi.library import draw_from
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.shap.library import load_shap
+from safexplain.explain.libraries import draw_from, load_shap
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
@@ -54,12 +53,8 @@ class HardenedShap(OfTables):
     Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
     a service releases. A certified explainer gives NaN for all other classes. Of a Pipeline, its last step is
     explained, and the values of all columns that the other steps make of one of the user's are added up.
-
-    Attributes:
-        hardening: what is done to the values of each row and output.
     """
 
-    hardening: Hardening
     _entry = "shap_values"
     _libraries = ("shap",)
     _name: ClassVar[str]
@@ -91,9 +86,6 @@ class HardenedShap(OfTables):
                 f"{type(self).__name__} has no {name!r}: only hardened values leave it, by shap_values(X) or"
                 " explainer(X).values. With a base value they would add up to the model's output"
             )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         load_shap()
@@ -159,7 +151,7 @@ class HardenedShap(OfTables):
         return load_shap().Explanation(values, base_values=None, data=None, feature_names=names)
 
     def _names(self) -> list[str] | None:
-        names = getattr(self._explainer, "data_feature_names", None)
+        names = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         return None if names is None else [str(name) for name in names]
 
     def _asked(self, X: Any) -> Any:
@@ -276,9 +268,9 @@ class _OfModel(HardenedShap):
         return values if self._encoded is None else self._encoded.summed(values)
 
     @classmethod
-    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
-        """The explainer of a last step."""
-        raise NotImplementedError
+    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
+        """What a last step is explained against, where public rows, or none, were given."""
+        return rows
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -287,7 +279,9 @@ class _OfModel(HardenedShap):
         encoded = Encoded(forward)
         background = None if made.background is None else _dense(encoded.rows(made.background.rows))
         digest = explained_digest(forward)
-        explainer = cls._made(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
+        of: Any = cls
+        reference = cls._reference(encoded.last, background)
+        explainer: Self = of(encoded.last, reference, hardening=hardening, model_digest=digest, **made.made)
         explainer._encoded, explainer._places = encoded, forward.places().tolist()
         encoded.origins  # noqa: B018 - an error now, and not with the first question
         return explainer
@@ -396,10 +390,6 @@ class HardenedTreeExplainer(_OfModel):
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
         return self._summed(_of_outputs(found, outputs))
 
-    @classmethod
-    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
-        return cls(last, background, **made)
-
 
 class HardenedLinearExplainer(_OfModel):
     """Hardened `shap.LinearExplainer`: Shapley values of a linear model, a coefficient times the way from a reference.
@@ -440,10 +430,6 @@ class HardenedLinearExplainer(_OfModel):
     def _model_of(self, native: Any) -> Any:
         return native.model
 
-    def _names(self) -> list[str] | None:
-        names = self._explainer.feature_names
-        return None if names is None else [str(name) for name in names]
-
     def _settings(self) -> dict[str, Any]:
         return {"mean": _named(self._explainer.mean)}
 
@@ -451,8 +437,8 @@ class HardenedLinearExplainer(_OfModel):
         return self._summed(_of_outputs(np.asarray(self._explainer.shap_values(_dense(self._taken(rows)))), outputs))
 
     @classmethod
-    def _made(cls, last: Any, background: Values | None, **made: Any) -> Self:
-        return cls(last, np.zeros((1, _width(last) or 0)) if background is None else background, **made)
+    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
+        return np.zeros((1, _width(last) or 0)) if rows is None else rows
 
 
 class HardenedKernelExplainer(HardenedShap):

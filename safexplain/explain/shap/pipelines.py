@@ -6,6 +6,7 @@ one of these comes from one of the user's columns, as one-hot columns do, the va
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,11 +33,7 @@ class MixedColumnsError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What the last step of a classifier takes for the user's rows.
-
-    Args:
-        module: the classifier, alone or a Pipeline, and what the numbers of a row stand for.
-    """
+    """What the last step of a classifier, alone or a Pipeline, takes for the user's rows."""
 
     module: EstimatorModule
 
@@ -78,13 +75,8 @@ class Encoded:
 
 
 def _through(step: Any, origins: Places, made: int | None) -> Places:
-    """Of each column that a fitted step makes, the user's column, where those it takes come from `origins`.
-
-    Args:
-        step: a transformer, or "passthrough".
-        origins: of the columns that it takes.
-        made: how many it makes; None: nobody says.
-    """
+    """Of each of the `made` columns (None: nobody says how many) that a fitted transformer, or "passthrough", makes,
+    the user's column, where those it takes come from `origins`."""
     from sklearn.base import OneToOneFeatureMixin
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_selection import SelectorMixin
@@ -105,7 +97,9 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
     elif isinstance(step, SelectorMixin):
         origins = origins[step.get_support()]
     elif isinstance(step, OneHotEncoder):
-        origins = np.repeat(origins, _categories(step))
+        plain = copy.copy(step).set_params(feature_name_combiner=lambda column, category: column)
+        names = list(getattr(step, "feature_names_in_", [f"x{i}" for i in range(len(origins))]))
+        origins = origins[[names.index(name) for name in plain.get_feature_names_out()]]
     elif isinstance(step, KBinsDiscretizer) and step.encode != "ordinal":
         origins = np.repeat(origins, step.n_bins_)
     elif isinstance(step, SimpleImputer) and step.add_indicator:
@@ -122,16 +116,6 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
             " behind it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
         )
     return origins
-
-
-def _categories(encoder: Any) -> list[int]:
-    """How many columns a one-hot encoder makes of each: rare categories share one, and one may be dropped."""
-    rare = encoder.infrequent_categories_ if encoder.min_frequency or encoder.max_categories else None
-    dropped = [None] * len(encoder.categories_) if encoder.drop_idx_ is None else encoder.drop_idx_
-    return [
-        len(known) - max(0 if rare is None or rare[i] is None else len(rare[i]) - 1, 0) - (dropped[i] is not None)
-        for i, known in enumerate(encoder.categories_)
-    ]
 
 
 def _places(columns: Any, transformer: Any) -> list[int]:

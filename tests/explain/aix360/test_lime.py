@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import pickle
-import struct
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ from torch import nn
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationTypeError, InputError, OpaqueModelWarning
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, harden_aix360
+from safexplain.testing import find_markers, planted
+from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 lime_image = pytest.importorskip("lime.lime_image")
@@ -230,76 +230,32 @@ def test_eight_threads_get_right_answers(case):
         assert list(pool.map(ask, instances * 2)) == one_by_one * 2
 
 
-FLOAT, TEXT = 1234.56789012345, "a marker that must not leave"
 ALLOWED = {"local_exp", "class_names", "mode", "domain_mapper", "image", "segments", "dummy_label", "random_state"}
 ALLOWED |= {"exp_feature_names", "feature_names", "feature_values", "feature_indexes", "indexed_string"}
 
 
-def plant(value):
+def plant(value, explainer=None):
     """Markers in every attribute that is not on the list, and in new ones, of an answer and of what it holds."""
     for name in {*vars(value), "an_extra_attribute"} - ALLOWED:
-        setattr(value, name, {FLOAT: [TEXT, np.array([FLOAT])]})
-    if hasattr(value, "domain_mapper"):
-        plant(value.domain_mapper)
-        if hasattr(value.domain_mapper, "indexed_string"):
-            value.domain_mapper.indexed_string.an_extra_attribute = [TEXT, FLOAT]
-    value.intercept = dict.fromkeys(getattr(value, "local_exp", ()), FLOAT)
+        setattr(value, name, {MARKER_NUMBER: [MARKER_TEXT, np.array([MARKER_NUMBER])]})
+    for name in ("domain_mapper", "indexed_string"):
+        if hasattr(value, name):
+            plant(getattr(value, name))
+    value.intercept = dict.fromkeys(getattr(value, "local_exp", ()), MARKER_NUMBER)
     return value
-
-
-def planting(kind):
-    class Planting(kind):
-        @functools.wraps(kind.explain_instance)
-        def explain_instance(self, *args, **kwargs):
-            return plant(super().explain_instance(*args, **kwargs))
-
-    return Planting
-
-
-def reachable(value, seen=None):
-    """Every object that can be got at from a value by attributes, items, closures and array elements."""
-    seen = {} if seen is None else seen
-    if id(value) in seen or isinstance(value, type):
-        return seen
-    seen[id(value)] = value
-    inner = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, dict):
-        inner += [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple | set | frozenset):
-        inner += list(value)
-    elif isinstance(value, np.ndarray) and value.size < 10_000:
-        inner += [*value.ravel().tolist(), value.base]
-    inner += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    for part in inner:
-        reachable(part, seen)
-    return seen
-
-
-def holds(answer):
-    """How the markers can be read from an answer."""
-    found = set()
-    for value in reachable(answer).values():
-        if isinstance(value, float) and abs(value - FLOAT) < 1e-6:
-            found.add("float")
-        if isinstance(value, str) and TEXT in value:
-            found.add("text")
-    stored = pickle.dumps(answer)
-    if any(struct.pack(code, FLOAT) in stored for code in ("<d", ">d")):
-        found.add("pickled float")
-    if TEXT.encode() in stored:
-        found.add("pickled text")
-    return found
 
 
 @cases
 @pytest.mark.parametrize("hardening", [RAW, NOISY], ids=["none", "noisy"])
 def test_nothing_that_is_not_listed_leaves(case, hardening):
-    explainer = planting(case.lime)(*case.made_of, random_state=0)
-    native = case.ask(explainer)
-    assert holds(native) == {"float", "text", "pickled float", "pickled text"}
-    answer = case.ask(case.hardened.around(explainer, hardening))
+    explainer = case.lime(*case.made_of, random_state=0)
+    with planted(case.lime, "explain_instance", plant) as planting:
+        native, answer = case.ask(explainer), case.ask(case.hardened.around(explainer, hardening))
+    assert planting.calls == 2
+    assert find_markers(native)
+    assert find_markers(pickle.dumps(native))
     assert weights(answer)
-    assert holds(answer) == set()
+    assert find_markers([answer, pickle.dumps(answer)]) == []
 
 
 @cases
@@ -321,8 +277,9 @@ def test_a_native_explainer_is_left_as_it_is_and_an_earlier_answer_stays_in_it(c
     case.ask(wrapped)
     assert native.explanation is earlier
     assert np.array_equal(native.explainer.random_state.get_state()[1], before)
-    assert not any(value is earlier for value in reachable(wrapped).values())
-    assert any(value is earlier for value in reachable(native).values())
+    earlier.secret = MARKER_TEXT
+    assert find_markers(wrapped) == []
+    assert find_markers(native)
 
 
 @cases

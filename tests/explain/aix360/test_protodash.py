@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360, protodash
-from safexplain.explain.aix360.base import load_protodash
+from safexplain.explain.libraries import load_protodash
 
 for needed in ("aix360", "cvxpy", "osqp"):
     pytest.importorskip(needed)

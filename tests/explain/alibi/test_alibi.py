@@ -18,6 +18,7 @@ import pytest
 
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
+from safexplain.explain import libraries as library
 from safexplain.explain.alibi import (
     HardenedALE,
     HardenedAnchorImage,
@@ -26,11 +27,10 @@ from safexplain.explain.alibi import (
     HardenedAnchorText,
     base,
     harden_alibi,
-    library,
 )
-from safexplain.explain.alibi.base import anchor_hardening, is_alibi
-from safexplain.explain.alibi.library import AlibiLicenceWarning, no_failed_searches
+from safexplain.explain.alibi.base import anchor_hardening
 from safexplain.explain.alibi.rules import ROWS
+from safexplain.explain.libraries import AlibiLicenceWarning, no_failed_searches
 
 pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
 
@@ -184,13 +184,6 @@ def test_the_apache_licence_is_said_once_in_the_log(unloaded, monkeypatch, caplo
         for _ in range(3):
             library.load_alibi()
     assert [record.message for record in caplog.records] == [f"alibi {version} is under the Apache Licence 2.0"]
-
-
-def test_is_alibi_asks_the_class_and_its_bases():
-    derived = type("Mine", (type(stub("ALE", {})),), {"__module__": "elsewhere"})
-    assert is_alibi(stub("ALE", {}))
-    assert is_alibi(derived())
-    assert not any(is_alibi(other) for other in (3, None, label, np.ones(3), type(stub("ALE", {}))))
 
 
 # As natively.

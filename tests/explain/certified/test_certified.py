@@ -21,7 +21,7 @@ from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, R
 from safexplain._digest import file_sha256, model_digest
 from safexplain._versions import RELEASE_FORMAT, VERSION
 from safexplain.errors import CertificateError, InputError, RefusedError
-from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE, STREAM
@@ -387,20 +387,10 @@ def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Pat
         HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=unknown))
 
 
-def test_only_the_default_layer_and_the_default_constructor_were_audited(tmp_path: Path) -> None:
+def test_a_method_of_layers_explains_the_default_layer_that_was_audited(tmp_path: Path) -> None:
     model = image_net()
-    explainer = {"method": "GradCAM", "options": {}}
-    path = certificate(tmp_path, model, explainer=explainer)
-    kind = HARDENED["GradCAM"]
-    assert kind.from_certificate(model, path, layer=default_layer(model)).layer is model[3]
-    with pytest.raises(RefusedError, match="layer"):
-        kind.from_certificate(model, path, layer=model[0])
-    ig = certificate(tmp_path, model)
-    HardenedIG.from_certificate(model, ig, multiply_by_inputs=True)
-    with pytest.raises(RefusedError, match="multiply_by_inputs"):
-        HardenedIG.from_certificate(model, ig, multiply_by_inputs=False)
-    with pytest.raises(RefusedError, match="no layer"):
-        HardenedIG.from_certificate(model, ig, layer=model[0])
+    path = certificate(tmp_path, model, explainer={"method": "GradCAM", "options": {}})
+    assert HARDENED["GradCAM"].from_certificate(model, path).layer is model[3]
 
 
 def test_what_the_command_line_checks_is_checked_here_too(tmp_path: Path) -> None:

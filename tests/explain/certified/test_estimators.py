@@ -21,7 +21,8 @@ from safexplain import HardenedKernelShap, HardenedOcclusion, Hardening
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Population, audit
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
-from safexplain.explain.served import _generators, load_release
+from safexplain.explain.libraries import global_generators
+from safexplain.explain.served import load_release
 from safexplain.hardening.noise import query_seeds
 from safexplain.outputs import EstimatorModule, as_module
 
@@ -54,7 +55,7 @@ def test_a_classifier_is_served_from_its_certificate(name: str, tmp_path: Path) 
     release = load_release(fitted, path)
     rows = []
     for i, seed in enumerate(query_seeds(b"", inputs=ASKED, method="KernelShap samples")):
-        with _generators(seed, ASKED):  # each question has random numbers of its own
+        with global_generators((ASKED,), seed):  # each question has random numbers of its own
             rows.append(explainer.attribute(ASKED[i : i + 1], target=TARGET[i : i + 1]))
     np.testing.assert_array_equal(release.explain(ASKED, TARGET), torch.cat(rows).numpy())
     torch.manual_seed(0)

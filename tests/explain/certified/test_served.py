@@ -20,7 +20,8 @@ from safexplain._digest import file_sha256
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG
 from safexplain.explain.isolation import one_at_a_time
-from safexplain.explain.served import _generators, load_release
+from safexplain.explain.libraries import global_generators
+from safexplain.explain.served import load_release
 from safexplain.explain.surrogate import PublicExplainer
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE, query_seeds
@@ -55,7 +56,7 @@ def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None
     if row.stochastic and not row.mixes_batch:  # each example has the random numbers of its own question
         rows = []
         for i, seed in enumerate(query_seeds(KEY, inputs=x, method=f"{row.name} samples")):
-            with _generators(seed, x):
+            with global_generators((x,), seed):
                 rows.append(audited.attribute(x[i : i + 1], target=TARGET[i : i + 1], **options).detach().numpy())
         expected, served = np.concatenate(rows), release.explain(x, TARGET)
     else:

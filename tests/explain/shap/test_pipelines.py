@@ -35,7 +35,7 @@ from safexplain.explain.shap.pipelines import MixedColumnsError
 from safexplain.outputs import EstimatorModule
 
 pytest.importorskip("shap")
-from safexplain.explain.shap.library import load_shap
+from safexplain.explain.libraries import load_shap
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(

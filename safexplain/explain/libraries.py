@@ -1,4 +1,8 @@
-"""Importing alibi when it is needed, its licence stated once, and keeping its calls apart from each other.
+"""Importing alibi, AIX360, lime and shap when they are needed, and keeping the calls of alibi apart from each other.
+
+AIX360's ProtoDash module imports `xport`, which it needs for one loader of a public data set only and which does not
+build on current setuptools; it is imported around that, and alibi around ray, which it uses only for explainers that
+are spread over processes. The licence of alibi is stated once.
 
 Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
 copy of the explainer's own objects (arrays, predictors and pipelines stay shared: nothing writes to them), and, in the
@@ -13,10 +17,9 @@ import logging
 import re
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -25,16 +28,22 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from safexplain.errors import MissingExtraError
 
 __all__ = [
     "ONE_AT_A_TIME",
     "AlibiLicenceWarning",
+    "defined_in",
     "draw_from",
-    "give_own_generators",
+    "global_generators",
     "listing_outputs",
+    "load",
     "load_alibi",
+    "load_protodash",
+    "load_shap",
     "no_failed_searches",
     "private_copy",
 ]
@@ -45,7 +54,7 @@ ONE_AT_A_TIME = threading.RLock()
 _generator: ContextVar[np.random.RandomState | None] = ContextVar("safexplain_alibi_generator", default=None)
 
 
-class _Numpy(types.ModuleType):
+class _Numpy(ModuleType):
     """NumPy for the modules of alibi: all as ever, but `random` is the running call's generator."""
 
     @property
@@ -58,7 +67,7 @@ _numpy = _Numpy("numpy")
 _numpy.__dict__.update({name: value for name, value in vars(np).items() if name != "random"})
 
 
-def give_own_generators() -> None:
+def _give_own_generators() -> None:
     """Let every loaded module of alibi, and shap's kernel method, draw from the running call's generator; again does no
     harm."""
     for name, module in list(sys.modules.items()):
@@ -85,6 +94,21 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
         _generator.reset(token)
 
 
+@contextmanager
+def global_generators(tensors: tuple[Tensor, ...], seed: bytes | None = None) -> Iterator[None]:
+    """Torch's global generators, those of the tensors' devices too, and NumPy's, as they are or from a seed of 32
+    bytes; afterwards they are as before."""
+    state = np.random.get_state()  # noqa: NPY002 - what Captum's GradientShap draws from
+    try:
+        with torch.random.fork_rng(sorted({x.get_device() for x in tensors if x.is_cuda})):
+            if seed is not None:
+                torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
+                np.random.seed(np.frombuffer(seed, "<u4"))  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
 def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """A copy of an explainer in which alibi's own objects and plain containers are new, and all else is shared."""
     memo = {} if memo is None else memo
@@ -105,8 +129,12 @@ def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _keeps_state(kind: type) -> bool:
-    ours = any((base.__module__ or "").partition(".")[0] in ("alibi", "shap") for base in kind.__mro__)
-    return ours and kind.__dictoffset__ != 0  # it has attributes
+    return defined_in(kind, "alibi", "shap") and kind.__dictoffset__ != 0  # it has attributes
+
+
+def defined_in(kind: type, *libraries: str) -> bool:
+    """Whether a class, or one that it derives from, is of one of these libraries; imports none of them."""
+    return any((base.__module__ or "").partition(".")[0] in libraries for base in kind.__mro__)
 
 
 def listing_outputs(explainer: Any) -> Any:
@@ -131,11 +159,6 @@ def _listed(method: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
     return listed
 
 
-_LAST_APACHE = (0, 9, 4)
-_log = logging.getLogger(__name__)
-_importing = threading.RLock()
-
-
 @contextmanager
 def no_failed_searches() -> Iterator[None]:
     """Anchors that are not precise enough are not logged, once for each of thousands of rows of an audit.
@@ -154,11 +177,39 @@ def no_failed_searches() -> Iterator[None]:
         log.removeFilter(others)
 
 
+_AIX360 = frozenset({"aix360", "cvxpy", "lime", "osqp", "requests", "skimage", "tqdm"})
+_LAST_APACHE = (0, 9, 4)
+_log = logging.getLogger(__name__)
+_importing = threading.RLock()
+
+
 class AlibiLicenceWarning(UserWarning):
     """The installed alibi is under the Business Source Licence 1.1, which is no open-source licence."""
 
 
-def load_alibi() -> ModuleType:
+def load(name: str) -> Any:
+    """Import a module of the extra `aix360`, which brings lime too.
+
+    Raises:
+        MissingExtraError: a distribution of the extra is not installed. Any other failure of the import stays as it is.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in _AIX360:
+            raise
+        raise MissingExtraError(
+            f'{name} needs {error.name}, which is not installed: pip install "safexplain[aix360]"', name=error.name
+        ) from error
+
+
+def load_protodash() -> Any:
+    """`aix360.algorithms.protodash`, with or without xport; raises as `load` does."""
+    with _importing, _without("xport", "aix360.algorithms.protodash"):
+        return load("aix360.algorithms.protodash")
+
+
+def load_alibi() -> Any:
     """The module alibi, with `alibi.explainers` imported.
 
     Raises:
@@ -168,45 +219,67 @@ def load_alibi() -> ModuleType:
         AlibiLicenceWarning: once a process, for releases after 0.9.4.
     """
     with _importing:
-        return _loaded()
+        return _loaded("alibi", "alibi.explainers")
+
+
+def load_shap() -> Any:
+    """The module shap, whose kernel method draws from the running call's generator; raises as `load_alibi` does."""
+    with _importing:
+        return _loaded("shap", "shap.explainers._tree")
 
 
 @cache
-def _loaded() -> ModuleType:
+def _loaded(library: str, part: str) -> Any:
     try:
-        with warnings.catch_warnings(), _without_ray():
+        with warnings.catch_warnings(), _without("ray", "alibi.explainers") if library == "alibi" else nullcontext():
             warnings.simplefilter("ignore", DeprecationWarning)
-            alibi = import_module("alibi")
-            import_module("alibi.explainers")
+            module, inner = import_module(library), import_module(part)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "alibi":
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise MissingExtraError(
-                'Alibi\'s explainers need alibi, which is not installed: pip install "safexplain[alibi]"', name="alibi"
+                f'The explainers of {library} need it, and it is not installed: pip install "safexplain[{library}]"',
+                name=library,
             ) from None
         raise MissingExtraError(
-            f"alibi is installed, but importing it fails: {type(error).__name__}: {error}. The extra safexplain[alibi]"
-            " brings what it needs",
+            f"{library} is installed, but importing it fails: {type(error).__name__}: {error}. The extra"
+            f" safexplain[{library}] brings what it needs",
             name=getattr(error, "name", None),
         ) from error
-    give_own_generators()
-    _state_licence(str(alibi.__version__))
-    return alibi
+    _give_own_generators()
+    if library == "alibi":
+        _state_licence(str(module.__version__))
+    elif (decode := getattr(inner, "decode_ubjson_buffer", None)) is not None:
+        vars(inner)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
+    return module
 
 
 @contextmanager
-def _without_ray() -> Iterator[None]:
-    """Let `import ray` succeed where there is none.
-
-    Beside shap, alibi 0.9.4 does not import without it, and uses it only for explainers spread over processes.
-    """
-    if "ray" in sys.modules or find_spec("ray") is not None:
+def _without(name: str, reader: str) -> Iterator[None]:
+    """Let `import name` succeed within a package where there is none; afterwards nothing is left of what it got."""
+    if reader in sys.modules or name in sys.modules or find_spec(name) is not None:
         yield
         return
-    sys.modules["ray"] = types.ModuleType("ray")
+    stand_in = sys.modules[name] = ModuleType(name)
     try:
         yield
     finally:
-        del sys.modules["ray"]
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        for path, module in list(sys.modules.items()):
+            if path.startswith(reader) and getattr(module, name, None) is stand_in:
+                delattr(module, name)
+
+
+def _with_one_base_score(model: Any) -> Any:
+    """XGBoost's own format with a base score that shap 0.49 can read.
+
+    XGBoost 3.1 and later write a list of them, "[5E-1]", of which shap 0.50 and later take the first. It moves the base
+    value, which does not leave, and no Shapley value.
+    """
+    parameters = model.get("learner", {}).get("learner_model_param", {})
+    if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
+        parameters["base_score"] = score.strip("[]").partition(",")[0]
+    return model
 
 
 def _state_licence(version: str) -> None:
