@@ -13,11 +13,13 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -722,15 +724,24 @@ class Method(NamedTuple):
 
     def __call__(self, forward: Any, hardening: HardeningLike, x: Tensor, target: Tensor) -> Tensor:
         """The released maps of a batch."""
-        try:
-            made = self.make(forward, hardening=hardening)
+        with self._errors():
+            return self.ask(self.make(forward, hardening=hardening), x, target)
+
+    def ask(self, made: Any, x: Tensor, target: Tensor) -> Tensor:
+        """Those of an explainer that is made already."""
+        with self._errors():
             maps: Tensor = made.attribute(x, target=target, **self.arguments)
+        return maps
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except (SafexplainError, torch.cuda.OutOfMemoryError):
             raise
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InputError(f"{self.name} cannot explain this model: {reason}") from error
-        return maps
 
 
 def methods_of(
@@ -777,11 +788,26 @@ class Release:
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
         if isinstance(model, Endpoint):  # which decides by itself what it explains, and how
             return model.explain(x)
-        forward = Probability(model) if self.softmax else model
-        maps = [method(forward, self.hardening, x, target) for method in self.methods]
+        maps = [method.ask(made, x, target) for method, made in zip(self.methods, self._made(model), strict=True)]
         if self.hardening.is_none and self.compares:  # what is not released
             maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
         return maps[0] if len(maps) == 1 else maps
+
+    def _made(self, model: nn.Module) -> list[Any]:
+        """The explainers of a model, made once for all its batches: some read every tree for that."""
+        last = _MADE.get(self)
+        if last is None or last[0] is not model:
+            forward, made = Probability(model) if self.softmax else model, []
+            for method in self.methods:
+                with method._errors():
+                    made.append(method.make(forward, hardening=self.hardening))
+            _MADE[self] = last = (model, made)
+        return last[1]
+
+
+_MADE: WeakKeyDictionary[Release, tuple[nn.Module, list[Any]]] = WeakKeyDictionary()
+"""The last model that each release was asked about, and its explainers: no part of a release, which is sent and told by
+what made it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -335,9 +335,9 @@ EXCESS = (0.022, 0.06, 0.1)
 """Shares of the members that maps tell for certain ("adds s")."""
 ADDS_NOTHING = ("random", "label", "top")
 WHOLE_AUDITS = {**dict.fromkeys(ADDS_NOTHING, 28), "shift .25": 4, "shift 1": 4,
-                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 28)}  # fmt: skip
+                **dict.fromkeys((f"adds {s:g}" for s in EXCESS), 14)}  # fmt: skip
 """Settings of `signals_of`, and audits of each by default."""
-FEWER = {"once": 1, "settings": 1, "before": 14}
+FEWER = {"once": 1, "settings": 1, "before": 7}
 """What these numbers are divided by; shifts are audited by default only."""
 BEFORE = 3_710_000
 """Explanations that version 0.2.0 asked for of 3,000 + 3,000 examples; now native ones once, released ones once and for
