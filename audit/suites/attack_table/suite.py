@@ -91,7 +91,7 @@ def rows_of(signals: Signals, level: int, predictions: bool) -> dict[str, dict[s
     """What is scored at a level: "alone", and the stacks "with labels" and (once a task) "predictions"."""
     by_labels, by_predictions = (
         [r for r in fitting(signals, Policy(patience=LEVELS, release=given)) if r.level == level and _is_row(r)]
-        for given in ("explanation", "explanation+prediction")  # type: ignore[arg-type]
+        for given in ("explanation", "explanation+prediction")
     )
     others = candidates(signals, level)
     wide = next(r for r in by_labels if r.name == "Stacked")
