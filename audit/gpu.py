@@ -46,7 +46,6 @@ class Step:
         quick: options of a small run instead.
         resumes: it keeps finished parts, so that it may be interrupted and started again.
         cached: it takes `--cache` and `--data`.
-        writes: a result of its own; if not, it only prepares the next step.
         fine: exit codes of a run that went through; 1 is a missed target of a suite or benchmark.
     """
 
@@ -57,7 +56,6 @@ class Step:
     quick: tuple[str, ...] = ("--quick",)
     resumes: bool = False
     cached: bool = False
-    writes: bool = True
     fine: tuple[int, ...] = (0, 1)
 
     def command(self, out: Path, options: argparse.Namespace) -> list[str]:
@@ -82,12 +80,6 @@ def _canaries(name: str, minutes: float) -> Step:
     return Step(f"canary_{name}", module, full, minutes, ("--quick", "--device", "cuda"), resumes=True, cached=True)
 
 
-def _resnet18(stage: str) -> Step:
-    module, full = "audit.suites.cifar10_resnet18", ("--stage", stage, "--device", "cuda")
-    name = "cifar10_resnet18" if stage == "attack" else f"cifar10_resnet18_{stage}"
-    return Step(name, module, full, 10, (*full, "--quick"), resumes=True, cached=True, writes=stage == "attack")
-
-
 CUDA = ("--device", "cuda")
 NO_CACHE = ("-p", "no:cacheprovider")
 STEPS = (
@@ -102,14 +94,12 @@ STEPS = (
     _canaries("figure3", 20),
     Step("reference_training", "audit.benchmarks.reference_training", (*CUDA, "--minutes", "8"), 12,
          (*CUDA, "--quick")),
-    *(_resnet18(stage) for stage in ("train", "signals", "attack")),
     Step("dp_attacks", "audit.suites.dp_attacks", ("--full", *CUDA), 730, ("--task", "network", *CUDA, "--quick"),
          resumes=True, cached=True),
     Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
     Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
          resumes=True, cached=True),
     _canaries("sweep", 60),
-    _canaries("text", 180),
     _canaries("scratch", 270),
     Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
          cached=True),
@@ -140,7 +130,7 @@ def run(
         command = step.command(out, options)
         if options.only and step.name not in options.only:
             continue
-        if known.get("finished") and (out.is_file() or not step.writes) and not options.again:
+        if known.get("finished") and out.is_file() and not options.again:
             say(f"{step.name}: finished before, in {known['seconds'] / 60:.0f} min")
             continue
         left = end - time.monotonic()
@@ -153,7 +143,7 @@ def run(
         before = out.stat().st_mtime_ns if out.is_file() else None
         code = call(command, left)
         wrote = out.is_file() and out.stat().st_mtime_ns != before
-        finished = code in step.fine and (wrote or not step.writes)
+        finished = code in step.fine and wrote
         keep(folder, step, command, code, finished, time.monotonic() - began)
         if code is None:
             say(f"{step.name}: interrupted, finished parts are kept; the same command goes on")

@@ -7,19 +7,6 @@ from typing import Any
 from ..shared.run import markdown
 
 
-def search(found: dict[str, Any]) -> str:
-    """Seconds, validity and distance of the batched search beside other ways to search the same network."""
-    rows = []
-    for name, r in found["results"].items():
-        ratio, faster = r["our_distance_to_its"], r["times_faster"]
-        rows.append((
-            name, f"{r['queries']:,}", f"{r['seconds']:.2f}", f"{r['valid']:.0%}",
-            "" if ratio is None else f"{ratio:.3f}", "" if faster is None else f"{faster:,.0f}",
-        ))  # fmt: skip
-    header = ("search", "queries", "seconds", "valid", "our distance over its", "ours is as many times as fast")
-    return markdown(header, rows)
-
-
 def ledger(found: dict[str, Any]) -> str:
     """Charges a second, and how long a million records take to be told."""
     results = found["results"]
@@ -109,17 +96,6 @@ def reference_training(found: dict[str, Any]) -> str:
     header = ("network", "recipe", "examples a second", "over the loop of before (median, quartiles)",
               "first training with compiling, seconds")  # fmt: skip
     return markdown(header, rows, left=2)
-
-
-def metaclassifiers(found: dict[str, Any]) -> str:
-    """All networks at once, and in a loop."""
-    a_network, areas = found["ms_a_network_median"], found["auc_on_the_sample"]
-    rows = [
-        ("together", f"{a_network['together']:.2f}", f"{found['together_seconds']:,.0f}", f"{areas['together']:.3f}"),
-        (f"loop (extrapolated from {found['loop_networks_trained']})", f"{a_network['loop']:.0f}",
-         f"{found['loop_seconds_extrapolated']:,.0f}", f"{areas['loop']:.3f}"),
-    ]  # fmt: skip
-    return markdown((f"{found['networks']:,} networks", "ms each", "seconds for all", "AUC on the sample"), rows)
 
 
 def serving(found: dict[str, Any]) -> str:

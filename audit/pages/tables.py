@@ -11,6 +11,7 @@ from ..benchmarks.peers import tables as peer_tables
 from ..benchmarks.recourse_peers import tables as recourse_peer_tables
 from ..shared.cells import auc, found_by
 from ..shared.run import markdown
+from ..suites.attack_table import tables as attack_tables
 from ..suites.bound_errors import tables as bound_tables
 from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
@@ -30,50 +31,6 @@ def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
     """The judged attack whose upper bound decides about a certificate."""
     judged = [a for a in cell["attacks"] if a.get("judged", True)]
     return max(judged, key=lambda a: float(a["bounds"][1]))
-
-
-# ----------------------------------------------------------------------------------------------- attack_table.json
-
-
-def _figures(each: list[list[float]]) -> str:
-    """TPR at 1 % and AUC, means over targets."""
-    n = len(each)
-    return f"{100 * sum(f[0] for f in each) / n:.1f}, {sum(f[2] for f in each) / n:.3f}"
-
-
-def attack_scores(found: dict[str, Any]) -> str:
-    """What each attack finds alone, in one query: TPR at 1 % in percent, and AUC."""
-    cells = {name: cell["figures"]["1"] for name, cell in found["results"].items()}
-    rows: dict[str, dict[str, str]] = {}
-    for name, groups in cells.items():
-        listed = {
-            **groups["alone"],
-            "labels, stacked": groups["with labels"]["labels"],
-            "**the stack**": groups["with labels"]["all"],
-            "predictions, stacked": groups["predictions"]["all"],
-        }
-        for attack, each in listed.items():
-            rows.setdefault(attack, {})[name] = _figures(each)
-    return markdown(("attack", *cells), [(attack, *(by.get(c, "") for c in cells)) for attack, by in rows.items()])
-
-
-def attack_changes(found: dict[str, Any]) -> str:
-    """What leaving a kind of row out of a stack costs, and what a candidate would add."""
-    rows = []
-    for name, change in found["summary"].items():
-        group, _, what = name.partition(": ")
-        most = change["most"]
-        tpr, auc = most["tpr at 1 %"], most["auc"]
-        rows.append((
-            group,
-            what,
-            f"{100 * change['mean'][0]:+.1f}, {change['mean'][2]:+.4f}",
-            f"{100 * tpr['gain']:+.1f} ± {100 * tpr['error']:.1f} ({tpr['where']})",
-            f"{auc['gain']:+.3f} ± {auc['error']:.3f} ({auc['where']})",
-            f"{change['wins']}, {change['loses']} of {change['of']}",
-        ))  # fmt: skip
-    header = ("stack", "row", "gain by it, mean: points at 1 %, AUC", "most at 1 %", "most in AUC", "gains, loses")
-    return markdown(header, rows, left=2)
 
 
 def sentences(found: dict[str, Any]) -> str:
@@ -162,8 +119,10 @@ def dp_head(found: dict[str, Any]) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
-    "attack_table: scores": ("attack_table", attack_scores),
-    "attack_table: changes": ("attack_table", attack_changes),
+    **{
+        f"attack_table: {name}": ("attack_table", getattr(attack_tables, name))
+        for name in ("scores", "changes", "methods", "strata", "one_run", "ranking")
+    },
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
@@ -175,7 +134,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "broken_trainers: spent": ("broken_trainers", trainer_tables.spent),
     "canary_figure2": ("canary_figure2", canary_tables.figure2),
     "canary_figure3": ("canary_figure3", canary_tables.on_data),
-    "canary_adam": ("canary_adam", canary_tables.alone),
     "canary_scratch": ("canary_scratch", canary_tables.on_data),
     "canary_sweep: 5": ("canary_sweep", canary_tables.by_runs),
     "canary_sweep: A1": ("canary_sweep", canary_tables.utility),
@@ -183,12 +141,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "canary_sweep: A3": ("canary_sweep", canary_tables.numbers_of_steps),
     "canary_sweep: A4": ("canary_sweep", canary_tables.learning_rates),
     "canary_sweep: A5": ("canary_sweep", canary_tables.ratios),
-    "canary_text": ("canary_text", canary_tables.on_data),
     "canary_training": ("canary_training", canary_tables.training),
     "dp_epsilons": ("dp_epsilons", dp_epsilons),
     "dp_finetuning": ("dp_finetuning", dp_finetuning),
     "dp_head": ("dp_head", dp_head),
-    "recourse_search": ("recourse_search", benchmark_tables.search),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
     "noise": ("noise", benchmark_tables.noise),
     "serving": ("serving", benchmark_tables.serving),
@@ -196,7 +152,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
-    "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     "reference_training": ("reference_training", benchmark_tables.reference_training),
     **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},

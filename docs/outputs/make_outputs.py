@@ -345,20 +345,6 @@ def _recourse_networks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _recourse_search(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    results = found["results"]
-    ours = [results[f"search_recourse, {cost}"]["seconds"] for cost in ("L2", "L1")]
-    others = [results[name]["times_faster"] for name in ("loop of Adam, L2", "alibi Counterfactual, L1")]
-    return [
-        (
-            "Recourse for 1,000 queries to an MLP with 23 features (one core)",
-            f"L2: {ours[0]:.1f} s, {others[0]:,.0f} times as fast as a loop of Adam; L1: {ours[1]:.1f} s,"
-            f" {others[1]:,.0f} times as fast as Alibi",
-            "python -m audit.benchmarks.recourse_search",
-        )
-    ]
-
-
 def _ledger_speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     results = found["results"]
     rates = [results[f"{name}, one principal"]["charges_a_second"] for name in ("SQLite", "PostgreSQL")]
@@ -396,7 +382,6 @@ ROWS: dict[str, dict[str, Maker]] = {
         "dp_finetuning": _dp_finetuning,
         "dp_head": _dp_head,
         "canary_training": _canary_training,
-        "recourse_search": _recourse_search,
         "ledger_speed": _ledger_speed,
     },
 }

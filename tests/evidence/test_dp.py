@@ -16,7 +16,7 @@ pytest.importorskip("dp_accounting")
 from evidence import DATA, ROOT, needs, twice
 
 from audit.shared.resampling import resampled_rates
-from audit.suites.attack_table import suite as attack_table
+from audit.suites.attack_table import tasks as attack_table
 from audit.suites.dp_attacks import attacks, plan, tables
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import released as dp_released

@@ -18,7 +18,7 @@ pytest.importorskip("dp_accounting")
 from evidence import DATA, needs, twice
 
 from audit.shared import run as common
-from audit.suites.attack_table import suite as attack_table
+from audit.suites.attack_table import tasks as attack_table
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import nets as dp_nets
 from audit.suites.dp_attacks import networks as dp_networks

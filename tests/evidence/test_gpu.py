@@ -38,14 +38,14 @@ def test_steps_come_in_the_stated_order():
     names = [s.name for s in gpu.STEPS]
     assert len(set(names)) == len(names)
     stated = ["tests", "explainer_overhead_224", "hardening_speed", "dp_finetuning", "canary_figure3"]
-    stated += ["reference_training", "cifar10_resnet18_train", "cifar10_resnet18", "dp_attacks"]
+    stated += ["reference_training", "dp_attacks"]
     assert [name for name in names if name in stated] == stated
     assert names[0] == "tests"
 
 
 STEPS = (
     gpu.Step("first", "some.first", (), 1),
-    gpu.Step("prepares", "some.prepares", (), 2, resumes=True, writes=False),
+    gpu.Step("second", "some.second", (), 2, resumes=True),
     gpu.Step("last", "some.last", (), 30, resumes=True),
 )
 
@@ -61,7 +61,7 @@ class Runs:
         code = self.codes.get(name, 0)
         self.started.append(name)
         self.seconds[name] = seconds
-        if name != "prepares" and code in (0, 1):
+        if code in (0, 1):
             gpu.Path(command[-1]).write_text("{}")
         return code
 
@@ -75,7 +75,7 @@ def go(folder, runs, steps=STEPS, said=None, **changed):
 
 def test_steps_run_in_order_and_finished_ones_only_again_when_asked_for(tmp_path):
     for changed, expected in (
-        ({}, ["first", "prepares", "last"]),
+        ({}, ["first", "second", "last"]),
         ({}, []),
         ({"only": ["last"], "again": True}, ["last"]),
     ):
@@ -89,15 +89,15 @@ def test_steps_run_in_order_and_finished_ones_only_again_when_asked_for(tmp_path
 
 
 def test_a_missed_target_is_a_result_and_an_unusable_input_is_none(tmp_path):
-    runs, said = Runs(first=1, prepares=2), []
+    runs, said = Runs(first=1, second=2), []
     assert go(tmp_path, runs, said=said) == 1
-    assert runs.started == ["first", "prepares", "last"]  # one that cannot run keeps no other from it
+    assert runs.started == ["first", "second", "last"]  # one that cannot run keeps no other from it
     known = gpu.recorded(tmp_path)
     assert [known[s.name]["finished"] for s in STEPS] == [True, False, True]
-    assert "not finished: prepares" in said
+    assert "not finished: second" in said
     again = Runs()
     assert go(tmp_path, again) == 0
-    assert again.started == ["prepares"]
+    assert again.started == ["second"]
 
 
 def test_a_step_that_writes_nothing_is_not_finished(tmp_path):
@@ -111,7 +111,7 @@ def test_a_step_that_writes_nothing_is_not_finished(tmp_path):
 def test_time_that_is_up_interrupts_what_resumes_and_starts_nothing_that_would_not_fit(tmp_path):
     runs, said = Runs(last=None), []
     assert go(tmp_path, runs, said=said, minutes=0.5) == 3
-    assert runs.started == ["prepares", "last"]  # "first" is expected to take longer, and would be lost
+    assert runs.started == ["second", "last"]  # "first" is expected to take longer, and would be lost
     assert all(0 < seconds <= 30 for seconds in runs.seconds.values())
     assert said[-1] == "time was up before: first, last"
     runs = Runs()

@@ -243,27 +243,11 @@ def test_paper_a_runs_quickly(tmp_path):
 
 
 @pytest.mark.slow
-@needs_cifar10
-def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
-    quick = ("--quick", "--device", "cpu", "--cache", str(tmp_path / "cache"))
-    for stage in ("train", "signals", "attack"):
-        done, report = run("audit.suites.cifar10_resnet18", *quick, "--stage", stage, out=tmp_path / "out.json")
-        assert (done.returncode, report is None) == (0, stage != "attack")
-    assert set(report["results"]) == {
-        "InputXGradient native",
-        "InputXGradient ranks with noise",
-        "Saliency native",
-        "Saliency ranks with noise",
-    }
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
         ("audit.benchmarks.hardening_speed", ("--rounds", "3", "--batch", "16")),
         ("audit.benchmarks.batched_training", ("--rounds", "2", "--models", "4", "--epochs", "2")),
-        ("audit.benchmarks.metaclassifiers", ("--quick",)),
         ("audit.benchmarks.reference_training", ("--quick",)),
     ],
 )

@@ -200,11 +200,10 @@ def _power(name: str) -> list[str]:
             _bars(shares, f"Share of the best possible test's finds, by {name}"),
         ]
     rows = []
-    for cell, found in result("attack_table").get("results", {}).items():
-        for attack, each in found["figures"]["1"]["alone"].items():
+    for cell, found in result("attack_table").get("results", {}).get("confirm", {}).items():
+        for attack, (tpr, _, auc, *_) in found["figures"]["1"]["alone"].items():
             what, _, signal = attack.partition(" on ")
             if what == name:
-                tpr, auc = (sum(figures[k] for figures in each) / len(each) for k in (0, 2))
                 rows.append((cell, _signal(signal), f"{auc:.2f}", percent(tpr)))
     if rows:
         parts += [

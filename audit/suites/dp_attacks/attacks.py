@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 from scipy.stats import beta
 
 from safexplain._privacy_loss import Steps
@@ -23,13 +24,13 @@ from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-from ...shared.resampling import interpolated_rates, resampled_rates
+from ...shared.resampling import interpolated_rates, interval, resampled_rates
 from ...shared.run import Progress
-from ..attack_table.suite import FIVE, HUANG, estimate
 from .plan import DELTA, Budget, Size
 
 RATES = (0.001, 0.01)
-OF_FIVE = "+".join(FIVE)
+HUANG = "LRT (Huang et al.)"
+OF_FIVE = "l1+mean+positive+sparsity+peak"
 SCALAR = (
     *(
         SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")
@@ -168,3 +169,10 @@ def digest(signals: Signals) -> str:
     if signals.attributions is not None:
         h.update(np.ascontiguousarray(signals.attributions).tobytes())
     return h.hexdigest()
+
+
+def estimate(replicates: NDArray[np.float64]) -> dict[str, float]:
+    """The value (the first one) and its interval from the others."""
+    value, se = float(replicates[0]), float(replicates[1:].std(ddof=1))
+    low, high = interval({"value": value, "se": se}, float(ndtri(0.975)))
+    return {"value": value, "low": low, "high": high}

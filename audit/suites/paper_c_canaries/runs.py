@@ -1,4 +1,4 @@
-"""Substitute-adjacency canaries in many trainings at once: what the suites of paper C's Figures 3, 4 and A6 share.
+"""Substitute-adjacency canaries in many trainings at once: what the suites of paper C's Figures 3 and 4 share.
 
 A task is trained at several sample rates, with the noise that gives epsilon 10 under substitution, with one canary
 after another, half of the runs of each on the record and half on what stands in its place. After every k-th step the

@@ -6,9 +6,9 @@ substitution, q = 1/4 and 1/16, 2,500 runs. Purchase100 cannot be had; here it i
 classes).
 
 On a CPU there are two smaller tasks on 1,000 records: "location30" has the paper's width and rates, an MLP of
-446-128-30, but 200 steps and 200 runs, with which no canary can be expected to exceed add/remove at q = 1/16
-(`python -m audit.suites.paper_c_canaries.adam` says why); "location30, 2,500 steps" has the paper's steps at that rate,
-with 16 hidden units and 400 runs. `--full` takes all records, the paper's width, steps and 2,500 runs, three times.
+446-128-30, but 200 steps and 200 runs, with which no canary can be expected to exceed add/remove at q = 1/16;
+"location30, 2,500 steps" has the paper's steps at that rate, with 16 hidden units and 400 runs. `--full` takes all
+records, the paper's width, steps and 2,500 runs, three times.
 
     python -m audit.suites.paper_c_canaries.scratch [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """

@@ -81,26 +81,6 @@ def shown_power(power: float | None) -> str:
     return "" if power is None else f"{power:.2f}"
 
 
-def alone(found: dict[str, Any]) -> str:
-    """A gradient canary and the noise alone on their parameter: medians of both bounds, and how many exceed.
-
-    The fewest and the most steps, without other betas of Adam.
-    """
-    rows, every = [], [cell["steps"] for cell in found["cells"]]
-    for cell in found["cells"]:
-        for name, each in cell["scores"].items():
-            if cell["steps"] not in (min(every), max(every)) or "betas" in name:
-                continue
-            sizes = (each[runs] for runs in ("200", "400", "2500"))
-            rows.append((
-                f"T = {cell['steps']:,}, q = {cell['sample_rate']:g}, {name}", f"{cell['add_remove']:.2f}",
-                *(f"{s['epsilon_lower_median']:.2f}, {s['paper_estimator_median']:.2f}"
-                  f" ({s['above_add_remove']:.0%}, {s['paper_above_add_remove']:.0%})" for s in sizes),
-            ))  # fmt: skip
-    header = ("steps, sample rate, update", "add/remove", "200 runs", "400 runs", "2,500 runs")
-    return markdown(header, rows)
-
-
 def by_runs(found: dict[str, Any]) -> str:
     """Figure 5: a column a number of runs."""
     rates = found["results"]["5"]["rates"]

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
-from torch import nn
+from torch import Tensor, nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
@@ -55,7 +55,7 @@ from ...shared.run import (
     table,
     write_json,
 )
-from ..attack_table.suite import RANKS, accuracy, hardening_of, release, resnet8
+from ..attack_table.tasks import RANKS, accuracy, hardening_of, release
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -63,6 +63,31 @@ Bools = NDArray[np.bool_]
 POLICY = Policy(fpr=0.05, max_tpr=0.10, patience=(1,))
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 """What the networks were trained with."""
+
+
+class Block(nn.Module):
+    """Basic block of a ResNet (He et al., 1512.03385)."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
+        same = stride == 1 and channels == out
+        shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = nn.Identity() if same else shortcut
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, c, h, w) -> (b, out, h / stride, w / stride)."""
+        out: Tensor = self.relu(self.second(self.first(x)) + self.shortcut(x))
+        return out
+
+
+def resnet8(seed: int) -> nn.Module:
+    """16, 32 and 64 channels on 16 x 16, 8 x 8 and 4 x 4 positions."""
+    stem = (nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+    blocks = (Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 @dataclass(frozen=True)

