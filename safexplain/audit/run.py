@@ -48,7 +48,7 @@ from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import refuse_copies
 from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
-from safexplain.audit.utility import Sample, utility_of
+from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting

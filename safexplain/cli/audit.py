@@ -26,7 +26,7 @@ from safexplain.cli.console import (
     make_folder,
     resumable,
 )
-from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks
+from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
 from safexplain.errors import ConfigurationError
 
 __all__ = ["attack_command", "audit_command", "demo_command"]
@@ -151,7 +151,6 @@ def attack_command(
     """Run the attacks alone, on signals from any pipeline, and judge them."""
     from safexplain._progress import shown
     from safexplain.audit import Signals, certify
-    from safexplain.cli.run.question import policy_of
     from safexplain.cli.run.tables import show_attacks
 
     judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)

@@ -1,7 +1,7 @@
 """The options that `audit` and `tune` have in common, and how a command takes them all at once.
 
 Nothing here imports what the options are about: `--help`, completion and usage errors come without PyTorch. What the
-options become is in `cli.run.question`.
+options become is in `cli.run.question`, but for the policy, which `attack` has too.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -30,6 +30,10 @@ from safexplain.cli.console import (
     RunDir,
     Seed,
 )
+from safexplain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from safexplain.verdict.policy import Policy
 
 Arch = Annotated[
     str | None,
@@ -218,3 +222,26 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat
+
+
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
+    """The policy of the file, or the default one, with the options that were given.
+
+    Raises:
+        InputError, ConfigurationError: as `Policy`.
+    """
+    from safexplain.audit.attacks.suite import check_suite
+    from safexplain.verdict.policy import Policy
+
+    given: dict[str, Any] = {
+        "fpr": fpr,
+        "max_tpr": max_tpr,
+        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if attacks is not None and not values["suite"]:
+        raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
+    start = Policy() if file is None else Policy.from_toml(file)
+    found = replace(start, **values)
+    check_suite(found)  # before anything is trained
+    return found

@@ -28,7 +28,7 @@ from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
 from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.utility import Faithfulness, Utility
+from safexplain.audit.usefulness import Faithfulness, Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.judgement import AuditResult

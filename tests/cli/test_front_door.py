@@ -20,7 +20,7 @@ import safexplain
 from safexplain.audit.attacks.suite import NAMES
 from safexplain.audit.canaries.setting import PRESETS
 from safexplain.cli import canaries, completion
-from safexplain.cli.run.question import policy_of
+from safexplain.cli.options import policy_of
 from safexplain.errors import ConfigurationError, near
 from safexplain.explain import CATALOG
 from safexplain.verdict.canaries.claim import SCENARIOS
@@ -329,7 +329,7 @@ def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case:
     assert b"Pipe" not in done.stderr
 
 
-@pytest.mark.parametrize("where", ["safexplain.cli.run.question.policy_of", "safexplain.audit.Signals.load"])
+@pytest.mark.parametrize("where", ["safexplain.cli.audit.policy_of", "safexplain.audit.Signals.load"])
 def test_ctrl_c_is_one_line_and_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def pressed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
