@@ -820,7 +820,7 @@ class _Way:
         samples = []
         for i, pool in enumerate(pools):
             model, rng = pool.shadows.models[0], np.random.default_rng([self.seed, i])
-            most = SAMPLED // (8 if self.options.quick else 1)
+            most = SAMPLED // (32 if self.options.quick else 1)
             number = min(len(pool.population), max(1, most // len(pools)))
             chosen = np.sort(rng.choice(len(pool.population), number, replace=False))
             x = pool.population.x[torch.from_numpy(chosen)]
@@ -853,7 +853,7 @@ class _Way:
         result = certify(
             signals,
             replace(self.policy, patience=(1,), uncounted=True) if beside else self.policy,
-            inputs=inputs,
+            inputs=None if beside and self.options.quick else inputs,
             scorers=self.scorers,
             force=self.options.force,
             seed=self.seed,

@@ -100,7 +100,7 @@ def audit_command(
     from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
     from safexplain.cli.run.question import Service, begun, parse_hardening
-    from safexplain.cli.run.quick import numbers_of, seen_in_losses, show_quick
+    from safexplain.cli.run.quick import PLANNING, numbers_of, seen_in_losses, show_quick
     from safexplain.cli.run.tables import show_audit
 
     chosen = parse_hardening(hardening)
@@ -109,7 +109,7 @@ def audit_command(
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
     with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public) as run:
-        plan = plan_audit(**run.arguments, hardening=chosen)
+        plan = plan_audit(**run.arguments, hardening=chosen, **({"budget": PLANNING} if quick else {}))
         if question.plan:
             return show_plan(plan, run.folder, question.json_, question.quiet)
         if not (question.quiet or quick):

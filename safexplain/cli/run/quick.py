@@ -24,8 +24,11 @@ from safexplain.outputs import as_module
 from safexplain.verdict.judgement import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-SECONDS = 80.0
-"""Of the plan, of training, asking and explaining: what imports, attacks and files leave of two minutes."""
+SECONDS = 60.0
+"""Of the plan, of training, asking and explaining: what imports, losses, attacks and files leave of two minutes."""
+
+PLANNING = 4.0
+"""Seconds that the plan measures, about: half of what it does for a whole audit."""
 
 LEAST = 20.0
 """Of these, after a plan that took long."""
@@ -33,8 +36,8 @@ LEAST = 20.0
 FEWEST, MOST = 100, 1_000
 """Examples that are scored."""
 
-LOSSES = 10.0
-"""Seconds of asking for losses, of so many examples as `MOST` at least."""
+LOSSES = 8.0
+"""Seconds of asking for losses."""
 
 ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 """What is run."""
@@ -122,7 +125,7 @@ def seen_in_losses(plan: Plan, given: Mapping[str, Any]) -> Seen | None:
     population, options, member = given["population"], given["options"], given["member"]
     if isinstance(given["model"], Endpoint) or options.labels == "foreign":
         return None
-    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), MOST, 4 * MOST))
+    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
     rows = population.sample(member, min(number, len(population)))
     model = as_module(given["model"], population.classes)
     told = predict(Shadows((model,), member[None, rows]), population.part(rows), patience=(1,)).values["loss"]
