@@ -24,6 +24,7 @@ from safexplain.cli.console import (
     choose_folder,
     device_of,
     make_folder,
+    option,
     resumable,
 )
 from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
@@ -37,60 +38,41 @@ def audit_command(
     question: Question,
     hardening: Annotated[
         str,
-        typer.Option(
-            metavar="HARDENING",
-            help="recommended, none, deepleak, JSON, or a JSON file.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "HARDENING",
+            "recommended, none, deepleak, JSON, or a JSON file.",
+            EXPLANATION,
             autocompletion=completion.hardenings,
         ),
     ] = "recommended",
     pretraining_pool: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Pre-training data with a column member: audit membership in it, not in --data.",
-            rich_help_panel=DATA,
-        ),
+        option("PATH", "Pre-training data with a column member: audit membership in it, not in --data.", DATA),
     ] = None,
     endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="URL of an explanation service to audit instead of a model file.",
-            rich_help_panel=MODEL,
-        ),
+        str | None, option("URL", "URL of an explanation service to audit instead of a model file.", MODEL)
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FORMAT",
+            "Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
+            MODEL,
             "--format",
-            metavar="FORMAT",
-            help="Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
-            rich_help_panel=MODEL,
         ),
     ] = None,
     public: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "PATH",
+            "Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
+            EXPLANATION,
         ),
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", metavar="", help="A first look in two minutes, which decides nothing.", rich_help_panel=RUN
-        ),
-    ] = False,
+    quick: Annotated[bool, option("", "A first look in two minutes, which decides nothing.", RUN, "--quick")] = False,
     scored: Annotated[
         int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="Examples to score, drawn at random.  \\[default: as many as the policy needs]",
-            rich_help_panel=REFERENCES,
-        ),
+        option("N", "Examples to score, drawn at random.  \\[default: as many as the policy needs]", REFERENCES, min=2),
     ] = None,
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
@@ -137,10 +119,10 @@ def attack_command(
     attacks: Attacks = None,
     split: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Examples to use: certification, or selection, which decides nothing.",
-            rich_help_panel=POLICY,
+        option(
+            "NAME",
+            "Examples to use: certification, or selection, which decides nothing.",
+            POLICY,
             autocompletion=completion.splits,
         ),
     ] = "certification",

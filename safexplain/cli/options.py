@@ -29,6 +29,7 @@ from safexplain.cli.console import (
     Resume,
     RunDir,
     Seed,
+    option,
 )
 from safexplain.errors import ConfigurationError
 
@@ -37,47 +38,28 @@ if TYPE_CHECKING:
 
 Arch = Annotated[
     str | None,
-    typer.Option(
-        metavar="NETWORK",
-        help=" timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
-        rich_help_panel=MODEL,
+    option(
+        "NETWORK",
+        " timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
+        MODEL,
         autocompletion=completion.architectures,
     ),
 ]
-TrustPickle = Annotated[
-    bool,
-    typer.Option(
-        "--trust-pickle", metavar="", help="Load a pickled model, which can run any code.", rich_help_panel=MODEL
-    ),
-]
+TrustPickle = Annotated[bool, option("", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")]
 TrustType = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TYPE", help="Accept this type in a skops file, by its full name. Repeatable.", rich_help_panel=MODEL
-    ),
+    list[str] | None, option("TYPE", "Accept this type in a skops file, by its full name. Repeatable.", MODEL)
 ]
-PolicyFile = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="TOML file; the options below override it.", rich_help_panel=POLICY),
-]
-PolicyFpr = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER", help="False-positive rate of the attacks.  \\[default: 0.01]", rich_help_panel=POLICY
-    ),
-]
+PolicyFile = Annotated[Path | None, option("FILE", "TOML file; the options below override it.", POLICY, "--policy")]
+PolicyFpr = Annotated[float | None, option("NUMBER", "False-positive rate of the attacks.  \\[default: 0.01]", POLICY)]
 MaxTpr = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER", help="Largest tolerated share of members found.  \\[default: 0.03]", rich_help_panel=POLICY
-    ),
+    float | None, option("NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
 ]
 Attacks = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Attacks to run, separated by commas.  \\[default: all that apply]",
-        rich_help_panel=POLICY,
+    option(
+        "NAMES",
+        "Attacks to run, separated by commas.  \\[default: all that apply]",
+        POLICY,
         autocompletion=completion.attacks,
     ),
 ]
@@ -98,96 +80,54 @@ class Question:
     arch: Arch = None
     trust_pickle: TrustPickle = False
     trust_type: TrustType = None
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            help=".npz file, table with columns label and member, or folder of images.",
-            rich_help_panel=DATA,
-        ),
-    ]
+    data: Annotated[Path, option("PATH", ".npz file, table with columns label and member, or folder of images.", DATA)]
     group_column: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column that is equal for all rows of one person.  \\[default: groups of an .npz file]",
-            rich_help_panel=DATA,
-        ),
+        option("COLUMN", "Column that is equal for all rows of one person.  \\[default: groups of an .npz file]", DATA),
     ] = None
     slice_by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column by whose values the report breaks down results. Repeatable.",
-            rich_help_panel=DATA,
-        ),
+        list[str] | None, option("COLUMN", "Column by whose values the report breaks down results. Repeatable.", DATA)
     ] = None
     drop_copies: Annotated[
-        bool,
-        typer.Option(
-            "--drop-copies",
-            metavar="",
-            help="Leave out examples of which a copy is on the other side.",
-            rich_help_panel=DATA,
-        ),
+        bool, option("", "Leave out examples of which a copy is on the other side.", DATA, "--drop-copies")
     ] = False
     explainer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Explanation method, or several released together, as IG,Saliency."
+        option(
+            "NAMES",
+            "Explanation method, or several released together, as IG,Saliency."
             "  \\[default: IG; FeatureAblation for a classifier of tables]",
-            rich_help_panel=EXPLANATION,
+            EXPLANATION,
             autocompletion=completion.explainers,
         ),
     ] = None
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "NAME=VALUE",
+            "Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
+            EXPLANATION,
         ),
     ] = None
     output: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Model output to explain: probability or logit.",
-            rich_help_panel=EXPLANATION,
-            autocompletion=completion.outputs,
+        option(
+            "NAME", "Model output to explain: probability or logit.", EXPLANATION, autocompletion=completion.outputs
         ),
     ] = "probability"
     references: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Reference models to train; 0 runs threshold attacks only.",
-            rich_help_panel=REFERENCES,
-        ),
+        int, option("N", "Reference models to train; 0 runs threshold attacks only.", REFERENCES, min=0)
     ] = 8
-    recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),
-    ] = None
+    recipe: Annotated[Path | None, option("FILE", "TOML file: how the model was trained.", REFERENCES)] = None
     policy: PolicyFile = None
     policy_fpr: PolicyFpr = None
     max_tpr: MaxTpr = None
     attacks: Attacks = None
     privacy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Privacy statement (JSON) of the model's training with DP.", rich_help_panel=REFERENCES
-        ),
+        Path | None, option("FILE", "Privacy statement (JSON) of the model's training with DP.", REFERENCES)
     ] = None
     canaries: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="canaries.json from `safexplain canaries` on that training.",
-            rich_help_panel=REFERENCES,
-        ),
+        Path | None, option("FILE", "canaries.json from `safexplain canaries` on that training.", REFERENCES)
     ] = None
     seed: Seed = 0
     device: Device = "auto"

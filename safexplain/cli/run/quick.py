@@ -48,12 +48,7 @@ EXIT_CODE = 3
 
 def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a screen changes in the arguments of `audit`: two references where training them is short, and as many
-    examples as there is time to explain, each asked once.
-
-    Args:
-        plan: of the whole audit.
-        given: its arguments.
-    """
+    examples as there is time to explain, each asked once."""
     rates, policy, options = plan.rates, given["policy"], given["options"]
     assert isinstance(policy, Policy)
     assert isinstance(options, AuditOptions)
@@ -116,12 +111,7 @@ def seen_in(found: AuditRun) -> list[Seen]:
 
 def seen_in_losses(plan: Plan, given: Mapping[str, Any]) -> Seen | None:
     """What the loss of the target tells of many examples, which it is soon asked for: whether the model remembers its
-    members at all. None: of a service, or where labels are of another task.
-
-    Args:
-        plan: of the whole audit.
-        given: its arguments.
-    """
+    members at all. None: of a service, or where labels are of another task."""
     population, options, member = given["population"], given["options"], given["member"]
     if isinstance(given["model"], Endpoint) or options.labels == "foreign":
         return None
@@ -152,7 +142,9 @@ def show_quick(found: AuditRun, plan: Plan, losses: Seen | None, folder: Path, *
     else:
         sentence = f"None seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
         if losses is not None and losses.likely:
-            sentence += f" But the model remembers its members: its losses find {losses.share}."
+            sentence += (
+                f" But the model remembers its members: its losses tell them apart with an AUC of {losses.auc:.2f}."
+            )
     again = whole_command(sys.argv)
     if json_:
         content = {"quick": True, "likely": seen[0].likely, "sentence": sentence, "seen": [vars(s) for s in seen]}
