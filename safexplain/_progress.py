@@ -89,8 +89,8 @@ class Shown:
 
 @dataclass(eq=False)
 class _Stage:
-    """What is known of a stage: told about first at `began` (seconds), when `first` units were finished, as of a resumed
-    run; `written` is when a line was last written about it, `over` whether its end was."""
+    """What is known of a stage: told about first at `began` (seconds), when `first` units were finished, as of a
+    resumed run; `written` is when a line was last written about it, `over` whether its end was."""
 
     name: str
     began: float

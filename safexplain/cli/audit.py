@@ -91,7 +91,7 @@ def audit_command(
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
     with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public) as run:
-        plan = plan_audit(**run.arguments, hardening=chosen, **({"budget": PLANNING} if quick else {}))
+        plan = plan_audit(**run.arguments | ({"budget": PLANNING} if quick else {}), hardening=chosen)
         if question.plan:
             return show_plan(plan, run.folder, question.json_, question.quiet)
         if not (question.quiet or quick):
