@@ -24,7 +24,7 @@ from safexplain.outputs import as_module
 from safexplain.verdict.judgement import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-SECONDS = 60.0
+SECONDS = 50.0
 """Of the plan, of training, asking and explaining: what imports, losses, attacks and files leave of two minutes."""
 
 PLANNING = 4.0
