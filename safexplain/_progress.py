@@ -34,13 +34,8 @@ def named(progress: Progress, stage: str) -> Progress:
 def shown(
     quiet: bool = False, stages: Iterable[tuple[str, float]] = (), stream: TextIO | None = None
 ) -> Iterator[Shown]:
-    """Progress for a person: a bar for each stage on a terminal, else a line a minute.
-
-    Args:
-        quiet: show nothing.
-        stages: as `Shown.expect` takes them.
-        stream: default standard error.
-    """
+    """Progress for a person, on standard error by default: a bar for each stage on a terminal, else a line a minute;
+    nothing if `quiet`. `stages` are as `Shown.expect` takes them."""
     stream = sys.stderr if stream is None else stream
     if quiet:
         yield Shown()
@@ -94,15 +89,8 @@ class Shown:
 
 @dataclass(eq=False)
 class _Stage:
-    """What is known of a stage.
-
-    Args:
-        name: of it.
-        began: seconds, when it was first told about.
-        first: units that were finished then, such as those of a resumed run.
-        written: when a line was last written about it.
-        over: whether its end was written.
-    """
+    """What is known of a stage: told about first at `began` (seconds), when `first` units were finished, as of a
+    resumed run; `written` is when a line was last written about it, `over` whether its end was."""
 
     name: str
     began: float

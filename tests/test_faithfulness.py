@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit.utility import Faithfulness, Utility, faithfulness, utility
+from safexplain.audit.usefulness import Faithfulness, Utility, faithfulness, utility
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import Probability
 

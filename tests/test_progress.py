@@ -42,19 +42,15 @@ def test_without_a_terminal_there_is_a_line_a_minute_with_what_is_left(clock):
         "training, 80%, 60 s left",
         "training, 100% after 5 min",
     ]
-
-
-def test_what_is_done_within_a_minute_is_not_mentioned(clock):
-    assert lines(clock, [(1, ("attacking", i, 5)) for i in range(6)]) == []
+    assert lines(clock, [(1, ("attacking", i, 5)) for i in range(6)]) == [], "done within a minute"
+    taken_up = [(0, ("training", 12, 16)), (120, ("training", 13, 16))]
+    assert lines(clock, taken_up) == ["training, 81%, 6 min left"], "what was done before tells nothing"
 
 
 def test_stages_have_clocks_of_their_own_and_notes_are_shown(clock):
     told = [(0, ("a", 0, 2)), (59, ("b", 0, 2)), (2, ("a", 1, 2)), (50, ("b", 1, 2, "x"))]
     told += [(9, ("b", 2, 2, "epsilon 1.0"))]
     assert lines(clock, told) == ["a, 50%, 61 s left", "b, 100% after 61 s (epsilon 1.0)"]
-
-
-def test_a_stage_of_nothing_is_done(clock):
     assert lines(clock, [(0, ("a", 0, 0)), (90, ("a", 0, 0))]) == ["a, done after 90 s"]
 
 
@@ -93,11 +89,6 @@ def test_lines_come_by_themselves_and_stop_with_the_work(monkeypatch):
     assert all(thread.name != "progress" for thread in threading.enumerate())
 
 
-def test_what_is_left_of_a_run_that_was_taken_up_counts_only_what_it_did_itself(clock):
-    told = [(0, ("training", 12, 16)), (120, ("training", 13, 16))]
-    assert lines(clock, told) == ["training, 81%, 6 min left"]
-
-
 PLAN = (("training reference models", 120), ("asking for labels", 180), ("attacking", 60))
 
 
@@ -116,22 +107,16 @@ def test_planned_stages_are_numbered_and_the_time_left_in_all_is_given(clock):
     ]
 
 
-def test_a_plan_that_comes_later_counts_from_then_on(clock):
-    stream = io.StringIO()
-    with shown(stream=stream) as progress:
-        progress("planning", 0, 1)
-        progress.expect(PLAN)
-        progress("attacking", 0, 2)
-        clock[0] += 60
-        progress("attacking", 1, 2)
-    assert stream.getvalue() == "3 of 3, attacking, 50%, 60 s left; 6 min in all\n"
-    with shown(quiet=True) as progress:
-        progress.expect(PLAN)
-        progress("attacking", 1, 2)
-
-
-def test_quiet_shows_nothing(clock):
-    assert lines(clock, [(100, ("a", i, 5)) for i in range(6)], quiet=True) == []
+def test_a_plan_that_comes_later_counts_from_then_on_and_quiet_shows_nothing(clock):
+    for quiet, said in ((False, "3 of 3, attacking, 50%, 60 s left; 6 min in all\n"), (True, "")):
+        stream = io.StringIO()
+        with shown(quiet, stream=stream) as progress:
+            progress("planning", 0, 1)
+            progress.expect(PLAN)
+            progress("attacking", 0, 2)
+            clock[0] += 60
+            progress("attacking", 1, 2)
+        assert stream.getvalue() == said
     silent("a", 1, 2, "note")
 
 

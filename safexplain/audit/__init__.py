@@ -8,19 +8,43 @@ examples, `canaries` audits trainings with differential privacy. An explainer is
 package's own or its hardening.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from safexplain.audit.certify import certify
-from safexplain.audit.collect import collect_signals
-from safexplain.audit.outcome import AuditRun
-from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither
-from safexplain.audit.recipe import Recipe
-from safexplain.audit.references.cache import ModelCache
-from safexplain.audit.references.fine_tuning import FineTune, fine_tune
-from safexplain.audit.references.shadows import Shadows, train_shadows
-from safexplain.audit.run import AuditOptions, audit
 from safexplain.audit.signals import Signals
-from safexplain.audit.utility import utility
 from safexplain.verdict.policy import Policy
+
+if TYPE_CHECKING:
+    from safexplain.audit.collect import collect_signals
+    from safexplain.audit.outcome import AuditRun
+    from safexplain.audit.population import Population
+    from safexplain.audit.queries import Dither
+    from safexplain.audit.recipe import Recipe
+    from safexplain.audit.references.cache import ModelCache
+    from safexplain.audit.references.fine_tuning import FineTune, fine_tune
+    from safexplain.audit.references.shadows import Shadows, train_shadows
+    from safexplain.audit.run import AuditOptions, audit
+    from safexplain.audit.usefulness import utility
+
+_LATER = {
+    "AuditOptions": "run",
+    "AuditRun": "outcome",
+    "Dither": "queries",
+    "FineTune": "references.fine_tuning",
+    "ModelCache": "references.cache",
+    "Population": "population",
+    "Recipe": "recipe",
+    "Shadows": "references.shadows",
+    "audit": "run",
+    "collect_signals": "collect",
+    "fine_tune": "references.fine_tuning",
+    "train_shadows": "references.shadows",
+    "utility": "usefulness",
+}
+"""Names that are imported when they are asked for: signals alone are attacked and judged without PyTorch."""
 
 __all__ = [
     "AuditOptions",
@@ -40,3 +64,13 @@ __all__ = [
     "train_shadows",
     "utility",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"safexplain.audit.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,8 +26,7 @@ from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control, baseline_name, is_judged, title
-from safexplain.verdict.feasible import Bound
-from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, lower_risks
+from safexplain.verdict.judgement import MAIN, SHOWN_FPRS, AttackResult, AuditResult, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.stats.paired import count_pairs, difference_bounds, rank_at
@@ -38,7 +37,6 @@ from safexplain.verdict.thresholds import (
     lower_bound,
     lower_bound_rank,
     units_of,
-    upper_bound,
     upper_bound_rank,
     weights_of,
 )
@@ -99,6 +97,11 @@ def certify(
         policy = _of_release(signals, policy, suite)
         rows = fitting(signals, policy) if suite is None else rows
     if not any(r.role == "loss" if policy.release == "prediction" else "explanation" in r.role for r in rows):
+        if policy.suite and (others := families_allowed(signals, policy)):
+            joins = ": Stacked joins two attacks or more, by four references or more" if MAIN in policy.suite else ""
+            raise InputError(
+                f"these signals do not suit {', '.join(policy.suite)}{joins}; expected some of {', '.join(others)}"
+            )
         what = {"prediction": ("prediction", "prediction, loss or margin")}.get(policy.release)
         kind, such = what or ("explanation", "l1, l2, variance or attributions, or prediction")
         raise InputError(f"no {kind} signal among {sorted(signals.values)}; expected {such}")
@@ -275,9 +278,8 @@ def conclude(
     risks, spare = iter(shared), policy.risk / targets / (sum(judged) + 1)
     fprs = sorted({*SHOWN_FPRS, policy.fpr})
     upper = upper_bound_rank(others, policy.fpr, policy.risk / 2)
-    ties = [Ties.of(s) for s in scores]
-    results, ordered, areas = [], [], []
-    wider: dict[float, list[Bound]] = {f: [] for f in SHOWN_FPRS if f > policy.fpr and claim != "auc"}
+    ties = [Ties.of(s) for s in scores] if policy.claim == "auc" else []
+    results, ordered = [], []
     for i, (row, s, order) in enumerate(zip(rows, scores, orders, strict=True)):
         risk = next(risks) if judged[i] else spare
         by_rank, heavy = member[order], None if weights is None else weights[order]
@@ -286,11 +288,9 @@ def conclude(
         pair = None
         if row.level in base and base[row.level] != i:
             pair = count_pairs(order, orders[base[row.level]], member, policy.fpr, weights)
-        area, of_auc = None, is_judged(row.role, policy, "auc" if base else "whole") and row.level in policy.patience
-        if (policy.claim == "auc" or of_auc) and base.get(row.level) != i and (not base or row.level in base):
+        area = None
+        if policy.claim == "auc" and base.get(row.level) != i and (not base or row.level in base):
             area = compare_areas(ties[i], ties[base[row.level]] if base else None, member, groups, weights)
-            if of_auc:
-                areas.append(area)
         curve = roc(s, member)
         results.append(
             AttackResult(
@@ -302,16 +302,13 @@ def conclude(
                 max(high, low),
                 low,
                 pair,
-                area if policy.claim == "auc" else None,
+                area,
                 curve=curve,
                 rates=tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs),
             )
         )
         if judged[i]:
             ordered.append(by_rank)
-            beside = orders[base[row.level]] if claim != "whole" and row.level in base else None
-            for fpr in wider:
-                wider[fpr].append(_bound_at(fpr, order, beside, member, weights, policy.risk))
     return AuditResult(
         policy,
         tuple(results),
@@ -321,29 +318,8 @@ def conclude(
         grouped=None if weights is None else len(member),
         targets=targets,
         orders=tuple(ordered),
-        areas=tuple(areas),
-        elsewhere={fpr: tuple(bounds) for fpr, bounds in wider.items()},
         sizes={"certification": len(member)},
     )
-
-
-def _bound_at(
-    fpr: float,
-    order: NDArray[np.int64],
-    base: NDArray[np.int64] | None,
-    member: NDArray[np.bool_],
-    weights: NDArray[np.float64] | None,
-    risk: float,
-) -> Bound:
-    """What a judged attack finds, or adds to the baseline, at another false-positive rate, and its upper bound."""
-    w = np.ones(len(member)) if weights is None else weights
-    units, others = (units_of(w[side]) for side in (member, ~member))
-    if base is not None:
-        pair = count_pairs(order, base, member, fpr, weights)
-        return Bound((pair.only - pair.missed) / units, difference_bounds(pair, units, others, fpr, risk, risk)[1])
-    found, rank = found_above(member[order], rank_at(others, fpr), w[order]), upper_bound_rank(others, fpr, risk / 2)
-    most = found_above(member[order], rank, w[order])
-    return Bound(found / units, 1.0 if rank is None else upper_bound(min(most, units), units, risk / 2))
 
 
 def _baselines(rows: Sequence[SuiteRow], policy: Policy) -> dict[int, int]:

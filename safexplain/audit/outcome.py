@@ -21,7 +21,7 @@ from safexplain._versions import versions
 from safexplain.audit.report import ReportData, write_report
 from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures
 from safexplain.audit.signals import Signals
-from safexplain.audit.utility import Utility
+from safexplain.audit.usefulness import Utility
 from safexplain.errors import RefusedError
 from safexplain.native_maps import Finding
 from safexplain.verdict.certificate.write import statement, write_json

@@ -52,7 +52,7 @@ from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import refuse_copies
 from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
-from safexplain.audit.utility import Sample, utility_of
+from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
@@ -933,7 +933,7 @@ class _Way:
         samples = []
         for i, pool in enumerate(pools):
             model, rng = pool.shadows.models[0], np.random.default_rng([self.seed, i])
-            most = SAMPLED // (8 if self.options.quick else 1)
+            most = SAMPLED // (32 if self.options.quick else 1)
             number = min(len(pool.population), max(1, most // len(pools)))
             chosen = np.sort(rng.choice(len(pool.population), number, replace=False))
             x = pool.population.x[torch.from_numpy(chosen)]
@@ -966,7 +966,7 @@ class _Way:
         result = certify(
             signals,
             replace(self.policy, patience=(1,), uncounted=True) if beside else self.policy,
-            inputs=inputs,
+            inputs=None if beside and self.options.quick else inputs,
             scorers=self.scorers,
             force=self.options.force,
             seed=self.seed,

@@ -24,9 +24,10 @@ from safexplain.cli.console import (
     choose_folder,
     device_of,
     make_folder,
+    option,
     resumable,
 )
-from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks
+from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
 from safexplain.errors import ConfigurationError
 
 __all__ = ["attack_command", "audit_command", "demo_command"]
@@ -37,60 +38,41 @@ def audit_command(
     question: Question,
     hardening: Annotated[
         str,
-        typer.Option(
-            metavar="HARDENING",
-            help="recommended, none, deepleak, JSON, or a JSON file.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "HARDENING",
+            "recommended, none, deepleak, JSON, or a JSON file.",
+            EXPLANATION,
             autocompletion=completion.hardenings,
         ),
     ] = "recommended",
     pretraining_pool: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Pre-training data with a column member: audit membership in it, not in --data.",
-            rich_help_panel=DATA,
-        ),
+        option("PATH", "Pre-training data with a column member: audit membership in it, not in --data.", DATA),
     ] = None,
     endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="URL of an explanation service to audit instead of a model file.",
-            rich_help_panel=MODEL,
-        ),
+        str | None, option("URL", "URL of an explanation service to audit instead of a model file.", MODEL)
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FORMAT",
+            "Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
+            MODEL,
             "--format",
-            metavar="FORMAT",
-            help="Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
-            rich_help_panel=MODEL,
         ),
     ] = None,
     public: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "PATH",
+            "Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
+            EXPLANATION,
         ),
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", metavar="", help="A first look in two minutes, which decides nothing.", rich_help_panel=RUN
-        ),
-    ] = False,
+    quick: Annotated[bool, option("", "A first look in two minutes, which decides nothing.", RUN, "--quick")] = False,
     scored: Annotated[
         int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="Examples to score, drawn at random.  \\[default: as many as the policy needs]",
-            rich_help_panel=REFERENCES,
-        ),
+        option("N", "Examples to score, drawn at random.  \\[default: as many as the policy needs]", REFERENCES, min=2),
     ] = None,
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
@@ -100,7 +82,7 @@ def audit_command(
     from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
     from safexplain.cli.run.question import Service, begun, parse_hardening
-    from safexplain.cli.run.quick import numbers_of, seen_in_losses, show_quick
+    from safexplain.cli.run.quick import PLANNING, numbers_of, seen_in_losses, show_quick
     from safexplain.cli.run.tables import show_audit
 
     chosen = parse_hardening(hardening)
@@ -109,7 +91,7 @@ def audit_command(
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
     with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public, grows=True) as run:
-        plan = plan_audit(**run.arguments, hardening=chosen)
+        plan = plan_audit(**run.arguments | ({"budget": PLANNING} if quick else {}), hardening=chosen)
         if question.plan:
             return show_plan(plan, run.folder, question.json_, question.quiet)
         if not (question.quiet or quick):
@@ -137,10 +119,10 @@ def attack_command(
     attacks: Attacks = None,
     split: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Examples to use: certification, or selection, which decides nothing.",
-            rich_help_panel=POLICY,
+        option(
+            "NAME",
+            "Examples to use: certification, or selection, which decides nothing.",
+            POLICY,
             autocompletion=completion.splits,
         ),
     ] = "certification",
@@ -151,7 +133,6 @@ def attack_command(
     """Run the attacks alone, on signals from any pipeline, and judge them."""
     from safexplain._progress import shown
     from safexplain.audit import Signals, certify
-    from safexplain.cli.run.question import policy_of
     from safexplain.cli.run.tables import show_attacks
 
     judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)

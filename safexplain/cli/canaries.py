@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from safexplain.cli import completion
-from safexplain.cli.console import RUN, Device, Json, Plan_, Quiet, Resume, RunDir, Seed
+from safexplain.cli.console import RUN, Device, Json, Plan_, Quiet, Resume, RunDir, Seed, option
 
 __all__ = ["canaries_command"]
 
@@ -23,106 +21,71 @@ METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
 
 def canaries_command(
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="TOML file with the data, the training and the claim.", rich_help_panel=TRAINING
-        ),
+        Path | None, option("FILE", "TOML file with the data, the training and the claim.", TRAINING)
     ] = None,
     preset_: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "NAME",
+            f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
+            TRAINING,
             "--preset",
-            metavar="NAME",
-            help=f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
-            rich_help_panel=TRAINING,
             autocompletion=completion.one_of(*PRESETS),
         ),
     ] = None,
     scenario: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.",
-            rich_help_panel=CANARY,
+        option(
+            "NAMES",
+            f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.",
+            CANARY,
             autocompletion=completion.one_of(*SCENARIOS, "all"),
         ),
     ] = None,
     runs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Models to train, half on D and half on D'.  \\[default: 1000]", rich_help_panel=TRAINING
-        ),
+        int | None, option("N", "Models to train, half on D and half on D'.  \\[default: 1000]", TRAINING)
     ] = None,
     every: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Also audit the model every N steps.  \\[default: steps / 10]", rich_help_panel=TRAINING
-        ),
+        int | None, option("N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING)
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.",
-            rich_help_panel=BOUND,
+        option(
+            "NAME",
+            f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.",
+            BOUND,
             autocompletion=completion.one_of(*METHODS),
         ),
     ] = None,
     threshold: Annotated[
         str | None,
-        typer.Option(
-            metavar="T",
-            help="Threshold of the scores: auto, split, or a number fixed in advance.",
-            rich_help_panel=BOUND,
+        option(
+            "T",
+            "Threshold of the scores: auto, split, or a number fixed in advance.",
+            BOUND,
             autocompletion=completion.one_of("auto", "split"),
         ),
     ] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Confidence of the verdict.  \\[default: 0.95]", rich_help_panel=BOUND),
+        float | None, option("NUMBER", "Confidence of the verdict.  \\[default: 0.95]", BOUND)
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROW",
-            help="Row of the data to replace, or classes: one of every class in turn.",
-            rich_help_panel=CANARY,
-        ),
+        str | None, option("ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
     ] = None,
     canary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=".npz file with x and y of your own record to put in --target's place.",
-            rich_help_panel=CANARY,
-        ),
+        Path | None, option("FILE", ".npz file with x and y of your own record to put in --target's place.", CANARY)
     ] = None,
     score: Annotated[
         str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="package.module:function that scores what your training function returns.",
-            rich_help_panel=CANARY,
-        ),
+        option("FUNCTION", "package.module:function that scores what your training function returns.", CANARY),
     ] = None,
     records: Annotated[
-        int | None,
-        typer.Option(
-            min=2, metavar="N", help="Records that a poison replaces.  \\[default: 2]", rich_help_panel=CANARY
-        ),
+        int | None, option("N", "Records that a poison replaces.  \\[default: 2]", CANARY, min=2)
     ] = None,
     one_run: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Train a single model with N canaries instead of many models.",
-            rich_help_panel=TRAINING,
-        ),
+        int, option("N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
     ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes that run your training function.", rich_help_panel=RUN)
-    ] = 1,
+    workers: Annotated[int, option("N", "Processes that run your training function.", RUN, min=1)] = 1,
     seed: Seed = 0,
     device: Device = "auto",
     run_dir: RunDir = None,

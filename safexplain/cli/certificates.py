@@ -11,28 +11,24 @@ from typing import Annotated
 
 import typer
 
-from safexplain.cli.console import Json
+from safexplain.cli.console import Json, option
 
 
 def verify_command(
     certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, signed or not.")],
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Model file to deploy; required for the certificate of a model's audit."),
+        Path | None, option("FILE", "Model file to deploy; required for the certificate of a model's audit.")
     ] = None,
     public_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Public key (ed25519, PEM) with which the certificate must be signed."),
+        Path | None, option("FILE", "Public key (ed25519, PEM) with which the certificate must be signed.")
     ] = None,
     any_verdict: Annotated[
-        bool, typer.Option("--any-verdict", metavar="", help="Accept the verdicts leak and inconclusive as well.")
+        bool, option("", "Accept the verdicts leak and inconclusive as well.", None, "--any-verdict")
     ] = False,
     any_version: Annotated[
         bool,
-        typer.Option(
-            "--any-version",
-            metavar="",
-            help="Accept a certificate that the versions installed here would refuse to serve.",
+        option(
+            "", "Accept a certificate that the versions installed here would refuse to serve.", None, "--any-version"
         ),
     ] = False,
     json_: Json = False,
@@ -47,10 +43,8 @@ def sign_command(
     certificate: Annotated[
         Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, of an audit or by construction.")
     ],
-    key: Annotated[Path, typer.Option(metavar="FILE", help="Private key (ed25519, PEM) without a password.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.  \\[default: the certificate itself]")
-    ] = None,
+    key: Annotated[Path, option("FILE", "Private key (ed25519, PEM) without a password.")],
+    out: Annotated[Path | None, option("FILE", "File to write.  \\[default: the certificate itself]")] = None,
 ) -> int:
     """Check a certificate and sign it (DSSE envelope)."""
     from safexplain.cli.run.verify import sign

@@ -33,38 +33,27 @@ MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
 REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 """Headings under which `--help` groups options."""
 
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.", rich_help_panel=RUN)]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="Print only the verdict: no progress, no tables.", rich_help_panel=RUN
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of all random numbers.", rich_help_panel=RUN)]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=completion.devices
-    ),
-]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Folder for the results.  \\[default: safexplain-runs/TIME]", rich_help_panel=RUN
-    ),
-]
-Plan_ = Annotated[
-    bool,
-    typer.Option(
-        "--plan", metavar="", help="Estimate cost and best possible verdict; run nothing.", rich_help_panel=RUN
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", metavar="", help="Continue the run in --run-dir; finished models are kept.", rich_help_panel=RUN
-    ),
-]
+
+def option(metavar: str, says: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """An option as `--help` shows it.
+
+    Args:
+        metavar: what stands for its value; "" for a switch.
+        says: what it does.
+        panel: the heading that it stands under.
+        *names: as it is typed; none: the parameter's name.
+        **more: of `typer.Option`.
+    """
+    return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
+
+
+Json = Annotated[bool, option("", "Print one JSON object.", RUN, "--json")]
+Quiet = Annotated[bool, option("", "Print only the verdict: no progress, no tables.", RUN, "--quiet", "-q")]
+Seed = Annotated[int, option("N", "Seed of all random numbers.", RUN, min=0)]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.", RUN, autocompletion=completion.devices)]
+RunDir = Annotated[Path | None, option("FOLDER", "Folder for the results.  \\[default: safexplain-runs/TIME]", RUN)]
+Plan_ = Annotated[bool, option("", "Estimate cost and best possible verdict; run nothing.", RUN, "--plan")]
+Resume = Annotated[bool, option("", "Continue the run in --run-dir; finished models are kept.", RUN, "--resume")]
 
 
 class Interrupted(Exception):

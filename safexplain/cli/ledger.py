@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
-from safexplain.cli.console import Json
+from safexplain.cli.console import Json, option
 from safexplain.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
@@ -35,13 +35,9 @@ Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, p
 @ledger_app.command("show")
 def show_command(
     ledger: Url,
-    principal: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this account, with its last charges.")
-    ] = None,
-    last: Annotated[int, typer.Option(min=0, metavar="N", help="Charges to list with --principal.")] = 10,
-    verify: Annotated[
-        bool, typer.Option("--verify", metavar="", help="Recompute every sum from the records and compare.")
-    ] = False,
+    principal: Annotated[str | None, option("NAME", "Only this account, with its last charges.")] = None,
+    last: Annotated[int, option("N", "Charges to list with --principal.", min=0)] = 10,
+    verify: Annotated[bool, option("", "Recompute every sum from the records and compare.", None, "--verify")] = False,
     json_: Json = False,
 ) -> int:
     """List accounts: what they have spent, what remains and when it renews."""
@@ -102,21 +98,15 @@ def grant_command(
         str | None, typer.Argument(metavar="PRINCIPAL", help="Whose budget; omit with --total or --everybody.")
     ] = None,
     *,
-    epsilon: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="New budget of each period; what was spent stays spent.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="New delta.  \\[default: as before]")] = None,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="Reason, stored with the grant.")] = "",
+    epsilon: Annotated[float | None, option("NUMBER", "New budget of each period; what was spent stays spent.")] = None,
+    delta: Annotated[float | None, option("NUMBER", "New delta.  \\[default: as before]")] = None,
+    note: Annotated[str, option("TEXT", "Reason, stored with the grant.")] = "",
     total: Annotated[
-        bool, typer.Option("--total", metavar="", help="Set the budget of all principals together, without renewal.")
+        bool, option("", "Set the budget of all principals together, without renewal.", None, "--total")
     ] = False,
-    questions: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="New number of distinct questions in each period."),
-    ] = None,
+    questions: Annotated[int | None, option("N", "New number of distinct questions in each period.")] = None,
     everybody: Annotated[
-        bool,
-        typer.Option("--everybody", metavar="", help="Set --questions for every principal without a grant of its own."),
+        bool, option("", "Set --questions for every principal without a grant of its own.", None, "--everybody")
     ] = False,
     json_: Json = False,
 ) -> int:
@@ -148,10 +138,7 @@ def training_command(
         Path, typer.Argument(metavar="STATEMENT", help="Privacy statement (JSON) with the digest of the weights.")
     ],
     adjacency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Neighbouring relation: substitute or add_remove.  \\[default: as for the ledger]"
-        ),
+        str | None, option("NAME", "Neighbouring relation: substitute or add_remove.  \\[default: as for the ledger]")
     ] = None,
     json_: Json = False,
 ) -> int:
@@ -177,12 +164,8 @@ def training_command(
 @ledger_app.command("export")
 def export_command(
     ledger: Url,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.  \\[default: standard output]")
-    ] = None,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="NAME", help=f"Format: {' or '.join(get_args(Format))}.")
-    ] = "jsonl",
+    out: Annotated[Path | None, option("FILE", "File to write.  \\[default: standard output]")] = None,
+    format_: Annotated[str, option("NAME", f"Format: {' or '.join(get_args(Format))}.", None, "--format")] = "jsonl",
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
     if format_ not in get_args(Format):

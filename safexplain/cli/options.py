@@ -1,7 +1,7 @@
 """The options that `audit` and `tune` have in common, and how a command takes them all at once.
 
 Nothing here imports what the options are about: `--help`, completion and usage errors come without PyTorch. What the
-options become is in `cli.run.question`.
+options become is in `cli.run.question`, but for the policy, which `attack` has too.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -29,51 +29,37 @@ from safexplain.cli.console import (
     Resume,
     RunDir,
     Seed,
+    option,
 )
+from safexplain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from safexplain.verdict.policy import Policy
 
 Arch = Annotated[
     str | None,
-    typer.Option(
-        metavar="NETWORK",
-        help=" timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
-        rich_help_panel=MODEL,
+    option(
+        "NETWORK",
+        " timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
+        MODEL,
         autocompletion=completion.architectures,
     ),
 ]
-TrustPickle = Annotated[
-    bool,
-    typer.Option(
-        "--trust-pickle", metavar="", help="Load a pickled model, which can run any code.", rich_help_panel=MODEL
-    ),
-]
+TrustPickle = Annotated[bool, option("", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")]
 TrustType = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TYPE", help="Accept this type in a skops file, by its full name. Repeatable.", rich_help_panel=MODEL
-    ),
+    list[str] | None, option("TYPE", "Accept this type in a skops file, by its full name. Repeatable.", MODEL)
 ]
-PolicyFile = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="TOML file; the options below override it.", rich_help_panel=POLICY),
-]
-PolicyFpr = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER", help="False-positive rate of the attacks.  \\[default: 0.01]", rich_help_panel=POLICY
-    ),
-]
+PolicyFile = Annotated[Path | None, option("FILE", "TOML file; the options below override it.", POLICY, "--policy")]
+PolicyFpr = Annotated[float | None, option("NUMBER", "False-positive rate of the attacks.  \\[default: 0.01]", POLICY)]
 MaxTpr = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER", help="Largest tolerated share of members found.  \\[default: 0.03]", rich_help_panel=POLICY
-    ),
+    float | None, option("NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
 ]
 Attacks = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Attacks to run, separated by commas.  \\[default: all that apply]",
-        rich_help_panel=POLICY,
+    option(
+        "NAMES",
+        "Attacks to run, separated by commas.  \\[default: all that apply]",
+        POLICY,
         autocompletion=completion.attacks,
     ),
 ]
@@ -94,96 +80,60 @@ class Question:
     arch: Arch = None
     trust_pickle: TrustPickle = False
     trust_type: TrustType = None
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            help=".npz file, table with columns label and member, or folder of images.",
-            rich_help_panel=DATA,
-        ),
-    ]
+    data: Annotated[Path, option("PATH", ".npz file, table with columns label and member, or folder of images.", DATA)]
     group_column: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column that is equal for all rows of one person.  \\[default: groups of an .npz file]",
-            rich_help_panel=DATA,
-        ),
+        option("COLUMN", "Column that is equal for all rows of one person.  \\[default: groups of an .npz file]", DATA),
     ] = None
     slice_by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column by whose values the report breaks down results. Repeatable.",
-            rich_help_panel=DATA,
-        ),
+        list[str] | None, option("COLUMN", "Column by whose values the report breaks down results. Repeatable.", DATA)
     ] = None
     drop_copies: Annotated[
-        bool,
-        typer.Option(
-            "--drop-copies",
-            metavar="",
-            help="Leave out examples of which a copy is on the other side.",
-            rich_help_panel=DATA,
-        ),
+        bool, option("", "Leave out examples of which a copy is on the other side.", DATA, "--drop-copies")
     ] = False
     explainer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Explanation method, or several released together, as IG,Saliency."
+        option(
+            "NAMES",
+            "Explanation method, or several released together, as IG,Saliency."
             "  \\[default: IG; FeatureAblation for a classifier of tables]",
-            rich_help_panel=EXPLANATION,
+            EXPLANATION,
             autocompletion=completion.explainers,
         ),
     ] = None
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
-            rich_help_panel=EXPLANATION,
+        option(
+            "NAME=VALUE",
+            "Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
+            EXPLANATION,
         ),
     ] = None
     output: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Model output to explain: probability or logit.",
-            rich_help_panel=EXPLANATION,
-            autocompletion=completion.outputs,
+        option(
+            "NAME", "Model output to explain: probability or logit.", EXPLANATION, autocompletion=completion.outputs
         ),
     ] = "probability"
     references: Annotated[
         str,
-        typer.Option(
-            metavar="N",
-            help="Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more of them, and more"
+        option(
+            "N",
+            "Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more of them, and more"
             " examples, while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
-            rich_help_panel=REFERENCES,
+            REFERENCES,
         ),
     ] = ""
-    recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="TOML file: how the model was trained.", rich_help_panel=REFERENCES),
-    ] = None
+    recipe: Annotated[Path | None, option("FILE", "TOML file: how the model was trained.", REFERENCES)] = None
     policy: PolicyFile = None
     policy_fpr: PolicyFpr = None
     max_tpr: MaxTpr = None
     attacks: Attacks = None
     privacy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Privacy statement (JSON) of the model's training with DP.", rich_help_panel=REFERENCES
-        ),
+        Path | None, option("FILE", "Privacy statement (JSON) of the model's training with DP.", REFERENCES)
     ] = None
     canaries: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="canaries.json from `safexplain canaries` on that training.",
-            rich_help_panel=REFERENCES,
-        ),
+        Path | None, option("FILE", "canaries.json from `safexplain canaries` on that training.", REFERENCES)
     ] = None
     seed: Seed = 0
     device: Device = "auto"
@@ -218,3 +168,26 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat
+
+
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
+    """The policy of the file, or the default one, with the options that were given.
+
+    Raises:
+        InputError, ConfigurationError: as `Policy`.
+    """
+    from safexplain.audit.attacks.suite import check_suite
+    from safexplain.verdict.policy import Policy
+
+    given: dict[str, Any] = {
+        "fpr": fpr,
+        "max_tpr": max_tpr,
+        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if attacks is not None and not values["suite"]:
+        raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
+    start = Policy() if file is None else Policy.from_toml(file)
+    found = replace(start, **values)
+    check_suite(found)  # before anything is trained
+    return found

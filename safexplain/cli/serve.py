@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from safexplain.cli import completion
-from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of
+from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of, option
 from safexplain.cli.options import Arch, TrustPickle, TrustType
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 
@@ -30,138 +30,65 @@ read, and a worker that is ended before it is ready never is."""
 def serve_command(
     model: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="torch.export file, state_dict with --arch, transformers folder, or classifier of tables.",
-            rich_help_panel=MODEL,
+        option(
+            "FILE", "torch.export file, state_dict with --arch, transformers folder, or classifier of tables.", MODEL
         ),
     ],
     certificate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Certificate of the model; optional only with --uncertified and --explainer.",
-            rich_help_panel=MODEL,
-        ),
+        option("FILE", "Certificate of the model; optional only with --uncertified and --explainer.", MODEL),
     ] = None,
     public_key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Public key (ed25519, PEM) with which the certificate must be signed.",
-            rich_help_panel=MODEL,
-        ),
+        Path | None, option("FILE", "Public key (ed25519, PEM) with which the certificate must be signed.", MODEL)
     ] = None,
     arch: Arch = None,
     trust_pickle: TrustPickle = False,
     trust_type: TrustType = None,
     columns: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="columns.json of the audit, for a classifier of texts or missing values.",
-            rich_help_panel=MODEL,
-        ),
+        Path | None, option("FILE", "columns.json of the audit, for a classifier of texts or missing values.", MODEL)
     ] = None,
-    input_range: Annotated[
-        str | None,
-        typer.Option(metavar="LOW:HIGH", help="Smallest and largest value of an input.", rich_help_panel=MODEL),
-    ] = None,
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the model in URLs.", rich_help_panel=MODEL)
-    ] = "model",
+    input_range: Annotated[str | None, option("LOW:HIGH", "Smallest and largest value of an input.", MODEL)] = None,
+    name: Annotated[str, option("NAME", "Name of the model in URLs.", MODEL)] = "model",
     key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", rich_help_panel=EXPLANATION),
+        Path | None, option("FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION)
     ] = None,
     probabilities: Annotated[
         bool,
-        typer.Option(
-            "--probabilities",
-            metavar="",
-            help="Return class probabilities too, if the certificate covers them.",
-            rich_help_panel=EXPLANATION,
-        ),
+        option("", "Return class probabilities too, if the certificate covers them.", EXPLANATION, "--probabilities"),
     ] = False,
     uncertified: Annotated[
-        bool,
-        typer.Option(
-            "--uncertified", help="Serve without a certificate; every answer says so.", rich_help_panel=EXPLANATION
-        ),
+        bool, option("", "Serve without a certificate; every answer says so.", EXPLANATION, "--uncertified")
     ] = False,
     explainer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Explanation method, with --uncertified.",
-            rich_help_panel=EXPLANATION,
-            autocompletion=completion.explainers,
-        ),
+        option("NAME", "Explanation method, with --uncertified.", EXPLANATION, autocompletion=completion.explainers),
     ] = None,
     hardening: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Hardening (JSON), with --uncertified.  \\[default: recommended]",
-            rich_help_panel=EXPLANATION,
-        ),
+        str | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
     ] = None,
     ledger: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            help="Ledger that counts questions: sqlite:///file.db or postgresql://...",
-            rich_help_panel=LIMITS,
-        ),
+        str, option("URL", "Ledger that counts questions: sqlite:///file.db or postgresql://...", LIMITS)
     ] = LEDGER,
-    questions: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Distinct questions of a client in a period.", rich_help_panel=LIMITS),
-    ] = 1000,
-    looks: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Near-duplicates of one question, itself included.", rich_help_panel=LIMITS
-        ),
-    ] = 5,
+    questions: Annotated[int, option("N", "Distinct questions of a client in a period.", LIMITS, min=1)] = 1000,
+    looks: Annotated[int, option("N", "Near-duplicates of one question, itself included.", LIMITS, min=1)] = 5,
     period: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="day, week, month or lifetime.",
-            rich_help_panel=LIMITS,
+        option(
+            "NAME",
+            "day, week, month or lifetime.",
+            LIMITS,
             autocompletion=completion.one_of("day", "week", "month", "lifetime"),
         ),
     ] = "day",
     public_data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Public rows that tell near-duplicates from new questions.",
-            rich_help_panel=LIMITS,
-        ),
+        Path | None, option("PATH", "Public rows that tell near-duplicates from new questions.", LIMITS)
     ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="redis://..., so that workers share answers.", rich_help_panel=LIMITS),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=RUN)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on.", rich_help_panel=RUN)
-    ] = 8000,
-    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes.", rich_help_panel=RUN)] = 1,
-    watch: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="How often to check for changed files and reload.", rich_help_panel=RUN
-        ),
-    ] = 5.0,
-    audit_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Log of who asked when.  \\[default: stderr]", rich_help_panel=RUN),
-    ] = None,
+    cache: Annotated[str | None, option("URL", "redis://..., so that workers share answers.", LIMITS)] = None,
+    host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)] = "127.0.0.1",
+    port: Annotated[int, option("N", "Port to listen on.", RUN, min=0, max=65535)] = 8000,
+    workers: Annotated[int, option("N", "Number of processes.", RUN, min=1)] = 1,
+    watch: Annotated[float, option("SECONDS", "How often to check for changed files and reload.", RUN, min=0)] = 5.0,
+    audit_log: Annotated[Path | None, option("FILE", "Log of who asked when.  \\[default: stderr]", RUN)] = None,
     device: Device = "cpu",
 ) -> int:
     """Serve hardened explanations over HTTP, as the model's certificate says."""

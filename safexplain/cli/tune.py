@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from safexplain.cli.console import option
 from safexplain.cli.options import Question, asks
 
 SEARCH = "Search"
@@ -16,22 +15,10 @@ SEARCH = "Search"
 @asks
 def tune_command(
     question: Question,
-    space: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Search space: default, or deepleak for DeepLeak's own.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = "default",
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Releases to try.", rich_help_panel=SEARCH)] = 100,
+    space: Annotated[str, option("NAME", "Search space: default, or deepleak for DeepLeak's own.", SEARCH)] = "default",
+    trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
     public: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Public examples (x, y); models trained only on these are the comparison.",
-            rich_help_panel=SEARCH,
-        ),
+        Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
     ] = None,
 ) -> int:
     """Search for the release that leaks least and keeps most utility, then audit the chosen one."""

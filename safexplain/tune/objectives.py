@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit.collect import SUMMARIES, summarise
-from safexplain.audit.utility import utility
+from safexplain.audit.usefulness import utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.hardening import Hardening

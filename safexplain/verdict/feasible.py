@@ -1,9 +1,8 @@
 """What an inconclusive audit could decide with the data that are there. NumPy and SciPy only.
 
-A few changes of the policy or of the audit that would probably lead to a verdict, and what each is worth. "Probably" is
-a probability of at least 90 % for another sample of this size, if what was found is true: each judged attack's upper
-bound is taken as normal around the one found, with the spread that the bound implies, and the probabilities of failing
-are added up.
+The reference models that lack, a sample that is large enough, the smallest limit in reach. "Probably" is a probability
+of at least 90 % for another sample of this size, if what was found is true: each judged attack's upper bound is taken
+as normal around the one found, with the spread that the bound implies, and the probabilities of failing are added up.
 
 No option may be used on the examples that suggested it: a policy chosen by its own result certifies luck. So every
 option says that it is fixed before the next audit, and how `audit.holdout_uses` counts it there.
@@ -12,7 +11,7 @@ option says that it is fixed before the next audit, and how `audit.holdout_uses`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,10 +21,7 @@ from scipy import stats as distributions
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import POWER, Needed
 
-Kind = Literal["references", "training", "examples", "limit", "fpr", "auc"]
-
-ENOUGH_REFERENCES = 64
-"""With this many reference models, more hardly make attacks stronger."""
+Kind = Literal["references", "examples", "limit"]
 
 TIMES = 3.0
 """Samples up to this many times as large are called feasible."""
@@ -48,8 +44,7 @@ class Option:
     """One thing that would probably decide.
 
     Args:
-        kind: what changes: the number of reference models, the share set aside for training attacks, the number of
-            examples, the limit, the false-positive rate with its limit, or the claim.
+        kind: what changes: the number of reference models, that of the examples, or the limit.
         says: what to do and what it is worth, in a sentence or two.
         changes: entries of the policy -> their new values; empty where the policy stays.
         counted: how `audit.holdout_uses` counts it on the same examples.
@@ -57,7 +52,7 @@ class Option:
 
     kind: Kind
     says: str
-    changes: Mapping[str, float | str] = field(default_factory=dict)
+    changes: Mapping[str, float] = field(default_factory=dict)
     counted: Literal["another use", "the same use", "fresh examples"] = "another use"
 
     @property
@@ -91,12 +86,9 @@ class Undecided:
         policy: what was asked.
         claim: what was judged.
         members, non_members: units that were scored.
-        training: examples set aside for attacks that learn, as a share of those scored.
         references: reference models behind the judged attacks.
         wide: whether an interval was too wide, or something else is in the way alone.
         bounds: of the judged attacks.
-        elsewhere: false-positive rate -> bounds of the same attacks there.
-        areas: bounds under the claim "auc".
         needed: a sample that would decide; None: none of up to 1,000 times this size, or not known.
     """
 
@@ -104,12 +96,9 @@ class Undecided:
     claim: Claim
     members: int
     non_members: int
-    training: float
     references: int
     wide: bool
     bounds: tuple[Bound, ...]
-    elsewhere: Mapping[float, tuple[Bound, ...]]
-    areas: tuple[Bound, ...]
     needed: Needed | None
 
     @property
@@ -122,16 +111,19 @@ class Undecided:
         """How many times as many examples would decide."""
         return math.inf if self.needed is None else self.needed.members / self.members
 
+    @property
+    def suspected(self) -> bool:
+        """Whether an estimate is above the limit."""
+        return any(b.found > self.limit for b in self.bounds)
+
 
 def feasible(of: Undecided) -> tuple[Option, ...]:
-    """What would probably decide: first under the same policy, then with another limit, then with another claim.
+    """What would probably decide, the same policy first.
 
     Args:
         of: an inconclusive audit in which no control failed.
     """
-    makers: list[Callable[[Undecided], Option | None]] = [_more_references]
-    if of.wide:
-        makers += [_no_training, _more_examples, _looser_limit, _higher_fpr, _on_average, _stronger_attacks]
+    makers = (_more_references, *((_more_examples, _looser_limit) if of.wide else ()))
     return tuple(option for make in makers if (option := make(of)) is not None)
 
 
@@ -169,29 +161,6 @@ def _more_references(of: Undecided) -> Option | None:
     )
 
 
-def _stronger_attacks(of: Undecided) -> Option | None:
-    if not max(of.policy.references, 1) <= of.references < ENOUGH_REFERENCES:
-        return None
-    return Option(
-        "references",
-        f"{ENOUGH_REFERENCES} reference models instead of {of.references:,} make attacks stronger, not intervals"
-        " narrower: a leak becomes easier to prove, and nothing easier to certify.",
-    )
-
-
-def _no_training(of: Undecided) -> Option | None:
-    if of.training <= 0 or of.times > 1 + of.training:
-        return None
-    more = 1 + of.training
-    return Option(
-        "training",
-        f"training = 0 in the policy scores about {of.members * more:,.0f} members and {of.non_members * more:,.0f}"
-        f" non-members instead of {of.members:,} and {of.non_members:,}, which would probably {_outcome(of)}. Learned"
-        " attacks are then trained on what reference models answer about the scored examples.",
-        {"training": 0.0},
-    )
-
-
 def _more_examples(of: Undecided) -> Option | None:
     if of.needed is None or of.times > TIMES:
         return None
@@ -204,74 +173,18 @@ def _more_examples(of: Undecided) -> Option | None:
 
 
 def _looser_limit(of: Undecided) -> Option | None:
+    limit = certifiable(of.bounds, of.policy.risk)
+    limit = math.ceil(1000 * max(limit, 0.001) - 1e-9) / 1000 if math.isfinite(limit) else math.inf
+    if limit >= LOOSEST:
+        return None
     name = replace(of.policy, claim=of.claim).limit_name
-    return (
-        None
-        if (limit := smallest_limit(of)) is None
-        else Option(
-            "limit",
-            f"{name} = {limit:g} instead of {of.limit:g} would probably be certified with as many examples"
-            f"{_suspected(of)}.",
-            {name: limit},
-            "the same use" if of.claim == "whole" else "another use",
-        )
-    )
-
-
-def smallest_limit(of: Undecided) -> float | None:
-    """The limit of `_looser_limit`; None where it is none that anybody would want."""
-    limit = _rounded(certifiable(of.bounds, of.policy.risk))
-    return limit if limit < LOOSEST else None
-
-
-def _suspected(of: Undecided) -> str:
-    above = any(b.found > of.limit for b in of.bounds)
-    return ". But the estimate is above the present limit: this may be a leak" if above else ""
-
-
-def _higher_fpr(of: Undecided) -> Option | None:
-    for fpr, bounds in sorted(of.elsewhere.items()):
-        limit = round(of.limit * fpr / of.policy.fpr, 6)
-        if fpr <= of.policy.fpr or limit >= LOOSEST or _rounded(certifiable(bounds, of.policy.risk)) > limit:
-            continue
-        name = "max_tpr" if of.claim == "whole" else "max_excess"
-        changes: dict[str, float | str] = {"fpr": fpr, name: limit}
-        if of.claim == "excess":
-            changes["max_tpr"] = max(of.policy.max_tpr, round(fpr + limit, 6))
-        unit = " %" if of.claim == "whole" else " points"
-        others = " and ".join(_toml(*one) for one in changes.items() if one[0] != "fpr")
-        return Option(
-            "fpr",
-            f"fpr = {fpr:g} with {others} would probably be certified: the same multiple of what guessing finds,"
-            f" {100 * limit:.3g}{unit} instead of {100 * of.limit:.3g}{unit}. It says nothing about attackers"
-            " with fewer false positives.",
-            changes,
-        )
-    return None
-
-
-def _on_average(of: Undecided) -> Option | None:
-    if (limit := smallest_area(of)) is None:
-        return None
+    leak = ". But the estimate is above the present limit: this may be a leak" if of.suspected else ""
     return Option(
-        "auc",
-        f'claim = "auc" with max_auc_excess = {limit:g} would probably be certified. That is a weaker claim: an'
-        " average over all members, which says nothing of those that are found most surely.",
-        {"claim": "auc", "max_auc_excess": limit},
+        "limit",
+        f"{name} = {limit:g} instead of {of.limit:g} would probably be certified with as many examples{leak}.",
+        {name: limit},
+        "the same use" if of.claim == "whole" else "another use",
     )
-
-
-def smallest_area(of: Undecided) -> float | None:
-    """The limit of `_on_average`; None where it was judged already, or nothing of use could be certified."""
-    if of.claim == "auc":
-        return None
-    limit = _rounded(certifiable(of.areas, of.policy.risk))
-    return limit if limit < LOOSEST else None
-
-
-def _rounded(limit: float) -> float:
-    """Up to the next thousandth."""
-    return math.ceil(1000 * max(limit, 0.001) - 1e-9) / 1000 if math.isfinite(limit) else math.inf
 
 
 def _outcome(of: Undecided) -> str:
@@ -285,24 +198,16 @@ def advice(of: Undecided, options: Sequence[Option]) -> str:
         of: the audit.
         options: `feasible` of it.
     """
-    by_kind = {option.kind: option for option in reversed(options)}
     if (lacking := of.policy.references - of.references) > 0:
         return f"At least {lacking:,} more reference model{' is' if lacking == 1 else 's are'} needed to certify."
     limit = f"{of.limit:.3g} of AUC" if of.claim == "auc" else f"{of.limit:.1%}"
-    leak = "This may be a leak: " if any(b.found > of.limit for b in of.bounds) else ""
+    leak = "This may be a leak: " if of.suspected else ""
     if (needed := of.needed) is not None and of.times <= TIMES:
         what = f"would probably {_outcome(of)} at {limit}"
         return f"{leak}{needed.members:,} members and {needed.non_members:,} non-members {what}."
-    for kind in ("limit", "auc"):
-        if kind in by_kind:
-            changes = " and ".join(_toml(*one) for one in by_kind[kind].changes.items())
-            average = ", on average only" if kind == "auc" else ""
-            start = f"{leak}{'a' if leak else 'A'} policy fixed beforehand, with {changes}"
-            return f"{start}, would probably be certified{average}."
+    for name, value in (change for option in options for change in option.changes.items()):
+        start = f"{leak}{'a' if leak else 'A'} policy fixed beforehand, with {name} = {value:g}"
+        return f"{start}, would probably be certified."
     if needed is None:
         return f"{leak}no larger sample would decide, as what was found lies too close to {limit}."
     return f"{leak}{of.times:,.0f} times as many examples would be needed to {_outcome(of)} at {limit}."
-
-
-def _toml(name: str, value: float | str) -> str:
-    return f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value:g}"

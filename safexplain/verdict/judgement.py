@@ -52,7 +52,7 @@ from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import Needed, Seen, could_certify, needed, needed_area, needed_excess, seen_power
 from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.paired import difference_bounds
-from safexplain.verdict.stats.paired_auc import PairedAuc, area_bounds
+from safexplain.verdict.stats.paired_auc import area_bounds
 from safexplain.verdict.stats.roc import RateAtFpr
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -747,8 +747,6 @@ class AuditResult(Judgement):
     Args:
         evidence: the attacks, in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
-        areas: under the curves of the attacks that the claim "auc" would judge, beside those of their baselines.
-        elsewhere: higher false-positive rate -> bounds of the judged attacks there, in the unit of the limit.
         sizes: examples in each split.
         slices: what the strongest attack finds in parts of the members, such as the classes.
         exposed: the members that it finds most surely; empty unless asked for.
@@ -756,8 +754,6 @@ class AuditResult(Judgement):
 
     evidence: tuple[AttackResult, ...]
     orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
-    areas: tuple[PairedAuc, ...] = field(default=(), kw_only=True)
-    elsewhere: Mapping[float, tuple[Bound, ...]] = field(default_factory=dict, kw_only=True)
     sizes: dict[str, int] = field(kw_only=True)
     slices: tuple[Any, ...] = field(default=(), kw_only=True)
     exposed: tuple[Any, ...] = field(default=(), kw_only=True)
@@ -819,23 +815,15 @@ class AuditResult(Judgement):
         wide = [r for r in among if any(high > r.limit for _, high in r.decisive.values())]
         sizes = [r.needed for r in wide]
         found = [n for n in sizes if n is not None]
-        scored = self.grouped or self.members + self.non_members
         return Undecided(
             self.policy,
             self.claim,
             self.members,
             self.non_members,
-            self.sizes.get("training", 0) / scored,
             min(r.references for r in among),
             bool(wide),
             tuple(
                 Bound(r.estimate(e), r.decisive[code(e)][1]) for r in wide for e in r.judged if code(e) in r.decisive
-            ),
-            {fpr: tuple(b for r in wide for b in r.elsewhere.get(fpr, ())) for fpr in self.elsewhere},
-            tuple(
-                Bound(a.difference, area_bounds(a, r.members, r.non_members, r.policy.risk, r.policy.risk)[1])
-                for r in wide
-                for a in r.areas
             ),
             max(found, key=lambda n: n.members) if len(found) == len(sizes) and found else None,
         )

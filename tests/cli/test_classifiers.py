@@ -23,6 +23,8 @@ from safexplain.explain import find_row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 
+Cli = Callable[..., tuple[int, str, str]]
+
 skops = pytest.importorskip("skops.io")
 
 COLUMNS = [0, 1, 6, 7, 20]
@@ -63,9 +65,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_what_the_command_certified_is_loaded_and_nothing_else(
-    name: str, case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_what_the_command_certified_is_loaded_and_nothing_else(name: str, case: Path, cli: Cli, tmp_path: Path) -> None:
     if find_row(name).library in ("alibi", "lime", "shap"):
         pytest.importorskip(find_row(name).library)
     kind: Any = OF_ROWS.get(name) or HARDENED[name]
@@ -102,16 +102,14 @@ def test_what_the_command_certified_is_loaded_and_nothing_else(
     ],
     ids=["gradients", "no public rows", "logit", "arch"],
 )
-def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(
-    given: tuple[str, ...], said: str, cli: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(given: tuple[str, ...], said: str, cli: Cli) -> None:
     code, _, error = cli("audit", "model.skops", "--data", "data.csv", *given)
     assert code == 2
     assert said in " ".join(error.split())
 
 
 def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_there_are(
-    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+    cli: Cli, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.toml").write_text("epochs = 3\n")
     code, _, error = cli("audit", "model.skops", "--data", "data.csv", "--recipe", tmp_path / "recipe.toml")
@@ -120,9 +118,7 @@ def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_the
 
 
 @pytest.mark.parametrize("kind", ["forest", "linear"])
-def test_a_pipeline_with_text_columns_is_read_by_default(
-    kind: str, case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_pipeline_with_text_columns_is_read_by_default(kind: str, case: Path, cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("shap")
     frame = pd.read_csv(case / "data.csv")
     frame["feature 0"] = np.where(frame["feature 0"] > 14, "large", "small")
@@ -146,9 +142,7 @@ def test_a_pipeline_with_text_columns_is_read_by_default(
     assert any("log odds of the predicted class" in note for note in stated["notes"]) is (kind == "linear")
 
 
-def test_a_pipeline_that_mixes_columns_is_asked_and_the_reason_is_said(
-    case: Path, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_pipeline_that_mixes_columns_is_asked_and_the_reason_is_said(case: Path, cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("shap")
     frame = pd.read_csv(case / "data.csv").drop(columns="member")
     fitted = make_pipeline(PCA(3), RandomForestClassifier(3, random_state=0)).fit(

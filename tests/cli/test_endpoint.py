@@ -248,9 +248,3 @@ def test_what_does_not_go_together_is_said(
     code, out, err = cli(*change(command("http://127.0.0.1:9")), "--run-dir", tmp_path / "run")
     assert (code, out) == (2, "")
     assert said in err
-
-
-def test_tune_needs_a_model(cli: Cli) -> None:
-    code, _, err = cli("tune", "--data", "data.npz")
-    assert code == 2
-    assert "expected a MODEL file (or, for audit, --endpoint URL), got none" in err

@@ -41,7 +41,7 @@ from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect import summarise
 from safexplain.audit.root_cause import root_cause, sentence
-from safexplain.audit.utility import utility
+from safexplain.audit.usefulness import utility
 from safexplain.explain import CATALOG
 from safexplain.explain.feature_groups import superpixels
 from safexplain.faithfulness import faithfulness

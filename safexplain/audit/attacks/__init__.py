@@ -9,15 +9,19 @@ table of what is run, one line an attack; `scoring` runs it against one target, 
 play the target.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from safexplain.audit.attacks.base import Attack, Threshold
 from safexplain.audit.attacks.learned.attack import Learned
 from safexplain.audit.attacks.likelihood.joint import JointLikelihoodRatio
 from safexplain.audit.attacks.likelihood.ratio import GlobalVariance as GlobalVariance
 from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.transfer import AtTargetLabel
 from safexplain.audit.attacks.transfer import OverQueries as OverQueries
+
+if TYPE_CHECKING:
+    from safexplain.audit.attacks.metaclassifier import Metaclassifier
 
 __all__ = [
     "RMIA",
@@ -30,3 +34,12 @@ __all__ = [
     "Metaclassifier",
     "Threshold",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Metaclassifier` is imported when it is asked for: no other attack loads PyTorch before it trains."""
+    if name == "Metaclassifier":
+        from safexplain.audit.attacks.metaclassifier import Metaclassifier
+
+        return Metaclassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.base import Bools, Floats, check_device, check_signals, device_of
 from safexplain.audit.attacks.likelihood.moments import two_sided
 from safexplain.audit.attacks.transfer import numbers_a_query
 from safexplain.errors import ConfigurationError, InputError
@@ -101,10 +101,7 @@ class Metaclassifier:
         check_number("penalty", self.penalty, above=0)
         for name, low in (("queries", 1), ("epochs", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), low)
-        try:
-            torch.device(self._device())
-        except RuntimeError:
-            raise ConfigurationError(f"device is auto, cpu, cuda or cuda:0, got {self.device!r}") from None
+        check_device(self.device)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """Score every point; higher says "member".
@@ -129,9 +126,6 @@ class Metaclassifier:
             target, shadows = target[:, None], shadows[:, :, None]
         numbers_a_query(target.shape[1], self.queries)
         return (self._each if self.per_example else self._all)(target, shadows, membership)
-
-    def _device(self) -> str:
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
     def _each(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """A classifier a point."""
@@ -196,7 +190,7 @@ class Metaclassifier:
 
     def _mlp(self, rows: Array, label: Bools, asked: Array) -> Array:
         """(c, q) log odds."""
-        device = torch.device(self._device())
+        device = device_of(self.device)
         together = max(1, min(TOGETHER["cuda" if device.type == "cuda" else "cpu"], (1 << 28) // rows[0].size))
         out = np.empty(asked.shape[:2])
         for start in range(0, len(rows), together):
@@ -212,7 +206,7 @@ class Metaclassifier:
 
     def _logistic(self, rows: Array, label: Bools, asked: Array) -> Array:
         """(c, q) log odds of the penalised logistic regressions, by Newton's method for all of them at once."""
-        device = torch.device(self._device())
+        device = device_of(self.device)
         out = np.empty(asked.shape[:2])
         step = max(1, (1 << 18) // rows[0].size)  # what stays in a processor's cache
         for start in range(0, len(rows), step):

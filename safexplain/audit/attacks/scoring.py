@@ -16,7 +16,7 @@ from safexplain._progress import Progress, silent
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.base import references_for
 from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
-from safexplain.audit.attacks.learned.classifier import FittedLearned
+from safexplain.audit.attacks.learned.attack import FittedLearned
 from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
 from safexplain.audit.attacks.suite import (

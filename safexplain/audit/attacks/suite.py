@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks import (
@@ -33,7 +32,6 @@ from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.signals import Signals
 from safexplain.audit.storage.maps import blocks
 from safexplain.errors import ConfigurationError, InputError, near
-from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
 
@@ -358,6 +356,10 @@ def _varies(signals: Signals, name: str) -> bool:
 
 def _as_log_odds(values: Numbers, queries: int) -> Numbers:
     """Predictions (m, n, queries * classes) as log odds, where they are probabilities that add up to 1."""
+    import torch
+
+    from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
+
     p = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(-1, values.shape[2] // queries)
     if p.shape[1] < 2 or not are_probabilities(p):
         return values

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import stats as distributions
-from torch import Tensor, nn
 
 from safexplain.audit.controls.differences import RISK
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.stats import clopper_pearson
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 META = "accuracy"
 """Entry of the signals' meta data with what the control looks at."""
@@ -72,6 +73,9 @@ class Statistics(NamedTuple):
             x: (n, ...) examples.
             batch_size: in one call of the model.
         """
+        import torch
+        from torch import nn
+
         kept = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if not kept or any(m.running_mean is None or m.running_var is None for m in kept):
             return None

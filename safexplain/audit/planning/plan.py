@@ -66,7 +66,7 @@ try:
 except ImportError:  # Windows does not tell
     resource = None  # type: ignore[assignment]
 
-BUDGET = 8.0
+BUDGET = 6.0
 """Seconds that are measured, about."""
 
 MADE_UP = 128
@@ -356,13 +356,15 @@ def plan_audit(
             tell(3, "attacking")
             made = asker.made_up(explain, models, null, policy, options)
             judged = replace(policy, uncounted=True)
-            short = clock(lambda: certify(made, judged, inputs=made.inputs, seed=seed))
+            short = clock(lambda: certify(made, judged, seed=seed))
             rates = replace(rates, attacking=short)
             grown = short * (FIXED + (1 - FIXED) * n / len(made))
             names = ["attacking"] if endpoint else ["attacking (native)", *([f"attacking ({name})"] if twice else [])]
             stages += [Stage(each, grown / (1 + (twice and each == "attacking (native)"))) for each in names]
             if explain is not None and endpoint is None and models >= FEWEST_FOR_NULL:
-                stages.append(Stage("root cause", clock(lambda: root_cause(made, seed=seed)) * n / len(made)))
+                some = np.arange(len(made))
+                each = rate(clock, lambda k: root_cause(made, rows=some < k), len(made), clock.share(0.05), start=16)
+                stages.append(Stage("root cause", each * n))
     features = population.x[0].numel() * len(methods_of(explainer, arguments))
     copies = len(policy.patience) + twice
     maps = 0 if alone else 4 * copies * features * models * n
@@ -448,7 +450,7 @@ class _Asker:
         """Signals of the names and widths that the audit will have, about few examples: what one model says of some,
         at random for each model and each example."""
         level = max(levels_of(policy.patience), default=0)
-        like, n = self.signals(explain, 4, min(level, 2)), min(MADE_UP, len(self.population))
+        like, n = self.signals(explain, 2, min(level, 2)), min(MADE_UP, len(self.population))
         rng, at = np.random.default_rng(0), np.arange(n) % len(like)
         member = rng.random((models, n)) < 0.5
         member[0, :2], member[models - null :] = (True, False), False
@@ -466,10 +468,9 @@ class _Asker:
             for each in (1,) if here == 1 else levels_of(policy.patience):
                 values[what if each == 1 else at_level(what, each)] = made
         meta = {**like.meta, "targets": [0], "null": list(range(models - null, models)), "population": ""}
-        inputs = self.population.x[:n].cpu().numpy() + rng.normal(size=(n, *self.population.x.shape[1:])) / 1000
         groups = None if self.population.groups is None else self.population.groups[:n]
         slices = {"class": rng.integers(3, size=n), **{name: rng.integers(3, size=n) for name in options.slices}}
-        return Signals(member, values, values.pop(WHOLE_MAP, None), meta, inputs, groups=groups, slices=slices)
+        return Signals(member, values, values.pop(WHOLE_MAP, None), meta, groups=groups, slices=slices)
 
     @property
     def _how(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.utility import Utility
+from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.judgement import AuditResult

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration
-from safexplain.audit.utility import FEWEST_TOP, Utility
+from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict.evidence import ATTACK_NAMES, Control, signal_name
 from safexplain.verdict.judgement import MAIN, AuditResult, main_of
 

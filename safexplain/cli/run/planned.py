@@ -89,14 +89,7 @@ def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
 
 
 def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print a plan; the exit code is 0.
-
-    Args:
-        plan: what to print.
-        folder: the run directory that would be made.
-        json_: as one JSON object.
-        quiet: the time alone.
-    """
+    """Print a plan; the exit code is 0."""
     memory, disk = machine_memory(), free_disk(folder)
     warned = warnings_of(plan, memory, disk)
     if json_:

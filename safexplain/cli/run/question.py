@@ -18,8 +18,7 @@ from torch import nn
 
 from safexplain._digest import file_sha256, model_digest
 from safexplain._progress import shown
-from safexplain.audit import Policy, Population, Recipe
-from safexplain.audit.attacks.suite import check_suite
+from safexplain.audit import Population, Recipe
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
@@ -27,7 +26,7 @@ from safexplain.audit.recipe import check_examples
 from safexplain.audit.run import HOUR, LOOKS, AuditOptions, scored_rows
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
-from safexplain.cli.options import Question
+from safexplain.cli.options import Question, policy_of
 from safexplain.cli.run.classifiers import (
     COLUMNS,
     Tabular,
@@ -351,26 +350,6 @@ def references_of(text: str) -> tuple[int, ...]:
         raise ConfigurationError(
             f"--references: expected a number, as 16, or several that grow, as 8,16,32; got {text!r}"
         )
-    return found
-
-
-def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
-    """The policy of the file, or the default one, with the options that were given.
-
-    Raises:
-        InputError, ConfigurationError: as `Policy`.
-    """
-    given: dict[str, Any] = {
-        "fpr": fpr,
-        "max_tpr": max_tpr,
-        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
-    }
-    values = {name: value for name, value in given.items() if value is not None}
-    if attacks is not None and not values["suite"]:
-        raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
-    start = Policy() if file is None else Policy.from_toml(file)
-    found = replace(start, **values)
-    check_suite(found)  # before anything is trained
     return found
 
 

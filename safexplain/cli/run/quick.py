@@ -24,8 +24,11 @@ from safexplain.outputs import as_module
 from safexplain.verdict.judgement import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-SECONDS = 80.0
-"""Of the plan, of training, asking and explaining: what imports, attacks and files leave of two minutes."""
+SECONDS = 50.0
+"""Of the plan, of training, asking and explaining: what imports, losses, attacks and files leave of two minutes."""
+
+PLANNING = 4.0
+"""Seconds that the plan measures, about: half of what it does for a whole audit."""
 
 LEAST = 20.0
 """Of these, after a plan that took long."""
@@ -33,8 +36,8 @@ LEAST = 20.0
 FEWEST, MOST = 100, 1_000
 """Examples that are scored."""
 
-LOSSES = 10.0
-"""Seconds of asking for losses, of so many examples as `MOST` at least."""
+LOSSES = 8.0
+"""Seconds of asking for losses."""
 
 ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 """What is run."""
@@ -45,12 +48,7 @@ EXIT_CODE = 3
 
 def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a screen changes in the arguments of `audit`: two references where training them is short, and as many
-    examples as there is time to explain, each asked once.
-
-    Args:
-        plan: of the whole audit.
-        given: its arguments.
-    """
+    examples as there is time to explain, each asked once."""
     rates, policy, options = plan.rates, given["policy"], given["options"]
     assert isinstance(policy, Policy)
     assert isinstance(options, AuditOptions)
@@ -113,16 +111,11 @@ def seen_in(found: AuditRun) -> list[Seen]:
 
 def seen_in_losses(plan: Plan, given: Mapping[str, Any]) -> Seen | None:
     """What the loss of the target tells of many examples, which it is soon asked for: whether the model remembers its
-    members at all. None: of a service, or where labels are of another task.
-
-    Args:
-        plan: of the whole audit.
-        given: its arguments.
-    """
+    members at all. None: of a service, or where labels are of another task."""
     population, options, member = given["population"], given["options"], given["member"]
     if isinstance(given["model"], Endpoint) or options.labels == "foreign":
         return None
-    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), MOST, 4 * MOST))
+    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
     rows = population.sample(member, min(number, len(population)))
     model = as_module(given["model"], population.classes)
     told = predict(Shadows((model,), member[None, rows]), population.part(rows), patience=(1,)).values["loss"]
@@ -149,7 +142,9 @@ def show_quick(found: AuditRun, plan: Plan, losses: Seen | None, folder: Path, *
     else:
         sentence = f"None seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
         if losses is not None and losses.likely:
-            sentence += f" But the model remembers its members: its losses find {losses.share}."
+            sentence += (
+                f" But the model remembers its members: its losses tell them apart with an AUC of {losses.auc:.2f}."
+            )
     again = whole_command(sys.argv)
     if json_:
         content = {"quick": True, "likely": seen[0].likely, "sentence": sentence, "seen": [vars(s) for s in seen]}

@@ -148,14 +148,7 @@ class TwoStages:
         return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
 
     def train(self, population: Population, device: torch.device, cache: Path, progress: Progress) -> Shadows | None:
-        """The reference models; None where there are to be none.
-
-        Args:
-            population: the pool.
-            device: where they train.
-            cache: where finished models of both stages are kept.
-            progress: told after each model.
-        """
+        """The reference models; None where there are to be none."""
         if not self.references:
             return None
         pretrained = train_shadows(
@@ -201,13 +194,7 @@ def _in_words(trainable: Trainable) -> str:
 
 
 def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:
-    """The caveat where nothing is said of how the model was trained.
-
-    Args:
-        recipe: the default that was used.
-        missing: what was not given.
-        trained: what was done with the reference models.
-    """
+    """The caveat where nothing is said of how the model was trained."""
     return (
         f"No {missing}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
         f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was {trained} differently, a real"

@@ -27,14 +27,8 @@ WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "i
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print what an audit found and where its files are, and return its exit code.
-
-    Args:
-        found: by the audit, whose files are written.
-        folder: where they are.
-        json_: as one JSON object.
-        quiet: the verdict alone.
-    """
+    """Print what an audit found and where its files are (`json_`: one JSON object; `quiet`: the verdict alone), and
+    return its exit code."""
     if json_:
         content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
         typer.echo(json.dumps(content, allow_nan=False))
@@ -62,13 +56,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
-    """Print what the attacks found in signals, and return the verdict's exit code.
-
-    Args:
-        result: of the attacks.
-        json_: as one JSON object.
-        quiet: the verdict alone.
-    """
+    """Print what the attacks found in signals, likewise, and return the verdict's exit code."""
     if json_:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False))
     elif quiet:

@@ -45,12 +45,6 @@ KEPT = "finished models and trials"
 def run_tune(question: Question, space: str, trials: int, public: Path | None) -> int:
     """Search, audit the chosen release, print both, and return the exit code.
 
-    Args:
-        question: the common options.
-        space: what is tried, by name.
-        trials: how many releases.
-        public: file of public examples; None: there are none.
-
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest.
         Interrupted: after what was found is shown.
@@ -77,10 +71,6 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
 
 def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
     """Models trained on public examples by the recipe of the search.
-
-    Args:
-        path: of the examples, as `load_records` takes them.
-        arguments: of the search.
 
     Raises:
         InputError: they cannot be read, have another shape, or are in the data of the search; or no model can be
@@ -110,14 +100,7 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
 
 
 def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print what a search found and where its files are, and return its exit code.
-
-    Args:
-        found: by the search, its files already written.
-        folder: of the files.
-        json_: as one JSON object.
-        quiet: only the verdict on the chosen release.
-    """
+    """Print what a search found and where its files are, and return its exit code."""
     if json_:
         typer.echo(json.dumps({**found.to_dict(), "run_dir": str(folder), "files": found.files}, allow_nan=False))
     elif quiet:

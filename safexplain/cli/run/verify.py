@@ -46,14 +46,6 @@ def verify(
 ) -> int:
     """Check that a certificate is intact, about this very model file, and says certified, or holds by construction.
 
-    Args:
-        certificate: its file.
-        model: file that is to be deployed; None: none is given.
-        public_key: with which the certificate must be signed; None: it need not be.
-        any_verdict: accept others than certified.
-        any_version: accept one that the installed versions would not serve.
-        json_: print one JSON object.
-
     Raises:
         InputError: a file cannot be read, or the model's is missing.
     """
@@ -106,11 +98,6 @@ def verify(
 
 def sign(certificate: Path, key: Path, out: Path | None) -> int:
     """Check a certificate and put it into a signed envelope (DSSE).
-
-    Args:
-        certificate: its file.
-        key: file of the private key.
-        out: where to write; None: in place of the certificate.
 
     Raises:
         CertificateError: it is signed already, or not intact.

@@ -122,7 +122,7 @@ def test_knowing_an_example_by_its_map_is_of_no_use():
     member = rng.permuted(np.tile(np.arange(m + 1)[:, None] < 3, (1, n)), axis=0)
     maps = np.repeat((10 * np.eye(n))[None], m + 1, axis=0) + rng.normal(0, 0.1, (m + 1, n, n))
     pairs = TrainingPairs.draw(np.ones((m, n), bool), member[1:], np.arange(m), 10**6, rng)
-    weight = pairs.weights().numpy()
+    weight = pairs.weights()
     for i in range(n):
         mine = pairs.example == i
         assert weight[mine & pairs.member].sum() == pytest.approx(weight[mine & ~pairs.member].sum(), rel=1e-5)

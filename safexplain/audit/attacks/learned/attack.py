@@ -3,31 +3,27 @@
 DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model. Here it learns from all
 reference models, weighs an example's maps with and without it equally, so that knowing the example by its map is of no
 use, and keeps the epoch that does best on reference models it was not trained on.
+PyTorch is loaded only to train: attacking signals without maps needs none.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.learned.classifier import (
-    FittedLearned,
-    MapClassifier,
-    Standardisation,
-    logits_of,
-    unit_maps_of,
-)
+from safexplain.audit.attacks.base import Bools, Floats, check_device, check_signals, device_of
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import roc
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from safexplain.audit.attacks.learned.classifier import Standardisation
 
 
 def eligible(
@@ -97,18 +93,51 @@ class TrainingPairs:
             )
         return cls(model, example, member)
 
-    def weights(self) -> Tensor:
-        """Float32 weights: an example's maps with and without it weigh the same, and so do all members and others."""
+    def weights(self) -> NDArray[np.float32]:
+        """Weights: an example's maps with and without it weigh the same, and so do all members and others."""
         own, other = (np.bincount(self.example[side], minlength=self.example.max() + 1) for side in self._sides())
         with_it, without = own[self.example], other[self.example]
         same = np.where(self.member, with_it, without)
         weight = np.where((with_it > 0) & (without > 0), (with_it + without) / np.maximum(2 * same, 1), 1.0)
         for side in self._sides():
             weight[side] *= len(weight) / 2 / weight[side].sum()
-        return torch.tensor(weight, dtype=torch.float32)
+        return weight.astype(np.float32)
 
     def _sides(self) -> tuple[Bools, Bools]:
         return self.member, ~self.member
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLearned:
+    """A trained classifier of maps.
+
+    Args:
+        network: in eval mode.
+        standardise: of the scalars.
+        features: entries of a map.
+        epoch: the one that was kept.
+        auc: on the held-out reference models; optimistic, since the epoch was chosen by it.
+    """
+
+    network: nn.Module
+    standardise: Standardisation
+    features: int
+    epoch: int
+    auc: float
+
+    def scores(self, maps: Floats) -> NDArray[np.float64]:
+        """(n,) logits of (n, d) maps; higher says "member".
+
+        Raises:
+            InputError: another number of features than trained on, or values that are not finite.
+        """
+        maps = np.asarray(maps)
+        if maps.ndim != 2 or maps.shape[1] != self.features or not np.isfinite(maps).all():
+            raise InputError(f"expected finite maps (n, {self.features}), got shape {maps.shape}")
+        from safexplain.audit.attacks.learned.classifier import logits_of, unit_maps_of
+
+        unit, scalars = unit_maps_of(maps, self.standardise.mean.device, (np.arange(len(maps)),))
+        return logits_of(self.network, unit, self.standardise(scalars))
 
 
 @dataclass(frozen=True)
@@ -159,10 +188,7 @@ class Learned:
             raise ConfigurationError(f"dropout lies in [0, 1), held_out in (0, 1); got {self.dropout}, {self.held_out}")
         if self.non_members not in ("in-distribution", "out-of-distribution"):
             raise ConfigurationError(f"non_members is in- or out-of-distribution, got {self.non_members!r}")
-        try:
-            torch.device(self._device())
-        except RuntimeError:
-            raise ConfigurationError(f"device is auto, cpu, cuda or cuda:0, got {self.device!r}") from None
+        check_device(self.device)
 
     def __call__(
         self,
@@ -237,6 +263,10 @@ class Learned:
             out_of_distribution: likewise.
             places: (m,) models and (n,) examples, as `values` counts them.
         """
+        import torch
+
+        from safexplain.audit.attacks.learned.classifier import Standardisation, unit_maps_of
+
         (models, examples), d, m = places, values.shape[2], len(membership)
         if self.shape is not None and np.prod(self.shape) != d:
             raise InputError(f"maps have {d} numbers, which is not shape {self.shape}; pass the shape of one map")
@@ -246,24 +276,26 @@ class Learned:
         watching = min(max(1, round(self.held_out * m)), m - 1)
         train = TrainingPairs.draw(usable, membership, order[watching:], self.most_examples, rng)
         watch = TrainingPairs.draw(usable, membership, order[:watching], self.most_examples // 4, rng)
-        device = torch.device(self._device())
+        device = device_of(self.device)
         maps, scalars = unit_maps_of(values, device, (models[train.model], examples[train.example]))
         standardise = Standardisation.of(scalars)
         held_maps, held_scalars = unit_maps_of(values, device, (models[watch.model], examples[watch.example]))
         network, epoch, auc = self._trained(
-            (maps, standardise(scalars), torch.tensor(train.member, device=device), train.weights().to(device)),
+            (maps, standardise(scalars), *(torch.from_numpy(a).to(device) for a in (train.member, train.weights()))),
             (held_maps, standardise(held_scalars)),
             watch.member,
         )
         return FittedLearned(network, standardise, d, epoch, auc)
 
-    def _device(self) -> str:
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-
     def _trained(
         self, train: tuple[Tensor, ...], watch: tuple[Tensor, Tensor], watch_member: Bools
     ) -> tuple[nn.Module, int, float]:
         """The network of the best epoch, that epoch, and its AUC on the held-out reference models."""
+        import torch
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        from safexplain.audit.attacks.learned.classifier import MapClassifier, logits_of
+
         maps, scalars, member, weight = train
         label, device = member.float(), maps.device
         best, best_epoch, best_auc = None, 0, -1.0
@@ -278,7 +310,7 @@ class Learned:
                 network.train()
                 for index in torch.split(torch.randperm(len(label), device=device), self.batch_size):
                     logits = network(maps[index], scalars[index])
-                    loss = F.binary_cross_entropy_with_logits(logits, label[index], weight[index])
+                    loss = binary_cross_entropy_with_logits(logits, label[index], weight[index])
                     optimizer.zero_grad(set_to_none=True)
                     torch.autograd.backward(loss)
                     optimizer.step()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from safexplain.audit.attacks.base import Floats
 from safexplain.audit.attacks.likelihood.moments import parts
-from safexplain.errors import InputError
 
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
 """What `unit_maps` says about each map beside the map itself."""
@@ -78,37 +77,6 @@ class Standardisation:
         """(p, 6) float32 standardised scalars."""
         filled = torch.where(scalars.isinf(), self.floor, scalars)
         return ((filled - self.mean) / self.deviation).clamp(-CLIP, CLIP).float()
-
-
-@dataclass(frozen=True, eq=False)
-class FittedLearned:
-    """A trained classifier of maps.
-
-    Args:
-        network: in eval mode.
-        standardise: of the scalars.
-        features: entries of a map.
-        epoch: the one that was kept.
-        auc: on the held-out reference models; optimistic, since the epoch was chosen by it.
-    """
-
-    network: nn.Module
-    standardise: Standardisation
-    features: int
-    epoch: int
-    auc: float
-
-    def scores(self, maps: Floats) -> NDArray[np.float64]:
-        """(n,) logits of (n, d) maps; higher says "member".
-
-        Raises:
-            InputError: another number of features than trained on, or values that are not finite.
-        """
-        maps = np.asarray(maps)
-        if maps.ndim != 2 or maps.shape[1] != self.features or not np.isfinite(maps).all():
-            raise InputError(f"expected finite maps (n, {self.features}), got shape {maps.shape}")
-        unit, scalars = unit_maps_of(maps, self.standardise.mean.device, (np.arange(len(maps)),))
-        return logits_of(self.network, unit, self.standardise(scalars))
 
 
 def unit_maps_of(maps: Floats, device: torch.device, at: tuple[NDArray[np.int64], ...]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats
@@ -92,6 +91,8 @@ def ratios_of_vectors(
 
 def _ahead(view: View, parts: Iterator[tuple[int, Floats]]) -> Iterator[tuple[int, Floats]]:
     """The parts in their order, their views made in threads: sorting takes most of the time, and needs no lock."""
+    import torch  # whose threads these are, and which signals without maps do not need
+
     with ThreadPoolExecutor(workers := torch.get_num_threads()) as pool:
         waiting = deque[tuple[int, Future[Floats]]]()
         for start, part in parts:

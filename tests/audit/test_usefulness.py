@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats as distributions
 
 from safexplain.audit import utility
-from safexplain.audit.utility import Utility
+from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)
