@@ -71,13 +71,16 @@ class Shown:
 
     def text(self, stage: _Stage, now: float) -> str:
         """A stage in a line: "3 of 6, asking for labels, 41%, 4 min left; 11 min in all"."""
-        name = self._planned(stage.name)
+        name, again, own = self._planned(stage.name), "", stage.name
+        if not name and (name := self._planned(own.rpartition(": ")[2])):  # "look 2: asking for labels"
+            again, _, own = own.rpartition(": ")
         left = stage.left(now, self._plan.get(name))
-        text = f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
-        text += f"{stage.name}, {f'{stage.share:.0%}' if stage.total else 'done'}"
+        text = f"{again}, " if again else ""
+        text += f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
+        text += f"{own}, {f'{stage.share:.0%}' if stage.total else 'done'}"
         unfinished = stage.share < 1
         text += f" after {_spoken(now - stage.began)}" if left is None or not unfinished else f", {_spoken(left)} left"
-        if name in self._plan and left is not None:
+        if name in self._plan and left is not None and not again:
             shares = {self._planned(s.name): s.share for s in self._stages.values()}
             later = sum(seconds * (1 - shares.get(p, 0.0)) for p, seconds in self._plan.items() if p != name)
             text += f"; {_spoken(left + later)} in all" if left + later else ""

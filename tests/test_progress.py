@@ -97,6 +97,7 @@ def test_planned_stages_are_numbered_and_the_time_left_in_all_is_given(clock):
     told += [(60, ("training reference models", 1, 4)), (60, ("training reference models", 4, 4))]
     told += [(0, ("asking for labels (1 of 2)", 0, 10)), (60, ("asking for labels (1 of 2)", 0, 10))]
     told += [(60, ("asking for labels (1 of 2)", 4, 10)), (1, ("attacking", 0, 3)), (70, ("attacking", 3, 3))]
+    told += [(1, ("look 2: attacking", 0, 3)), (60, ("look 2: attacking", 1, 3))]
     assert lines(clock, told, stages=PLAN) == [
         "planning, 20%, 4 min left",
         "1 of 3, training reference models, 25%, 3 min left; 7 min in all",
@@ -104,6 +105,7 @@ def test_planned_stages_are_numbered_and_the_time_left_in_all_is_given(clock):
         "2 of 3, asking for labels (1 of 2), 0%, 2 min left; 3 min in all",
         "2 of 3, asking for labels (1 of 2), 40%, 3 min left; 4 min in all",
         "3 of 3, attacking, 100% after 70 s; 108 s in all",
+        "look 2, 3 of 3, attacking, 33%, 2 min left",
     ]
 
 

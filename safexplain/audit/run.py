@@ -389,7 +389,7 @@ class Look(NamedTuple):
         """Progress that says which look this is, from the second on."""
         if self.policy.look == 1:
             return progress
-        return lambda stage, done, total, note="": progress(f"look {self.policy.look}, {stage}", done, total, note)
+        return lambda stage, done, total, note="": progress(f"look {self.policy.look}: {stage}", done, total, note)
 
 
 def looks_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,7 @@ def audit_command(
     with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public, grows=True) as run:
         plan = plan_audit(**run.arguments | ({"budget": PLANNING} if quick else {}), hardening=chosen)
         if question.plan:
+            plan = replace(plan, notes=(*run.says, *plan.notes))
             return show_plan(plan, run.folder, question.json_, question.quiet)
         if not (question.quiet or quick):
             gradients, gpu = not is_classifier_file(question.model), run.arguments["device"].type == "cuda"

@@ -156,7 +156,7 @@ def test_an_undecided_audit_looks_again_at_more_with_more_references_and_all_loo
     shares = [replace(result.policy, look=look).risk for look in (1, 2, 3)]
     assert shares == pytest.approx([0.025, 0.0125, 0.0125])
     assert "95% confidence over all 3 looks (this is number 3)" in str(result)
-    assert {stage.partition(",")[0] for stage in told if stage.startswith("look")} == {"look 2", "look 3"}
+    assert {stage.partition(":")[0] for stage in told if stage.startswith("look")} == {"look 2", "look 3"}
     assert len([*(tmp_path / "models").glob("*.pt")]) == 8  # those of the looks before among them
     assert not [*(tmp_path / "models" / "explained").glob("*.npz")]
     again = audited().result  # the same audit is the same use

@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError
+from safexplain.loading.models.exported import ExportedModel
 from safexplain.loading.models.weights import reinitialise, seeded
 
 
@@ -179,15 +180,25 @@ def test_shared_parameters_stay_shared():
 
 
 @pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("batch_norm", nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))),
-        ("dropout", nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1))),
-    ],
+    ("name", "layer"), [("dropout", nn.Dropout(0.1)), ("batch_norm", nn.BatchNorm1d(4, affine=False))]
 )
-def test_a_graph_frozen_in_inference_mode_is_refused(name, model):
+def test_a_graph_frozen_in_inference_mode_is_refused(name, layer):
     with pytest.raises(InputError, match=f"holds {name} frozen in inference mode.*--arch"):
-        reinitialise(exported(model, torch.randn(4, 8)), 0)
+        reinitialise(exported(nn.Sequential(nn.Linear(8, 4), layer), torch.randn(4, 8)), 0)
+
+
+def test_batch_normalisation_of_a_graph_trains_as_the_network_s_own_does():
+    own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, eps=1e-3, momentum=0.3), nn.Flatten(), nn.Linear(64, 3))
+    own.train()(torch.randn(8, 1, 6, 6))  # statistics of a trained network
+    x = torch.randn(8, 1, 6, 6)
+    fresh = reinitialise(ExportedModel(exported(own, x), (1, 6, 6)), 0)
+    assert torch.equal(fresh.get_buffer("1.running_var"), torch.ones(4))
+    twin = copy.deepcopy(own).train()
+    twin.load_state_dict(fresh.state_dict())
+    for _ in range(3):
+        torch.testing.assert_close(fresh(x), twin(x), rtol=0, atol=0)
+    torch.testing.assert_close(fresh.eval()(x), twin.eval()(x), rtol=0, atol=0)
+    assert not torch.equal(fresh.get_buffer("1.running_mean"), torch.zeros(4))
 
 
 def test_dropout_that_drops_nothing_is_no_obstacle():

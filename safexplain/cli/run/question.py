@@ -232,7 +232,8 @@ def begun(
         if dp is not None and statement is not None and references:
             notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
         if fresh is None and not by_function:
-            notes += (f"Reference models cannot be trained: {unavailable}.",)
+            why = f"Reference models cannot be trained: {unavailable}."
+            notes, says = (*notes, why), (why, *says)
         elif question.recipe is None and looks[0] and isinstance(trained, Recipe):
             notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
         if service is not None and question.arch is None and references:

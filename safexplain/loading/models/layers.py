@@ -45,11 +45,22 @@ def _group_norm(weight: torch.Tensor, _: bool, values: Values) -> nn.Module:
     return nn.GroupNorm(values["num_groups"], len(weight), values["eps"], device="meta")
 
 
+class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Of inputs of any number of dimensions, which the graph does not tell."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None: ...
+
+
+def _batch_norm(weight: torch.Tensor, _: bool, values: Values) -> nn.Module:
+    return _AnyBatchNorm(len(weight), values["eps"], values["momentum"], device="meta")
+
+
 LAYERS: dict[str, Callable[[torch.Tensor, bool, Values], nn.Module]] = {
     "aten::linear": _linear,
     "aten::conv1d": _convolution(nn.Conv1d),
     "aten::conv2d": _convolution(nn.Conv2d),
     "aten::conv3d": _convolution(nn.Conv3d),
+    "aten::batch_norm": _batch_norm,
     "aten::layer_norm": _layer_norm,
     "aten::group_norm": _group_norm,
 }
@@ -103,6 +114,9 @@ def with_layers(model: nn.Module) -> nn.Module:
         layer = found[0].layer
         for name, parameter in root.get_submodule(holder).named_parameters(recurse=False):
             layer.register_parameter(name, parameter)
+        for name, buffer in layer.named_buffers(recurse=False):
+            own = getattr(root.get_submodule(holder), name, None)
+            layer.register_buffer(name, torch.zeros_like(buffer, device="cpu") if own is None else own)
         parent, _, name = holder.rpartition(".")
         setattr(root.get_submodule(parent), name, layer)
         for use in found:
@@ -131,9 +145,11 @@ def _use(root: fx.GraphModule, node: fx.Node) -> _Use | None:
     values.update(zip((a.name for a in schema.arguments), node.args, strict=False))
     values |= dict(node.kwargs)
     given, weight, bias = values["input"], values["weight"], values["bias"]
-    others = [v for n, v in values.items() if n not in ("input", "weight", "bias")]
+    buffers = [n for n in ("running_mean", "running_var") if n in values]
+    others = [v for n, v in values.items() if n not in ("input", "weight", "bias", *buffers)]
     holder = _holder(weight, "weight")
     fits = isinstance(given, fx.Node) and holder and (bias is None or _holder(bias, "bias") == holder)
+    fits = fits and all(_holder(values[n], n) == holder for n in buffers)
     if not fits or any(isinstance(part, fx.Node) for v in others for part in (v if isinstance(v, list) else [v])):
         return None
     module = root.get_submodule(holder)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line
 from safexplain.loading.models.exported import embeddings, frozen_operation
+from safexplain.loading.models.layers import with_layers
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
 
@@ -65,10 +66,12 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
         The fresh network, on the devices of the original's first parameter.
 
     Raises:
-        InputError: an exported graph holds batch normalisation or dropout in inference form, so that training
-            it would not train what the user trained; a layer cannot be reset; or a trained tensor would
-            survive.
+        InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
+            that training it would not train what the user trained; a layer cannot be reset; or a trained tensor
+            would survive.
     """
+    if frozen_operation(module, training=False) == "batch_norm":
+        module = with_layers(module)  # which normalises by the batch in training mode
     operation = frozen_operation(module, training=False)
     if operation is not None:
         raise InputError(
