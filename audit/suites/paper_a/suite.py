@@ -38,7 +38,7 @@ from safexplain.audit.attacks import RMIA, Attack, GlobalVariance, JointLikeliho
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-from ...shared.run import Progress, concluded, destination, load, parser, provenance, table, write_json
+from ...shared.run import Progress, concluded, destination, load, parser, provenance, write_json
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -247,34 +247,6 @@ def measure(signals: dict[str, Floats], membership: Bools, targets: int) -> dict
     }
 
 
-def show(found: dict[str, Any]) -> str:
-    means, rows, each, once_rows = found["means"], [], [], []
-    for name in PAPER:
-        figures = means[name]
-        at = figures["read_at"]
-        rows += [
-            (f"{name}: the paper's Table 3", *PAPER[name]),
-            (f"{name}: both mistakes", *(f"{v:.4f}" for v in figures["published"])),
-            (f"{name}:   is non-members found at {at[0]:.2%}, {at[1]:.2%} members lost", "", "", ""),
-            (f"{name}: axes swapped, read at the stated rate", *(f"{v:.4f}" for v in figures["swapped_axes_only"])),
-            (f"{name}: corrected, same scores", *(f"{v:.4f}" for v in figures["corrected"])),
-        ]
-    for name, turned in found["non_members_found_means"].items():
-        for key, values in turned.items():
-            right, label = means[name][key], f"{name}: {'published attack' if key == 'corrected' else key}"
-            each.append((label, *(f"{v:.4f}" for v in (*right, *values[:2]))))
-            *intervals, others = found["each_example_once"][name][key].values()
-            shown = ["{:.4f} [{:.4f}, {:.4f}]".format(*v) for v in intervals]
-            once_rows.append((label, *shown, "{:.4f} to {:.4f}".format(*others)))
-    return "\n\n".join(
-        [
-            table(("mean over targets", "at .1 %", "at 1 %", "AUC"), rows),
-            table(("mean over targets", "members at .1 %", "1 %", "AUC", "non-members at .1 %", "1 %"), each),
-            table(("each example once", "at .1 %", "at 1 %", "AUC", "at .1 %, other draws"), once_rows),
-        ]
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
     options: argparse.Namespace = parser("paper_a", __doc__).parse_args(argv)
@@ -292,10 +264,7 @@ def main(argv: list[str] | None = None) -> int:
     said = [first["read_at"], first["corrected"], first["LikelihoodRatio()"], means["loss"]["LikelihoodRatio()"], joint]
     plain = found["non_members_found_means"]["loss"]["Threshold()"][0]
     sentence = FINDING.format(*(v for pair in said for v in pair[:2]), plain, first["swapped_axes_only"][0])
-    print(show(found))
-    rows = [(name, *(f"{v:.4f}" for v in figures)) for name, figures in trees["means"].items()]
-    print("\n" + table(("boosted trees, targets 16 to 32", "at .1 %", "at 1 %", "AUC"), rows))
-    print(f"\n{sentence}\nAll {len(membership)} targets of one signal: {seconds:.1f} s.")
+    print(f"{sentence}\nAll {len(membership)} targets of one signal: {seconds:.1f} s.")
     report = {
         "suite": "paper_a",
         "quick": options.quick,

@@ -243,7 +243,6 @@ def main(argv: list[str] | None = None) -> int:
             "results": results,
             "run": provenance(time.perf_counter() - start),
         })  # fmt: skip
-    print(table(("candidate", "train", "test", "of"), [(k, *v.values()) for k, v in explained(results).items()]))
     return concluded([], out)
 
 

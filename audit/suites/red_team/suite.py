@@ -35,7 +35,7 @@ from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.judgement import AuditResult
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, peak_bytes, provenance, table, write_json
+from ...shared.run import Parts, Progress, concluded, destination, parser, peak_bytes, provenance, write_json
 
 ONCE = Policy(fpr=0.05, max_tpr=0.15, patience=(1,), training=0.0, uncounted=True)
 """Judged by one query, so that each row is about one thing."""
@@ -472,5 +472,4 @@ def main(argv: list[str] | None = None) -> int:
         "results": {"attacks": found},
     }
     write_json(out, content)
-    print(table(["attack", "before", "now"], [(r["attack"], r["before"], r["after"]) for r in found]))
     return concluded(missed, out)

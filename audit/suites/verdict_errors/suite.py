@@ -64,7 +64,7 @@ from safexplain.verdict.thresholds import (
     upper_bound,
 )
 
-from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, table, write_json
+from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, write_json
 from .areas import AREA_COLUMNS, AREA_GROUP_COLUMNS, AREA_SIZES, simulate_area_groups, simulate_areas
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
 from .looks import LOOK_BASES, LOOK_COLUMNS, simulate_looks
@@ -459,23 +459,6 @@ def worst(rows: list[list[Any]], columns: tuple[str, ...], truths: tuple[str, ..
     return max(chosen, default=0)
 
 
-def errors_table(rows: list[list[Any]], audits: int) -> str:
-    header = ("worst cell of each size", "no leak: leak", "at limit: leak", "over: certified",
-              "naive: at limit", "naive: over", "point: at limit")  # fmt: skip
-    lines = []
-    for members, non_members in dict.fromkeys((r[0], r[1]) for r in rows):
-        where = {"members": members, "non_members": non_members}
-        cells = [
-            worst(rows, COLUMNS, truths, what, **where) / audits
-            for truths, what in (
-                (("nothing",), "leak"), (STATES[:2], "leak"), (STATES[2:], "certified"),
-                (STATES[:2], "naive_leak"), (STATES[2:], "naive_certified"), (STATES[:2], "point_leak"),
-            )
-        ]  # fmt: skip
-        lines.append((f"{members:,} + {non_members:,}", *(f"{c:.2%}" for c in cells)))
-    return table(header, lines)
-
-
 SECTIONS = ("whole", "pairs", "groups", "areas", "looks", "certify")
 PAIR_SIZES = ((1000, 1000), (500, 3000))
 PAIR_AUDITS = GROUP_AUDITS = 200
@@ -508,10 +491,6 @@ def main(argv: list[str] | None = None) -> int:
         if name in options.only:
             report |= section(kept_parts, options.quick, Progress())
     report["targets_missed"] = failures(report)
-    if "whole" in options.only:
-        print(errors_table(report["whole"]["cells"], report["audits_per_cell"]))
-    if "certify" in options.only:
-        print(whole_table(report["certify"]["settings"]))
     write_json(out, report)
     return concluded(report["targets_missed"], out, "failed" if report["targets_missed"] else "all targets met")
 
@@ -623,15 +602,6 @@ def timed(make: Callable[..., Any], key: list[Any], title: str, audits: int, pro
     began = time.perf_counter()
     made = make(*key, lambda i: progress(f"{make.__name__} {title}", i + 1, audits))
     return {"made": made, "seconds": time.perf_counter() - began}
-
-
-def whole_table(through: dict[str, Any]) -> str:
-    header = ("through certify", "audits", "leak", "certified", "inconclusive", "leak without controls", *CONTROLS)
-    lines = []
-    for setting, found in through.items():
-        rates = [*found["verdicts"].values(), found["leak_without_controls"], *found["failed"].values()]
-        lines.append((setting, rates[0]["of"], *(f"{r['rate']:.1%}" for r in rates)))
-    return "\n" + table(header, lines)
 
 
 def failures(report: dict[str, Any]) -> list[str]:

@@ -25,15 +25,8 @@ HUGGING_FACE = ("hf", "hf-pretrained")
 
 
 def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
-    """A function from a seed to an untrained network that is to take some weights, see `fresh_network`.
-
-    Args:
-        arch: likewise.
-        state: the last 2-D weight gives the number of classes, for timm the first convolution the number of channels.
-
-    Raises:
-        InputError, MissingExtraError: likewise.
-    """
+    """A function from a seed to an untrained network that is to take the weights in `state`; arguments and errors are
+    those of `fresh_network`."""
     if arch.partition(":")[0] in HUGGING_FACE:  # whose configuration says it; names are those of the file's own loader
         source, _, folder = arch.partition(":")
         network = Network.of(folder)

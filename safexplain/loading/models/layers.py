@@ -69,14 +69,8 @@ LAYERS: dict[str, Callable[[torch.Tensor, bool, Values], nn.Module]] = {
 
 @dataclass(frozen=True)
 class _Use:
-    """A call of an operation that a layer can take over.
-
-    Args:
-        node: the call.
-        holder: name of the module that holds the parameters.
-        layer: that takes its place.
-        settings: all that tells it from other layers.
-    """
+    """A call, `node`, of an operation that `layer` can take over; `holder` is the name of the module with its
+    parameters, `settings` all that tells the layer from others."""
 
     node: fx.Node
     holder: str
