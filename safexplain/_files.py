@@ -24,14 +24,8 @@ Piece = TypeVar("Piece")
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of `path` once the block is left without an error.
-
-    Args:
-        path: of the file; what is there stays until then.
-
-    Raises:
-        OSError: it cannot be written; nothing partial is left where it can be removed.
-    """
+    """A path to write to, whose file takes the place of `path`, where an older one stays, once the block is left without
+    an error; OSError: it cannot be written, and nothing partial is left where it can be removed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -44,14 +38,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 def write_whole(path: str | Path, raw: bytes, what: str = "", hint: str = "") -> Path:
     """Write a file, all or nothing: an older one stays until the new one is on disk.
 
-    Args:
-        path: of the file; its folder must exist.
-        raw: its content.
-        what: names it in the error, as "the report".
-        hint: what to do, at the end of the error.
-
     Raises:
-        InputError: it cannot be written (no such folder, no permission, disk full).
+        InputError: it cannot be written (no such folder, no permission, disk full); `what` names it, as "the report",
+            and `hint` says at the end what to do.
     """
     path = Path(path)
     try:

@@ -88,13 +88,8 @@ _NO_NUMBERS = (str, bytes, complex, np.complexfloating, np.datetime64, np.timede
 def real_numbers(
     given: Any, what: str, error: type[SafexplainError] = InputError, expected: str = ""
 ) -> NDArray[np.float64]:
-    """Float64 copy of real numbers, in their shape; what is missing (None) is NaN.
-
-    Args:
-        given: numbers, in whatever holds them.
-        what: how messages call them.
-        error: what is raised.
-        expected: what messages say instead of the value.
+    """Float64 copy of real numbers, in their shape; what is missing (None) is NaN. Messages call them `what`, and say
+    `expected` instead of the value.
 
     Raises:
         SafexplainError: masked entries, text, dates, complex numbers, numbers beyond float64, a tensor without data; of
@@ -115,12 +110,7 @@ def real_numbers(
 
 
 def readable(given: Any, what: str, error: type[SafexplainError] = InputError) -> Any:
-    """The same, where tensors are NumPy arrays: what NumPy and scikit-learn can read.
-
-    Args:
-        given: anything; of a list the entries are looked at.
-        what: how messages call it.
-        error: what is raised.
+    """The same, where tensors are NumPy arrays: what NumPy and scikit-learn can read; of a list, each entry.
 
     Raises:
         SafexplainError: masked entries, or a tensor without data; of the class `error`.
@@ -146,11 +136,7 @@ Made = TypeVar("Made")
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Args:
-        path: of the file.
-        what: how messages call it, as "recipe".
+    """The content of a TOML file, which messages call `what`, as "recipe".
 
     Raises:
         InputError: it cannot be read or is not TOML.

@@ -273,9 +273,7 @@ def test_inference_dropout_leaves_no_fresh_networks_and_says_what_to_pass_and_ba
     assert loaded.fresh is None
     assert "dropout" in loaded.fresh_unavailable
     assert "--arch" in loaded.fresh_unavailable
-    loaded = load_model(export(Convolutional(), tmp_path / "batch_norm.pt2", example(4, 1, 8, 8)))
-    assert not loaded.fresh_unavailable
-    assert loaded.fresh(0).training
+    assert load_model(export(Convolutional(), tmp_path / "batch_norm.pt2", example(4, 1, 8, 8))).fresh(0).training
 
 
 def test_with_arch_an_exported_model_gets_its_fresh_networks_from_the_constructor(architecture, tmp_path):

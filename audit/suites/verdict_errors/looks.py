@@ -18,14 +18,12 @@ from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.paired import PairedCounts, count_pairs
 from safexplain.verdict.thresholds import by_score
 
-from .pairs import SURE, TOLERATED, TRUTHS, bounds_of, shift_for
+from .pairs import ALIKE, SURE, TOLERATED, TRUTHS, bounds_of, shift_for
 
 SIDES = (600, 1200, 2400)
 """Members, and as many non-members, at each look."""
 LOOK_BASES = {0.01: (0.02, 0.1), 0.05: (0.05, 0.2)}
 """False-positive rate -> what the baseline finds."""
-ALIKE = 0.9
-"""Correlation of the attack with the baseline."""
 RENEWED = 0.3
 """Share of the attack's own variance that each look draws anew."""
 LOOK_COLUMNS = ("fpr", "base_tpr", "truth", "leak", "certified", "looks", "leak_unshared", "certified_unshared",
@@ -45,7 +43,7 @@ def simulate_looks(fpr: float, base_tpr: float, audits: int, tick: Callable[[int
             for at, side in zip(counts, SIDES, strict=True):
                 fresh = rng.standard_normal((2, most))
                 own = (1 - RENEWED) ** 0.5 * kept + RENEWED**0.5 * fresh
-                mine, member = ALIKE * base + (1 - ALIKE**2) ** 0.5 * own, np.arange(2 * side) < side
+                mine, member = ALIKE[1] * base + (1 - ALIKE[1] ** 2) ** 0.5 * own, np.arange(2 * side) < side
                 attack = mine + np.array([[shift_for(base_tpr + excess, fpr)], [0.0]])
                 baseline = base + np.array([[shift_for(base_tpr, fpr)], [0.0]])
                 orders = [by_score(scores[:, :side].reshape(-1), number) for scores in (attack, baseline)]
