@@ -24,8 +24,8 @@ Piece = TypeVar("Piece")
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of `path`, where an older one stays, once the block is left without
-    an error; OSError: it cannot be written, and nothing partial is left where it can be removed."""
+    """A path to write to, whose file takes the place of `path`, where an older one stays, once the block is left
+    without an error; OSError: it cannot be written, and nothing partial is left where it can be removed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial

@@ -104,7 +104,7 @@ def audit_command(
         changes = numbers_of(plan, run.arguments) if quick else {}
         found = audit(**run.ready(**changes), hardening=chosen)
         found.save(run.folder)
-        losses = seen_in_losses(plan, run.arguments) if quick else None
+        losses = seen_in_losses(plan, run.arguments, found) if quick else None
     if quick:
         return show_quick(found, plan, losses, run.folder, json_=question.json_, quiet=question.quiet)
     return show_audit(found, run.folder, question.json_, question.quiet)

@@ -14,6 +14,7 @@ import numpy as np
 import typer
 
 from safexplain.audit import Policy, Shadows
+from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.planning import Plan
@@ -109,17 +110,23 @@ def seen_in(found: AuditRun) -> list[Seen]:
     return sorted(seen, key=lambda one: -one.auc)
 
 
-def seen_in_losses(plan: Plan, given: Mapping[str, Any]) -> Seen | None:
-    """What the loss of the target tells of many examples, which it is soon asked for: whether the model remembers its
-    members at all. None: of a service, or where labels are of another task."""
+def seen_in_losses(plan: Plan, given: Mapping[str, Any], found: AuditRun) -> Seen | None:
+    """What the loss tells: whether the model remembers its members at all. By the likelihood ratio where there are
+    references, which ranks models best (docs/evidence/attack_table.md); else by the target's loss on many examples,
+    which it is soon asked for. None: of a service, or where labels are of another task."""
     population, options, member = given["population"], given["options"], given["member"]
     if isinstance(given["model"], Endpoint) or options.labels == "foreign":
         return None
-    number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
-    rows = population.sample(member, min(number, len(population)))
-    model = as_module(given["model"], population.classes)
-    told = predict(Shadows((model,), member[None, rows]), population.part(rows), patience=(1,)).values["loss"]
-    curve = roc(-told[0], member[rows])
+    signals = found.signals[found.judged.name]
+    if references := list(signals.references(0)):
+        loss, inside = signals.values["loss"], signals.membership[0]
+        scores = LikelihoodRatio()(loss[0], loss[references], signals.membership[references])
+    else:
+        number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
+        rows = population.sample(member, min(number, len(population)))
+        model, inside = as_module(given["model"], population.classes), member[rows]
+        scores = -predict(Shadows((model,), inside[None]), population.part(rows), patience=(1,)).values["loss"][0]
+    curve = roc(scores, inside)
     rate = tpr_at_fpr(curve, fpr=given["policy"].fpr)
     return Seen("the loss", rate.low, rate.high, curve.auc, *auc_interval(curve))
 
