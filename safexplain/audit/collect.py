@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def collect_signals(
     dither: Dither | None = None,
     without_noise: Explain | Sequence[Explain] | None = None,
     predictions: Predictions | None = None,
+    natives: NDArray[np.float32] | None = None,
     labels: Labels = "own",
     own_class: bool = False,
     batch_size: int = 256,
@@ -176,6 +178,8 @@ def collect_signals(
         without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
             a model. None: the release has no noise.
         predictions: of the same models for the same queries, where they were asked already; None: they are asked.
+        natives: (m, n, d) native maps of the plain queries, in the shape of the inputs: `explain.of_native` hardens
+            them, which gives what `explain` gives, and nothing is explained for these queries.
         labels: "own", or "foreign" where the population's labels are classes of another task than the models', see
             `predict`; they are the slice "class" in both cases. Of predictions that are given it must be what these
             say.
@@ -259,6 +263,7 @@ def collect_signals(
             batch_size=batch_size,
             keep_maps=keep_attributions,
             largest=largest_maps / m,
+            native=None if natives is None else natives[i],
         )
         for i, (once, quiet) in enumerate(zip(plainly, quietly, strict=True))
     ]
@@ -341,6 +346,7 @@ class ExplainModel:
         batch_size: examples a call.
         keep_maps: also keep the whole maps.
         largest: bytes of these, of all levels, that are given as they are; more are given 16 bits a number.
+        native: (n, d) native maps of the plain queries, which are hardened; None: these queries are explained.
     """
 
     name: str
@@ -355,11 +361,12 @@ class ExplainModel:
     batch_size: int
     keep_maps: bool
     largest: float = math.inf
+    native: NDArray[np.float32] | None = None
 
     @property
     def explanations(self) -> int:
         """How many examples are explained, each as often as it is asked about and once for each class."""
-        return len(self.x) * (1 + len(self.classes)) * (1 + self.dithers)
+        return len(self.x) * (1 + len(self.classes)) * ((self.native is None) + self.dithers)
 
     def key(self, model: nn.Module, predicted: Mapping[str, NDArray[Any]], population: str) -> str:
         """Digest of all that the answers of a model depend on, "" where that cannot be told.
@@ -410,7 +417,11 @@ class ExplainModel:
                     large[level][part.start : part.stop] = packed(found[0].to(torch.float32).cpu().numpy())
 
             x = self.x[part.start : part.stop].to(place)
-            average = _Average(oracle.ask(self.explain, x, wanted))
+            plainly = self.explain
+            if self.native is not None:
+                known = torch.from_numpy(self.native[part.start : part.stop]).to(place).view(x.shape)
+                plainly = partial(self.explain.of_native, native=known)  # type: ignore[attr-defined]
+            average = _Average(oracle.ask(plainly, x, wanted, counts=self.native is None))
             keep(1, average.plain)
             for number in range(self.dithers):
                 query = self.queries(part, number).to(x.device)
@@ -594,11 +605,11 @@ class _Oracle:
     done: int = 0
     shapes: tuple[tuple[int, ...], ...] | None = None
 
-    def ask(self, explain: Explain, x: Tensor, targets: Sequence[Tensor]) -> Tensor:
+    def ask(self, explain: Explain, x: Tensor, targets: Sequence[Tensor], *, counts: bool = True) -> Tensor:
         """(targets, batch, d): maps about each of the targets, those of several explainers side by side."""
-        return torch.stack([self._ask(explain, x, target) for target in targets])
+        return torch.stack([self._ask(explain, x, target, counts) for target in targets])
 
-    def _ask(self, explain: Explain, x: Tensor, target: Tensor) -> Tensor:
+    def _ask(self, explain: Explain, x: Tensor, target: Tensor, counts: bool) -> Tensor:
         answer: Any = explain(self.model, x, target)
         answers: list[Any] = list(answer) if isinstance(answer, list | tuple) and answer else [answer]
         for a in answers:
@@ -609,8 +620,8 @@ class _Oracle:
         if self.shapes is None:
             self.shapes = shapes
         _check_shapes(shapes, self.shapes)
-        self.done += len(x)
-        if self.tick is not None:
+        self.done += len(x) if counts else 0
+        if self.tick is not None and counts:
             self.tick(self.done / self.total)
         return torch.cat([a.detach().reshape(len(a), -1) for a in answers], dim=1)
 

@@ -39,7 +39,7 @@ from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Explain, Labels, Predictions, can_crop, predict
+from safexplain.audit.queries import Dither, Labels, Predictions, can_crop, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.executors import Executor, check_executor, present
@@ -649,7 +649,7 @@ def audit_pools(
         once = policy.patience if hardening.is_none else (1,)  # nobody certifies the native one beside another
         signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, once)}
         if not hardening.is_none:
-            signals[name] = way.ask(pools, name, hardening, keep, asking, policy.patience)
+            signals[name] = way.ask(pools, name, hardening, keep, asking, policy.patience, signals["native"])
         native = signals["native"]
         configurations = tuple(way.judge(n, s, native, inputs, hardening, looked) for n, s in signals.items())
         if not alone:
@@ -793,6 +793,17 @@ class Release:
             maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
         return maps[0] if len(maps) == 1 else maps
 
+    def hardens_again(self, model: nn.Module) -> bool:
+        """Whether `of_native` can take the place of another explanation."""
+        return len(self.methods) == 1 and getattr(self._made(model)[0], "hardens_again", False)
+
+    def of_native(self, model: nn.Module, x: Tensor, target: Tensor, native: Tensor) -> Tensor:
+        """The same as a call, from native maps of the batch that are known already."""
+        ((method, made),) = zip(self.methods, self._made(model), strict=True)
+        with method._errors():
+            released: Tensor = made.of_native(native, x, **method.arguments)
+        return released
+
     def _made(self, model: nn.Module) -> list[Any]:
         """The explainers of a model, made once for all its batches: some read every tree for that."""
         last = _MADE.get(self)
@@ -844,7 +855,7 @@ class _Way:
             return {**arguments, **made.get(first, {})}
         return {name: {**arguments.get(name, {}), **made.get(name, {})} for name in {**arguments, **made}}
 
-    def explain(self, hardening: HardeningLike) -> Explain:
+    def explain(self, hardening: HardeningLike) -> Release:
         """What is released so hardened."""
         return Release(self.methods, hardening, self.softmax, self.compares)
 
@@ -856,14 +867,19 @@ class _Way:
         keep: bool,
         asking: Sequence[Predictions],
         patience: tuple[int, ...],
+        native: Signals | None = None,
     ) -> Signals:
-        """What every model releases, to who asks so often.
+        """What every model releases, to who asks so often; native maps that are known are hardened again.
 
         The attacker knows the hardening, not the key: references have another one, and no noise where he is patient.
         """
         target, others = (_keyed(hardening, self.seed, whose) for whose in ("target", "references"))
         released, attackers, quiet = (self.explain(h) for h in (target, others, others.without_noise()))
-        alone = self.policy.release == "prediction"
+        alone, natives = self.policy.release == "prediction", None if native is None else native.attributions
+        shaped = isinstance(natives, np.ndarray) and natives.shape[2] == pools[0].population.x[0].numel()
+        again = shaped and len(pools) == 1 and self.executor is None and not self.options.classes
+        if not again or not released.hardens_again(pools[0].shadows.models[0]):
+            natives = None
         parts = []
         for i, (pool, predictions) in enumerate(zip(pools, asking, strict=True)):
             about = self._about(pool, name, hardening)
@@ -877,6 +893,7 @@ class _Way:
                     None if alone else [released, *[attackers] * (len(pool.asked.models) - 1)],
                     patience=patience,
                     predictions=predictions,
+                    natives=natives,
                     labels=self.options.labels,
                     own_class=own_class,
                     without_noise=quiet if own_class or (hardening.noise is not None and not alone) else None,

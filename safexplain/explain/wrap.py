@@ -202,6 +202,18 @@ class Asked:
         maps: Tensor = self.explainer.attribute(x, **arguments)
         return maps
 
+    @property
+    def hardens_again(self) -> bool:
+        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
+        return (
+            self.row.of == "input" and isinstance(self.explainer, Hardened) and self.explainer.hardening.noise is None
+        )
+
+    def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
+        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
+        released: Tensor = self.explainer._harden(native, (x,), self.row.options(x, options), {})
+        return released
+
 
 def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:
     kind = type(native)

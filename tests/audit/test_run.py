@@ -175,6 +175,19 @@ def test_a_decided_audit_looks_once_and_one_that_would_take_too_long_names_the_n
     assert late.to_dict()["next_look"]["references"] == 4
 
 
+def test_native_maps_are_hardened_again_and_give_what_explaining_again_gives(run, monkeypatch):
+    asked = []
+    for again in (True, False):
+        if not again:
+            monkeypatch.setattr("safexplain.explain.wrap.Asked.hardens_again", False)
+        found = run(explainer=HardenedIG, arguments={"n_steps": 4}, policy=replace(POLICY, suite=()))
+        asked.append({name: signals.attributions for name, signals in found.signals.items()})
+        asked[-1] |= {"l1": found.signals["custom"].values["l1@3"], "bound": found.result.bound}
+    assert asked[0].keys() == asked[1].keys()
+    for name, values in asked[0].items():
+        np.testing.assert_array_equal(values, asked[1][name])
+
+
 def test_looks_have_growing_numbers_of_references(run):
     for wrong in ((4, 4), (8, 2), ()):
         with pytest.raises(InputError, match="several that grow"):

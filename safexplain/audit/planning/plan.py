@@ -2,7 +2,8 @@
 
     reference models   models x steps of the recipe
     labels             models x scored examples x (1 + the highest patience)
-    explanations       natively the plain query; as released four dithered ones more, of a target with noise all of them
+    explanations       natively the plain query, whose map is hardened again where there is no noise; as released four
+                       dithered ones, of a target with noise all of them
     attacks            what they cost on made-up signals of few examples, by the number of examples
 
 Nothing is written, and nothing is looked at that a verdict would rest on: no attack sees the population.
@@ -111,7 +112,7 @@ class Rates:
     Args:
         training: of one reference model.
         label: of one query for a label.
-        native, released: of one explanation.
+        native, released: of one explanation; released, where native maps are hardened again, of that.
         attacking: of all attacks on one configuration, about few examples.
     """
 
@@ -340,7 +341,8 @@ def plan_audit(
                 if not slow:
                     start = int(np.clip(clock.share(0.04) / native / 5, 2, n))
                     released = asker.explaining_seconds(keyed, level, label, clock.share(0.15), start)
-                rates = replace(rates, native=native, released=released)
+                again = twice and executor is None and not options.classes and keyed.hardens_again(like)
+                rates = replace(rates, native=native, released=max(released - native, 0.0) if again else released)
                 often = min(level, DITHERS_WITHOUT_NOISE)
                 patient = level if endpoint is not None or hardening.noise is not None else often
                 every = n * (1 + len(options.classes)) * ((1 + null) * (1 + patient) + number * (1 + often))
@@ -352,6 +354,7 @@ def plan_audit(
                     looked = min(SAMPLED, n) * (native + released)
                     stages.append(Stage("explaining (native)", once * native + looked, once, "explanations"))
                 if twice:
+                    every -= again * n * models
                     stages.append(Stage(f"explaining ({name})", every * released, every, "explanations"))
             tell(3, "attacking")
             made = asker.made_up(explain, models, null, policy, options)
