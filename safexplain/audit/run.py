@@ -39,7 +39,14 @@ from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Labels, Predictions, can_crop, predict
+from safexplain.audit.queries import (
+    Dither,
+    Labels,
+    Predictions,
+    can_crop,
+    predict,
+    with_channels_last,
+)
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.executors import Executor, check_executor, present
@@ -503,6 +510,8 @@ def prepare(
             executor=executor,
             progress=named(progress, "training reference models"),
         )
+        if executor is None:
+            shadows = replace(shadows, models=tuple(with_channels_last(m, population.x) for m in shadows.models))
     number = 0 if shadows is None else len(shadows.models)
     if number == 0:
         notes.append("No reference models: only threshold attacks ran, so nothing can be certified.")

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from safexplain._digest import model_digest
 from safexplain.audit import Dither, Population, Shadows
-from safexplain.audit.queries import (
-    Queries,
-    predict,
-)
+from safexplain.audit.queries import Queries, predict, with_channels_last
 from safexplain.audit.references.batches import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds
@@ -327,3 +325,27 @@ def test_where_a_release_has_noise_the_default_patience_is_hundreds():
     assert Policy().patient(noise=False) == Policy()
     assert Policy().patient(noise=True).patience == (1, 32, 200)
     assert Policy(patience=(1, 5)).patient(noise=True).patience == (1, 5)
+
+
+class Viewed(nn.Module):
+    """A network whose view of its maps needs channels first."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, x):
+        return self.last(self.conv(x).view(len(x), -1))
+
+
+def test_networks_of_images_get_channels_last_where_their_answers_stay_and_are_left_alone_otherwise():
+    x = torch.randn(4, 3, 8, 8)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)).eval()
+    before, known = network(x), model_digest(network)
+    assert with_channels_last(network, x) is network
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(network(x), before)
+    assert model_digest(network) == known
+    assert with_channels_last(viewed := Viewed().eval(), x).conv.weight.is_contiguous()
+    viewed(x)
+    assert with_channels_last(nn.Linear(8, 2), x[0, 0]).weight.is_contiguous()

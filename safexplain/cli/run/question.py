@@ -22,6 +22,7 @@ from safexplain.audit import Population, Recipe
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.queries import with_channels_last
 from safexplain.audit.recipe import check_examples
 from safexplain.audit.run import HOUR, LOOKS, AuditOptions, scored_rows
 from safexplain.audit.signals import hash_examples
@@ -261,6 +262,8 @@ def begun(
         )
         target = loaded.model
         population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
+        if service is None and two is None:
+            with_channels_last(target.to(place), population.x)
         if service is not None:
             asks = len(scored_rows(population, member, judged_by, options))
             if not (folder / ANSWERS).exists():  # refused before the directory is made
