@@ -131,7 +131,9 @@ class AuditRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the judged configuration's result at the top level."""
+        names = ("references", "scored", "seconds")
         return {
+            **({"next_look": dict(zip(names, self.next_look, strict=True))} if self.next_look else {}),
             **self.result.to_dict(),
             "configuration": self.judged.name,
             **({"subject_data": self.report.subject_data} if self.report.subject_data else {}),
@@ -139,7 +141,6 @@ class AuditRun:
             "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
             "notes": list(self.notes),
             "native_maps": [finding.to_dict() for finding in self.findings],
-            "next_look": self.next_look and dict(zip(("references", "scored", "seconds"), self.next_look, strict=True)),
         }
 
 

@@ -346,6 +346,7 @@ def test_networks_of_images_get_channels_last_where_their_answers_stay_and_are_l
     assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(network(x), before)
     assert model_digest(network) == known
-    assert with_channels_last(viewed := Viewed().eval(), x).conv.weight.is_contiguous()
-    viewed(x)
+    viewed = with_channels_last(Viewed().eval(), x)
+    assert viewed.conv.weight.is_contiguous()
+    assert viewed(x).shape == (4, 3)
     assert with_channels_last(nn.Linear(8, 2), x[0, 0]).weight.is_contiguous()
