@@ -286,10 +286,11 @@ def confidence_sentence(result: AuditResult) -> str:
     best = main_of(result.policy)
     main = [e for e in result.judged if e.attack == best]
     called = "stacked" if best == MAIN else ATTACK_NAMES[best].lower()
+    looks = f" over all {result.policy.looks} looks at the model" if result.policy.looks > 1 else ""
     half = f", half of the risk being that of the {len(main)} called {called}" if 0 < len(main) < n else ""
     return (
-        f"The lower bounds of {attacks}{among} hold together with {joint} confidence{half}; the upper bound of each"
-        f" holds with {joint}.{'' if result.claim == 'auc' else ' Both include the uncertainty of the threshold.'}"
+        f"The lower bounds of {attacks}{among} hold together with {joint} confidence{looks}{half}; the upper bound of"
+        f" each holds with {joint}.{'' if result.claim == 'auc' else ' Both include the uncertainty of the threshold.'}"
     )
 
 
