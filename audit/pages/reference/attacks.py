@@ -115,7 +115,7 @@ def attack_pages() -> list[ReferencePage]:
 def page(kind: Any) -> str:
     """The page of an attack."""
     name = kind.__name__
-    public = name in vars(attacks)
+    public = hasattr(attacks, name)
     module = attacks.__name__ if public else kind.__module__
     parts = [
         f"# {name}",

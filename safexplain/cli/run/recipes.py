@@ -22,6 +22,7 @@ from safexplain.cli.run.stages import Stages
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.loading.files import one_line
 from safexplain.loading.models.architectures import current_directory_importable, imported
+from safexplain.loading.models.exported import frozen_operation
 from safexplain.loading.models.layers import with_layers, without_layer
 from safexplain.loading.models.load import LoadedModel
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -200,8 +201,12 @@ def untrained(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
         dp: how references train.
     """
     fresh, layered = loaded.fresh, with_layers(loaded.model)
-    if fresh is None:
-        return (HeadRedrawn(layered), "") if dp.trainable == "head" else (None, loaded.fresh_unavailable)
+    frozen = frozen_operation(loaded.model, training=False)
+    if fresh is None or frozen is not None:
+        if dp.trainable == "head":
+            return HeadRedrawn(layered), ""
+        mixes = f"the exported graph holds {frozen}, which differential privacy does not allow; pass --arch"
+        return None, loaded.fresh_unavailable or mixes
     if dp.trainable != "head" and fresh.__class__ is partial and (bare := without_layer(layered)):
         return None, (
             f"of the exported graph's parameters, {len(bare)} are used in bare operations ({', '.join(bare[:3])}), of"

@@ -78,11 +78,12 @@ class _Use:
     settings: str
 
 
-def with_layers(model: nn.Module) -> nn.Module:
+def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
     """A copy of an exported model that calls layers; any other model as it is.
 
     Args:
         model: left as it is.
+        batch_norm: layers also take over batch normalisation, and normalise by the batch in training mode.
 
     Returns:
         A module that computes the same, whose parameters and buffers have the names of the exported network. It can be
@@ -98,7 +99,7 @@ def with_layers(model: nn.Module) -> nn.Module:
             graph.erase_node(node)
     uses: dict[str, list[_Use]] = {}
     for node in graph.nodes:
-        if (use := _use(root, node)) is not None:
+        if (use := _use(root, node)) is not None and (batch_norm or not isinstance(use.layer, _AnyBatchNorm)):
             uses.setdefault(use.holder, []).append(use)
     for holder, found in uses.items():
         calls = {use.node for use in found}

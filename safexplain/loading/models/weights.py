@@ -71,7 +71,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
             would survive.
     """
     if frozen_operation(module, training=False) == "batch_norm":
-        module = with_layers(module)  # which normalises by the batch in training mode
+        module = with_layers(module, batch_norm=True)
     operation = frozen_operation(module, training=False)
     if operation is not None:
         raise InputError(
