@@ -191,7 +191,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("ledger", "show", "bad.db"), "bad.db"),
     (("ledger", "training", "bad.db", "bad.json"), "bad.json"),
     # numbers out of range, or none
-    ((*AUDIT, "--references", "-1"), "a number, as 16, or several that grow, as 8,16,32; got '-1'"),
     ((*AUDIT, "--references", "many"), "as 8,16,32; got 'many'"),
     ((*AUDIT, "--policy-fpr", "-0.1"), "-0.1"),
     ((*AUDIT, "--max-tpr", "-1"), "-1"),
