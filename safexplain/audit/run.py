@@ -733,8 +733,12 @@ class Method(NamedTuple):
 
     def __call__(self, forward: Any, hardening: HardeningLike, x: Tensor, target: Tensor) -> Tensor:
         """The released maps of a batch."""
+        return self.ask(self.made(forward, hardening), x, target)
+
+    def made(self, forward: Any, hardening: HardeningLike) -> Any:
+        """The explainer of a model."""
         with self._errors():
-            return self.ask(self.make(forward, hardening=hardening), x, target)
+            return self.make(forward, hardening=hardening)
 
     def ask(self, made: Any, x: Tensor, target: Tensor) -> Tensor:
         """Those of an explainer that is made already."""
@@ -817,11 +821,8 @@ class Release:
         """The explainers of a model, made once for all its batches: some read every tree for that."""
         last = _MADE.get(self)
         if last is None or last[0] is not model:
-            forward, made = Probability(model) if self.softmax else model, []
-            for method in self.methods:
-                with method._errors():
-                    made.append(method.make(forward, hardening=self.hardening))
-            _MADE[self] = last = (model, made)
+            forward = Probability(model) if self.softmax else model
+            _MADE[self] = last = (model, [method.made(forward, self.hardening) for method in self.methods])
         return last[1]
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from safexplain.audit.planning import Plan
+from safexplain.audit.run import ENOUGH_REFERENCES, HOUR
 from safexplain.cli.run.tables import result_table
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -22,13 +23,6 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 WHAT = {"excess": "an excess over labels", "whole": "a share of members found", "auc": "an AUC above that of labels"}
 """What a limit is of, by claim."""
-
-
-HOUR = 3600.0
-"""Seconds above which a person is asked before an audit begins."""
-
-REFERENCES = 8
-"""How many are enough for the default policy."""
 
 
 def announce(plan: Plan, says: Sequence[str], *, gradients: bool, gpu: bool) -> None:
@@ -76,10 +70,10 @@ def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
     """What would make an audit shorter, with its time then, where that follows from the plan."""
     found, total = [], plan.seconds
     explaining = [stage for stage in plan.stages if stage.name.startswith("explaining")]
-    if plan.references > REFERENCES:
+    if plan.references > ENOUGH_REFERENCES:
         asked = sum(s.seconds for s in plan.stages if s.name.startswith(("training", "asking for", "explaining")))
-        less = total - asked * (1 - (REFERENCES + 1) / (plan.references + 1))
-        found.append(f"--references {REFERENCES} ({spoken(less)})")
+        less = total - asked * (1 - (ENOUGH_REFERENCES + 1) / (plan.references + 1))
+        found.append(f"--references {ENOUGH_REFERENCES} ({spoken(less)})")
     kept = sum(stage.count for stage in explaining) * 4 * plan.rates.label  # a pass forward and one backward
     if gradients and kept < (spent := sum(stage.seconds for stage in explaining)) / 2 and spent > total / 4:
         found.append(f"--explainer InputXGradient, if that is what you serve ({spoken(total - spent + kept)})")
