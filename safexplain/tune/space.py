@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from safexplain.audit.run import Method
+from safexplain.audit.question import Method
 from safexplain.errors import ConfigurationError
 from safexplain.explain.row import Row
 from safexplain.hardening.amounts import Relative

@@ -11,8 +11,9 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
-from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, ExplainModel, summarise
-from safexplain.audit.queries import Queries, predict
+from safexplain.audit.asked import DITHERS_OF_REFERENCES, SUMMARIES, ExplainModel, summarise
+from safexplain.audit.asked import predict
+from safexplain.audit.queries import Queries
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import EstimatorModule

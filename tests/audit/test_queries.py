@@ -9,7 +9,8 @@ from torch import nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import Dither, Population, Shadows
-from safexplain.audit.queries import Queries, predict, with_channels_last
+from safexplain.audit.asked import predict
+from safexplain.audit.queries import Queries, with_channels_last
 from safexplain.audit.references.batches import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds

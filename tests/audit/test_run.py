@@ -39,7 +39,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
-from safexplain.audit.collect import ExplainModel
+from safexplain.audit.asked import ExplainModel
 from safexplain.audit.run import Pool, audit_pools, prepare
 from safexplain.cli import _run
 from safexplain.errors import CertificateError, ConfigurationError, InputError

@@ -10,7 +10,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Policy, Population, Recipe, train_shadows
 from safexplain.audit.references.shadows import Shadows
-from safexplain.audit.run import AuditOptions
+from safexplain.audit.question import AuditOptions
 from safexplain.tune import tune
 
 RECIPE = Recipe(lr=3e-3, epochs=20)

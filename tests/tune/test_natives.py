@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKMask, TopKSet
-from safexplain.audit.run import methods_of
+from safexplain.audit.question import methods_of
 from safexplain.explain.wrap import HARDENED
 from safexplain.tune.natives import Natives
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safexplain import Hardening
-from safexplain.audit.run import methods_of
+from safexplain.audit.question import methods_of
 from safexplain.errors import ConfigurationError
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.wrap import HARDENED

@@ -24,7 +24,7 @@ from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import SUMMARY, VIEWS
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.audit.queries import Dither, Queries
 from safexplain.hardening.formats import TopKSet
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe

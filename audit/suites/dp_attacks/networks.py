@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.dp.heads.closed_form import Heads
 
 from ...shared.run import Progress, code_of

@@ -56,8 +56,8 @@ from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
-from safexplain.audit.collect import summarise
-from safexplain.audit.queries import Predictions, predict
+from safexplain.audit.asked import summarise
+from safexplain.audit.asked import Predictions, predict
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.base import anchor_hardening

@@ -39,7 +39,7 @@ from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.audit.root_cause import root_cause, sentence
 from safexplain.audit.usefulness import utility
 from safexplain.explain import CATALOG

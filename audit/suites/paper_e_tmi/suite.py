@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit import Population, Shadows, fine_tune
 from safexplain.audit.attacks import Attack, JointLikelihoodRatio, Metaclassifier, OverQueries
-from safexplain.audit.queries import predict
+from safexplain.audit.asked import predict
 
 from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, rounded, write_json
 from . import explanations, text

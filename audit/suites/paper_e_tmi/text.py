@@ -17,7 +17,7 @@ from torch import nn
 
 from safexplain.audit import FineTune, Population, Recipe, fine_tune, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio, Metaclassifier
-from safexplain.audit.queries import predict
+from safexplain.audit.asked import predict
 
 from ...shared.run import Progress, load
 from .evaluate import LIRA, Against, judged

@@ -53,8 +53,8 @@ from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
-from safexplain.audit.collect import summarise
-from safexplain.audit.queries import Predictions
+from safexplain.audit.asked import summarise
+from safexplain.audit.asked import Predictions
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 

@@ -38,7 +38,7 @@ from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Si
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
-from safexplain.audit.collect import SUMMARIES
+from safexplain.audit.asked import SUMMARIES
 from safexplain.audit.controls.differences import blind_baseline
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written

@@ -49,7 +49,7 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 
 from safexplain.audit.certify import certify
-from safexplain.audit.run import LOOKS
+from safexplain.audit.question import LOOKS
 from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement

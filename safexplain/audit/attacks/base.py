@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.audit.maps import all_finite
 from safexplain.audit.signals import partners
-from safexplain.audit.storage.maps import all_finite
 from safexplain.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:

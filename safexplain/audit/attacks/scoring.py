@@ -29,8 +29,8 @@ from safexplain.audit.attacks.suite import (
     SuiteRow,
     values_of,
 )
+from safexplain.audit.maps import are_stored, parts
 from safexplain.audit.signals import Signals
-from safexplain.audit.storage.maps import are_stored, parts
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import split_level
 

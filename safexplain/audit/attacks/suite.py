@@ -29,8 +29,8 @@ from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.maps import blocks
 from safexplain.audit.signals import Signals
-from safexplain.audit.storage.maps import blocks
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy

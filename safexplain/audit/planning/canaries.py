@@ -272,7 +272,6 @@ def _plan(
         claim="epsilon",
         members=d,
         non_members=d_prime,
-        feasible=feasible,
-        notes=("Runs that are finished already, of a run that is taken up, are counted again.",),
+        notes=(*feasible, "With --resume, finished runs are counted again."),
         took=clock.spent,
     )

@@ -32,7 +32,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
-from safexplain.audit.queries import predict
+from safexplain.audit.asked import predict
 from safexplain.audit.references import executors, ray_executor
 from safexplain.audit.references.executors import Sent, grouped, packed, parted, run_groups, unpacked, workers_of
 from safexplain.audit.run import AuditOptions

@@ -18,7 +18,7 @@ from safexplain.audit.root_cause import root_cause
 from safexplain.audit.signals import side_by_side
 from safexplain.audit.splits import Splits
 from safexplain.audit.storage import maps as storage
-from safexplain.audit.storage.maps import MapFiles, StoredMaps, blocks, joined, packed, unpacked, write_maps
+from safexplain.audit.maps import MapFiles, StoredMaps, blocks, joined, packed, unpacked, write_maps
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(3)

@@ -24,7 +24,7 @@ from safexplain.audit.root_cause import root_cause
 from safexplain.audit.signals import side_by_side
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.storage import maps as storage
-from safexplain.audit.storage.maps import MapFiles, StoredMaps, packed, record, write_maps
+from safexplain.audit.maps import MapFiles, StoredMaps, packed, record, write_maps
 from safexplain.audit.usefulness import utility_of
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
-from safexplain.audit.collect import ExplainModel
-from safexplain.audit.storage.maps import StoredMaps
+from safexplain.audit.asked import ExplainModel
+from safexplain.audit.maps import StoredMaps
 from safexplain.audit.storage.pieces import Explained, ExplainedStore
 from safexplain.errors import InputError
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats
 from safexplain.audit.attacks.likelihood.moments import shrunk
-from safexplain.audit.storage.maps import are_stored, windows
+from safexplain.audit.maps import are_stored, windows
 from safexplain.errors import InputError
 
 Array = NDArray[np.float64]
