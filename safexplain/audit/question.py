@@ -245,11 +245,12 @@ class Question:
             raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {numbers[0]}")
         if self.output not in get_args(Output):
             raise ConfigurationError(f"output is probability or logit, got {self.output!r}")
-        if isinstance(self.recipe, Recipe) and self.shadows is None and numbers[0] and self.build is None:
-            raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
         hardening = self.hardening.none() if policy.release == "prediction" else self.hardening
         policy = policy.patient(noise=hardening.noise is not None)
         options = self.options or AuditOptions()
+        needs_build = isinstance(self.recipe, Recipe) and self.shadows is None and numbers[0] and self.build is None
+        if needs_build and options.labels == "own":
+            raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
         if isinstance(self.model, Endpoint):
             policy = self.model.judged_by(policy)
             _check_endpoint(options, self.methods)

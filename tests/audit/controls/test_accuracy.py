@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
-from safexplain.audit import AuditOptions, Policy, Population, Recipe, audit
+from safexplain.audit import AuditOptions, Policy, Population, Question, Recipe, audit
 from safexplain.audit.controls.accuracy import (
     META,
     Hits,
@@ -19,7 +19,7 @@ from safexplain.audit.controls.accuracy import (
     together,
 )
 from safexplain.audit.references.training import train_one
-from safexplain.audit.run import prepare
+from safexplain.audit.run import trained
 from safexplain.errors import ConfigurationError, DataWarning
 
 SIMULATIONS = 2000
@@ -174,7 +174,9 @@ def test_an_audit_of_data_that_were_prepared_otherwise_warns_before_it_trains_an
     net, x, y, member, recipe = case
     wrong = 1 - x  # black on white, where the model was trained on white on black
     with pytest.warns(DataWarning, match=r"is stated: the data do not look like what the model was trained on"):
-        prepare(net, Population.of(wrong, y), recipe, member=member, references=0, options=AuditOptions(accuracy=0.9))
+        how = {"explainer": HardenedInputXGradient, "hardening": Hardening.none(), "references": 0}
+        options = AuditOptions(accuracy=0.9)
+        trained(Question(net, Population.of(wrong, y), recipe, member=member, options=options, **how))
     with pytest.warns(DataWarning, match="is stated"):
         stated = run(case, wrong, accuracy=0.9)
     assert control(stated).failed
