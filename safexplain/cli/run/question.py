@@ -241,7 +241,7 @@ def begun(
             hardening=hardening,
             output=given.output,  # type: ignore[arg-type]
             arguments=arguments,
-            build=fresh if two is None else two.fresh,
+            build=fresh if two is None or not references else two.fresh,
             references=looks if references and grows and two is None else references,
             policy=policy,
             options=AuditOptions(
