@@ -183,7 +183,7 @@ def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:
     return from_table(kind, read_toml(path, what), f"{what} {path}")
 
 
-_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing", Any: "anything"}
 
 
 def _type_name(hint: Any) -> str:
@@ -195,6 +195,8 @@ def _type_name(hint: Any) -> str:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if origin is tuple:
         return f"a list, each entry {_type_name(get_args(hint)[0])}"
+    if origin is dict:
+        return "a table" if get_args(hint)[1] is Any else f"a table, each value {_type_name(get_args(hint)[1])}"
     return _TYPE_NAMES.get(hint, str(hint))
 
 
@@ -210,6 +212,10 @@ def _has_type(value: Any, hint: Any) -> bool:
         return any(type(value) is type(allowed) for allowed in get_args(hint))
     if origin is tuple:
         return isinstance(value, list | tuple) and all(_has_type(v, get_args(hint)[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(v, get_args(hint)[1]) for v in value.values())
+    if hint is Any:
+        return True
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     return isinstance(value, int | float) if hint is float else isinstance(value, hint)

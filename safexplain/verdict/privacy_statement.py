@@ -29,7 +29,6 @@ OTHER_CHOICES = (
     " steps or the clip bound of all trainings"
 )
 NEVER = ("losses, gradients, skipped records, errors, warnings and other figures of the training run itself",)
-NOT_PROTECTED = (IN_COMMON, SEVERAL, CHOICES, *NEVER)
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
     " (Abascal, Wu, Oprea and Ullman 2023, arXiv 2306.01181)"
@@ -96,13 +95,7 @@ TOLERANCE = 2e-3
 
 
 def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
-    """Where noise comes from, as an assumption.
-
-    Args:
-        generator: a cryptographic one, in words; "": another.
-        seeded: whether it was a seed of the user's.
-        whole: whether noise is drawn exactly, in whole numbers.
-    """
+    """Where noise comes from, as an assumption: a cryptographic generator in words ("": another), or a user's seed."""
     if seeded:
         return SEEDED
     return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
@@ -195,34 +188,30 @@ class PrivacyStatement:
             raise ConfigurationError(f"selection: expected a RepeatAndSelect, got {self.selection!r:.60}")
         if self.phases:
             check_delta(self.delta)
+        size = self.expected_batch_size
         for phase in self.phases:
             if phase.records not in (None, self.records):
                 raise ConfigurationError(
                     f"phases: truncated batches were drawn of {phase.records} records, the statement is about"
                     f" {self.records}"
                 )
-        size = self.expected_batch_size
-        for phase in self.phases if size is not None else ():
-            rate = (size or 0.0) / self.records
-            if not math.isclose(phase.sample_rate, rate, rel_tol=1e-9):
+            if size is not None and not math.isclose(phase.sample_rate, size / self.records, rel_tol=1e-9):
                 raise ConfigurationError(
                     f"sample_rate {phase.sample_rate:g} is not expected_batch_size / records ="
-                    f" {size:g} / {self.records} = {rate:g}; it comes from the data trained on"
+                    f" {size:g} / {self.records} = {size / self.records:g}; it comes from the data trained on"
                 )
 
     @cached_property
     def epsilons(self) -> Epsilons:
         """Under every adjacency, computed from the parameters."""
-        if self.pure_epsilon is not None:
-            present = self.pure_epsilon if self.pure_add_remove is None else self.pure_add_remove
-            alone = Epsilons(present, self.pure_epsilon, present, 0.0)
+        if self.pure_epsilon is None:
             if self.selection is None:
-                return alone
-            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, self.pure_epsilon))
-            return Epsilons(present, whole, present, 0.0)
-        if self.selection is not None:
+                return composed(self.phases, self.delta)
             return selected_epsilons(self.phases, self.delta, self.selection)
-        return composed(self.phases, self.delta)
+        present, whole = self.pure_add_remove or self.pure_epsilon, self.pure_epsilon
+        if self.selection is not None:
+            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, whole))
+        return Epsilons(present, whole, present, 0.0)
 
     def selected(self, selection: RepeatAndSelect, trainings: Iterable[PrivacyStatement]) -> PrivacyStatement:
         """The statement of this training's model, released as the best of several.
@@ -314,7 +303,7 @@ class PrivacyStatement:
         counted = () if self.count_noised else (COUNTED,)
         lines = (PUBLIC, *sampled, *counted, randomness(self.generator, seeded=self.seeded))
         if self.unit == "person":
-            lines = tuple(_of_persons(line) for line in lines)
+            lines = tuple(line.replace("record", "person") for line in lines)
         return lines + ((OWN_LOOP,) if self.own_loop else ()) + (SELECTED if self.selection else ())
 
     def to_dict(self) -> dict[str, Any]:
@@ -325,8 +314,7 @@ class PrivacyStatement:
                 del stated[name]
         if self.selection is not None:
             stated["selection"] = {n: v for n, v in asdict(self.selection).items() if v is not None}
-        spent = asdict(self.epsilons)
-        del spent["delta"]
+        spent = {name: self.epsilons.of(name) for name in get_args(Adjacency)}
         return {
             **stated,
             "epsilon": {name: value if math.isfinite(value) else None for name, value in spent.items()},
@@ -361,7 +349,7 @@ class PrivacyStatement:
             computed = found.epsilons
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"privacy statement: {error!s:.500}") from None
-        for name in ("add_remove", "substitute", "zero_out"):
+        for name in get_args(Adjacency):
             if not math.isclose(stated.get(name, -1), computed.of(name), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise InputError(
                     f"privacy statement: epsilon under {name} is stated as {stated.get(name)}, but"
@@ -432,11 +420,6 @@ class PrivacyStatement:
     def __str__(self) -> str:
         told = str(self.epsilons)
         return f"{self.mechanism} on {self.records:,} {self.unit}s: {told.replace('one record', f'one {self.unit}')}"
-
-
-def _of_persons(line: str) -> str:
-    """An assumption about records, where persons are the records."""
-    return line.replace("real record", "real person").replace("record", "person")
 
 
 def _steps(phase: Steps) -> str:

@@ -19,8 +19,7 @@ from safexplain._digest import file_sha256
 from safexplain._versions import FORMAT, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
-from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
-from safexplain.verdict.certificate.read import Certificate
+from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
 from safexplain.verdict.release import as_written, in_words, utility_in_words
