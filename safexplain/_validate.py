@@ -183,7 +183,7 @@ def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:
     return from_table(kind, read_toml(path, what), f"{what} {path}")
 
 
-_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing", Any: "anything"}
+_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
 
 
 def _type_name(hint: Any) -> str:
@@ -194,7 +194,7 @@ def _type_name(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if origin is tuple:
-        return f"a list, each entry {_type_name(get_args(hint)[0])}"
+        return "a list" if get_args(hint)[0] is Any else f"a list, each entry {_type_name(get_args(hint)[0])}"
     if origin is dict:
         return "a table" if get_args(hint)[1] is Any else f"a table, each value {_type_name(get_args(hint)[1])}"
     return _TYPE_NAMES.get(hint, str(hint))

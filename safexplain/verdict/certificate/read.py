@@ -20,7 +20,7 @@ from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import check_certifiable, finding_of
 from safexplain.verdict.certificate import strict_json
-from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
+from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     ANSWERS_DIGEST,
     CONFIGURATION,
@@ -208,7 +208,7 @@ def load_any(path: str | Path, *, public_key: Key | None = None) -> Certificate 
     """Read a certificate of either kind; arguments and errors as of `load_certificate`."""
     signature: Signature = "none"
     content = strict_json.parse(strict_json.read_limited(path), str(path))
-    if is_envelope(content):
+    if "payload" in content and "signatures" in content:
         payload, signature = payload_of(content, str(path)), "unchecked"
         if public_key is not None:
             verify_envelope(content, public_key, str(path))
