@@ -23,9 +23,6 @@ SCHEMA = (
     " map BLOB, label INTEGER, scores BLOB, UNIQUE (question, again))",
 )
 
-MOST_AT_ONCE = 500
-"""Questions in one statement."""
-
 
 class Known(NamedTuple):
     """What is known of one question: its explanation, label and scores; None: it was not answered yet."""
@@ -95,19 +92,14 @@ class AnswerStore:
     def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, Known]:
         """What is known of each question, where anything is."""
         found, shape = {}, self._shape()
+        query = "SELECT map, label, scores FROM answers WHERE again = ? AND question = ?"
         with self._reasons():
-            for start in range(0, len(questions), MOST_AT_ONCE):
-                part = list(questions[start : start + MOST_AT_ONCE])
-                marks = ", ".join("?" * len(part))
-                rows = self._db.execute(
-                    f"SELECT question, map, label, scores FROM answers WHERE again = ? AND question IN ({marks})",
-                    (int(again), *part),
-                )
-                for question, a, label, scores in rows:
+            for question in questions:
+                if (row := self._db.execute(query, (int(again), question)).fetchone()) is not None:
                     found[question] = Known(
-                        None if a is None else np.frombuffer(a, "<f4").reshape(shape),
-                        label,
-                        None if scores is None else np.frombuffer(scores, "<f8"),
+                        None if row[0] is None else np.frombuffer(row[0], "<f4").reshape(shape),
+                        row[1],
+                        None if row[2] is None else np.frombuffer(row[2], "<f8"),
                     )
         return found
 
@@ -120,17 +112,10 @@ class AnswerStore:
         scores: NDArray[np.float64] | None = None,
         again: bool = False,
     ) -> None:
-        """Store what was answered, durably and all of it or nothing.
-
-        Args:
-            questions: n digests.
-            maps: (n, ...) explanations, or None where only labels came.
-            labels: (n,), or None where only explanations came.
-            scores: (n, classes), or None where none are given.
-            again: whether these were asked a second time.
+        """Store what was answered about n questions, durably and all of it or nothing; None: what did not come.
 
         Raises:
-            InputError: explanations have another shape than those stored before, or nothing can be written.
+            InputError: (n, ...) explanations have another shape than those before, or nothing can be written.
         """
         columns: dict[str, list[Any]] = {}
         if maps is not None:
@@ -151,14 +136,9 @@ class AnswerStore:
             f" ON CONFLICT (question, again) DO UPDATE SET {sets}"
         )
         rows = [(q, int(again), *row) for q, *row in zip(questions, *columns.values(), strict=True)]
-        with self._reasons():
+        with self._reasons(), self._db:
             self._db.execute("BEGIN")
-            try:
-                self._db.executemany(statement, rows)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            self._db.executemany(statement, rows)
 
     def _about(self, name: str) -> str | None:
         with self._reasons():

@@ -39,25 +39,15 @@ GUESSING = 1.5
 
 @dataclass(frozen=True)
 class Plan:
-    """How many questions an audit asks.
+    """How many questions an audit asks."""
 
-    Args:
-        examples: that are asked about.
-        each: questions about each of them, the plain one among them.
-        twice: questions that are asked again, last.
-        requests: at most in all, one after the other.
-        seconds: at least, as the rate says.
-        stored: answers that are there already.
-        budget: questions that may ever be asked; None: any number.
-    """
-
-    examples: int
-    each: int
-    twice: int
-    requests: int
-    seconds: float
-    stored: int
-    budget: int | None
+    examples: int  # that are asked about
+    each: int  # questions about each of them, the plain one among them
+    twice: int  # questions that are asked again, last
+    requests: int  # at most in all, one after the other
+    seconds: float  # at least, as the rate says
+    stored: int  # answers that are there already
+    budget: int | None  # questions that may ever be asked; None: any number
 
     @property
     def questions(self) -> int:
@@ -65,7 +55,6 @@ class Plan:
         return self.examples * self.each + self.twice
 
     def __str__(self) -> str:
-        """In one sentence."""
         lasts = f"{self.seconds / 60:,.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
         kept = f"; {self.stored:,} of them are answered already" if self.stored else ""
         budget = "" if self.budget is None else f", of a budget of {self.budget:,}"
@@ -117,7 +106,12 @@ class Endpoint(nn.Module):
         self.digest = ""
         self._told: Callable[[str], None] = lambda note: None
         self._client = Client(
-            url, self.payload, charge=self._charge, left=self._left, waits=self._waits, transport=transport
+            url,
+            self.payload,
+            charge=lambda questions: self._store.charge(questions),
+            left=self._left,
+            waits=lambda seconds: self._told(f"busy, asked again in {seconds:.0f} s"),
+            transport=transport,
         )
         self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
         self.eval()
@@ -126,8 +120,6 @@ class Endpoint(nn.Module):
         """End connections, and let go of the store."""
         self._client.close()
         self._store.close()
-
-    # ------------------------------------------------------------------------------------------------- before the start
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
         """How many questions an audit asks, before it asks any.
@@ -196,11 +188,8 @@ class Endpoint(nn.Module):
     ) -> None:
         """Ask the plain question about every example, and see whether the answers can be audited at all.
 
-        Args:
-            population: the examples; their labels are classes of the model.
-            member: (n,) bool.
-            shape: of one map of the reference models; None: there are none.
-            progress: told about questions.
+        Of the (n,) members, whose labels are classes of the model, labels are compared; maps have the `shape` of those
+        of the reference models, if there are any.
 
         Raises:
             InputError: the endpoint fails, its maps have another shape, or its labels are named in another order.
@@ -230,22 +219,13 @@ class Endpoint(nn.Module):
                 " answer.classes in a TOML file"
             )
 
-    # ---------------------------------------------------------------------------------------------------------- answers
-
     def ask(
         self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
     ) -> tuple[str, ...]:
         """Ask all questions of an audit that were not asked yet, and last a few of them again.
 
-        Args:
-            population: the examples.
-            patience: of the policy.
-            dither: how the questions about an example differ.
-            progress: told about questions.
-
-        Returns:
-            Sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers, in
-            the order of the questions.
+        Returns sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers,
+        in the order of the questions.
         """
         most, n = max(levels_of(patience), default=0), len(population)
         queries, found = Queries.of(population, dither), hashlib.sha256()
@@ -319,7 +299,8 @@ class Endpoint(nn.Module):
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
-        open_ = [i for i, q in enumerate(questions) if not _is_whole(known.get(q))]
+        nothing = Known(None, None, None)
+        open_ = [i for i, q in enumerate(questions) if (k := known.get(q, nothing)).map is None or k.label is None]
         first = {questions[i]: i for i in reversed(open_)}  # equal rows are one question
         size = 1 if self.payload.request.single else self.payload.asking.batch
         rows = sorted(first.values())
@@ -368,12 +349,6 @@ class Endpoint(nn.Module):
             ' are (answer.explanations), or that channels stand last (request.channels = "last")'
         )
 
-    def _charge(self, questions: int) -> None:
-        self._store.charge(questions)
-
-    def _waits(self, seconds: float) -> None:
-        self._told(f"busy, asked again in {seconds:.0f} s")
-
     def _left(self) -> int | None:
         budget = self.payload.asking.budget
         return None if budget is None else budget - self._store.asked
@@ -386,10 +361,6 @@ class _Answers:
     maps: NDArray[np.float32]
     labels: NDArray[np.int64]
     scores: NDArray[np.float64]
-
-
-def _is_whole(known: Known | None) -> bool:
-    return known is not None and known.map is not None and known.label is not None
 
 
 def _times(plan: Plan) -> str:
