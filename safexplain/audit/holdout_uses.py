@@ -43,8 +43,9 @@ MOST_HASHES = 2**16
 SAME = 0.01
 """Two sets are the same examples where they share more than this of the smaller one."""
 
-CONFIGURES = ("explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references")
-CONFIGURES += ("asked", "dither")
+CONFIGURES = frozenset(
+    {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
+)
 """Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
 
 MEASURED = ("auc",)
@@ -179,7 +180,7 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
     """
     if policy.uncounted or (signals.examples is None and not _population(signals)):
         return None
-    known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES if name in signals.meta}
+    known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES & signals.meta.keys()}
     for name, entry in known.items():
         if isinstance(entry, Mapping):
             known[name] = {k: v for k, v in entry.items() if k not in MEASURED}

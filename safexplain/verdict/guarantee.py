@@ -151,7 +151,7 @@ class Guarantee:
         except SafexplainError as error:
             raise InputError(str(error)) from None
         written = found.to_dict()
-        for name in written | content:
+        for name in {**written, **content}:
             if name not in written or content.get(name) != written[name]:
                 raise InputError(
                     f"guarantee: {name} says {content.get(name)!r:.120}, which does not follow from its facts: its"

@@ -100,7 +100,7 @@ def statement(
         "native": None if native is None else dict(native),
         "limits": [{"headline": headline, "says": says} for headline, says in limits],
     }
-    optional = {"noise_stream": noise_stream, "subject_data": subject_data}
+    optional: dict[str, Any] = {"noise_stream": noise_stream, "subject_data": subject_data}
     optional |= {"privacy": privacy, "canaries": canaries, "search": search}
     predicate |= {name: value for name, value in optional.items() if value is not None}
     return _sealed(subject, PREDICATE_TYPE, predicate)
