@@ -133,7 +133,9 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
     top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
     orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
     profile = np.minimum(loss.delta(orders) + slack + cut * (1 + np.exp(orders)), 1.0)
-    return PiecewiseLinear(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
+    # by how much discretisation raised epsilon at most, about; it grows with the square of the grid's width
+    raised = COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
+    return PiecewiseLinear(max(epsilon - raised, 0.0), *_envelope(orders, profile))
 
 
 def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
@@ -148,11 +150,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     with np.errstate(divide="ignore"):  # a log delta of -inf, while an upper end is looked for
         return float(get_epsilon_gaussian(1 / mu, delta))
-
-
-def _error(epsilon: float) -> float:
-    """By how much discretisation raised epsilon at most, about; it grows with the square of the grid's width."""
-    return COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
 
 
 def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
