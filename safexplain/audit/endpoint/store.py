@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,16 @@ SCHEMA = (
     " map BLOB, label INTEGER, scores BLOB, UNIQUE (question, again))",
 )
 
+WHOLE = "map IS NOT NULL AND label IS NOT NULL"
+"""Earlier versions stored explanations whose label had not come yet."""
+
 
 class Known(NamedTuple):
-    """What is known of one question: its explanation, label and scores; None: it was not answered yet."""
+    """The answer to one question: (...) explanation, label and (classes,) scores, (0,) where none are given."""
 
-    map: NDArray[np.float32] | None
-    label: int | None
-    scores: NDArray[np.float64] | None
+    map: NDArray[np.float32]
+    label: int
+    scores: NDArray[np.float64]
 
 
 def digests_of(x: NDArray[np.float32]) -> list[bytes]:
@@ -82,7 +85,7 @@ class AnswerStore:
     def answered(self) -> int:
         """Questions with an answer, those asked again among them."""
         with self._reasons():
-            found = self._db.execute("SELECT COUNT(*) FROM answers WHERE map IS NOT NULL AND label IS NOT NULL")
+            found = self._db.execute(f"SELECT COUNT(*) FROM answers WHERE {WHOLE}")
             return int(found.fetchone()[0])
 
     def charge(self, questions: int) -> None:
@@ -90,55 +93,46 @@ class AnswerStore:
         self._set("asked", str(self.asked + questions))
 
     def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, Known]:
-        """What is known of each question, where anything is."""
-        found, shape = {}, self._shape()
-        query = "SELECT map, label, scores FROM answers WHERE again = ? AND question = ?"
+        """The answer to each question that has one."""
+        found = dict[bytes, Known]()
+        shape = tuple(json.loads(self._about("shape") or "[]"))
+        query = f"SELECT map, label, scores FROM answers WHERE again = ? AND question = ? AND {WHOLE}"
         with self._reasons():
             for question in questions:
                 if (row := self._db.execute(query, (int(again), question)).fetchone()) is not None:
+                    maps, label, scores = row
                     found[question] = Known(
-                        None if row[0] is None else np.frombuffer(row[0], "<f4").reshape(shape),
-                        row[1],
-                        None if row[2] is None else np.frombuffer(row[2], "<f8"),
+                        np.frombuffer(maps, "<f4").reshape(shape), label, np.frombuffer(scores or b"", "<f8")
                     )
         return found
 
     def put(
         self,
         questions: Sequence[bytes],
-        *,
-        maps: NDArray[np.float32] | None = None,
-        labels: NDArray[np.int64] | None = None,
-        scores: NDArray[np.float64] | None = None,
+        maps: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        scores: NDArray[np.float64] | None,
         again: bool = False,
     ) -> None:
-        """Store what was answered about n questions, durably and all of it or nothing; None: what did not come.
+        """Store what was answered about n questions, durably and all of it or nothing.
 
         Raises:
             InputError: (n, ...) explanations have another shape than those before, or nothing can be written.
         """
-        columns: dict[str, list[Any]] = {}
-        if maps is not None:
-            shape = list(maps.shape[1:])
-            if self._about("shape") is None:
-                self._set("shape", json.dumps(shape))
-            elif tuple(shape) != self._shape():
-                raise InputError(f"its explanations have the shape {shape}, and those before {list(self._shape())}")
-            columns["map"] = [np.ascontiguousarray(a, "<f4").tobytes() for a in maps]
-        if labels is not None:
-            columns["label"] = labels.tolist()
-        if scores is not None:
-            columns["scores"] = [np.ascontiguousarray(s, "<f8").tobytes() for s in scores]
-        names = ", ".join(columns)
-        marks, sets = ", ".join("?" * len(columns)), ", ".join(f"{name} = excluded.{name}" for name in columns)
-        statement = (
-            f"INSERT INTO answers (question, again, {names}) VALUES (?, ?, {marks})"
-            f" ON CONFLICT (question, again) DO UPDATE SET {sets}"
-        )
-        rows = [(q, int(again), *row) for q, *row in zip(questions, *columns.values(), strict=True)]
+        shape = json.dumps(list(maps.shape[1:]))
+        if (before := self._about("shape")) is None:
+            self._set("shape", shape)
+        elif before != shape:
+            raise InputError(f"its explanations have the shape {shape}, and those before {before}")
+        each = [np.ascontiguousarray(row, "<f4").tobytes() for row in maps]
+        listed = [
+            None if scores is None else np.ascontiguousarray(scores[i], "<f8").tobytes() for i in range(len(maps))
+        ]
+        rows = zip(questions, [int(again)] * len(maps), each, labels.tolist(), listed, strict=True)
         with self._reasons(), self._db:
             self._db.execute("BEGIN")
-            self._db.executemany(statement, rows)
+            columns = "question, again, map, label, scores"
+            self._db.executemany(f"INSERT OR REPLACE INTO answers ({columns}) VALUES (?, ?, ?, ?, ?)", rows)
 
     def _about(self, name: str) -> str | None:
         with self._reasons():
@@ -148,9 +142,6 @@ class AnswerStore:
     def _set(self, name: str, value: str) -> None:
         with self._reasons():
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
-
-    def _shape(self) -> tuple[int, ...]:
-        return tuple(json.loads(self._about("shape") or "[]"))
 
     @contextmanager
     def _reasons(self) -> Iterator[None]:

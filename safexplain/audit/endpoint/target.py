@@ -18,7 +18,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
 from safexplain.audit.endpoint.client import Client, EndpointError
 from safexplain.audit.endpoint.payload import Payload, without_credentials
-from safexplain.audit.endpoint.store import AnswerStore, Known, digests_of
+from safexplain.audit.endpoint.store import AnswerStore, digests_of
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError
@@ -299,36 +299,26 @@ class Endpoint(nn.Module):
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
-        nothing = Known(None, None, None)
-        open_ = [i for i, q in enumerate(questions) if (k := known.get(q, nothing)).map is None or k.label is None]
-        first = {questions[i]: i for i in reversed(open_)}  # equal rows are one question
+        first = {q: i for i, q in reversed([*enumerate(questions)]) if q not in known}  # equal rows are one question
         size = 1 if self.payload.request.single else self.payload.asking.batch
         rows = sorted(first.values())
         for start in range(0, len(rows), size):
-            self._ask(x[rows[start : start + size]], known, again)
+            self._ask(x[rows[start : start + size]], again)
         if rows:
             known = self._store.get(questions, again)
-        each = [known[q] for q in questions]
-        scores = [np.zeros(0) if one.scores is None else one.scores for one in each]
-        maps = np.stack([one.map for one in each if one.map is not None])
-        return _Answers(self._shaped(maps), np.array([one.label for one in each], np.int64), np.stack(scores))
+        maps, labels, scores = zip(*(known[q] for q in questions), strict=True)
+        return _Answers(self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores))
 
-    def _ask(self, x: NDArray[np.float32], known: dict[bytes, Known], again: bool) -> None:
-        """Ask for what is not known of these rows, and store it."""
-        client, questions = self._client, digests_of(x)
-        lacking = [i for i, q in enumerate(questions) if q not in known or known[q].map is None]
+    def _ask(self, x: NDArray[np.float32], again: bool) -> None:
+        """Ask about these rows, and store the answers."""
         try:
-            if lacking:
-                asked, names = x[lacking], [questions[i] for i in lacking]
-                body = client.explain(asked)
-                maps, labels, scores = self.payload.maps(body, len(asked)), None, None
-                self._shaped(maps)
-                if not client.label_url:
-                    labels, scores = self.payload.labels(body, len(asked), self.classes)
-                self._store.put(names, maps=maps, labels=labels, scores=scores, again=again)
-            if client.label_url:
-                labels, scores = self.payload.labels(client.predict(x), len(x), self.classes)
-                self._store.put(questions, labels=labels, scores=scores, again=again)
+            body = self._client.explain(x)
+            maps = self.payload.maps(body, len(x))
+            self._shaped(maps)
+            if self._client.label_url:
+                body = self._client.predict(x)
+            labels, scores = self.payload.labels(body, len(x), self.classes)
+            self._store.put(digests_of(x), maps, labels, scores, again)
         except EndpointError:
             raise
         except InputError as error:
