@@ -33,7 +33,6 @@ Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -45,7 +44,8 @@ from scipy import special
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain.errors import InputError
+from safexplain._validate import from_table
+from safexplain.errors import InputError, SafexplainError
 
 Floats = NDArray[np.float64]
 
@@ -83,17 +83,12 @@ class PairedCounts:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> PairedCounts:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            InputError: a count is no finite number of at least 0, or the windows are no increasing lists of one length.
-            KeyError, TypeError: a field is missing, or there are none.
-        """
-        names = ("only", "missed", "non_member_only", "non_member_missed")
-        counts = [_real(name, content[name]) for name in names]
-        windows = [tuple(_real(n, x) for x in content[n]) for n in ("attack_window", "baseline_window")]
-        return cls(counts[0], counts[1], counts[2], counts[3], windows[0], windows[1])
+    def from_dict(cls, content: Any) -> PairedCounts:
+        """Read what `to_dict` wrote; `InputError` where it is something else."""
+        try:
+            return from_table(cls, content, "pair")
+        except SafexplainError as error:
+            raise InputError(f"not the outcome of an audit: {error}") from None
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
         """Raise `InputError` unless the counts can be of so many members and non-members at this rate."""
@@ -111,12 +106,6 @@ class PairedCounts:
             good &= max(self.non_member_only, self.non_member_missed) <= k + 1
         if not good:
             raise InputError(f"paired counts are impossible for {members} members and {non_members} non-members")
-
-
-def _real(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InputError(f"not the outcome of an audit: {name} is a count, got {value!r:.60}")
-    return float(value)
 
 
 def rank_at(non_members: int, fpr: float) -> int:
