@@ -194,7 +194,9 @@ def _type_name(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if origin is tuple:
-        return f"a list, each entry {_type_name(get_args(hint)[0])}"
+        return "a list" if get_args(hint)[0] is Any else f"a list, each entry {_type_name(get_args(hint)[0])}"
+    if origin is dict:
+        return "a table" if get_args(hint)[1] is Any else f"a table, each value {_type_name(get_args(hint)[1])}"
     return _TYPE_NAMES.get(hint, str(hint))
 
 
@@ -210,6 +212,10 @@ def _has_type(value: Any, hint: Any) -> bool:
         return any(type(value) is type(allowed) for allowed in get_args(hint))
     if origin is tuple:
         return isinstance(value, list | tuple) and all(_has_type(v, get_args(hint)[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(v, get_args(hint)[1]) for v in value.values())
+    if hint is Any:
+        return True
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     return isinstance(value, int | float) if hint is float else isinstance(value, hint)

@@ -18,7 +18,7 @@ from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting
 from safexplain.audit.controls.accuracy import accuracy
-from safexplain.audit.controls.differences import blind_baseline, null_model, other_source, shuffled_membership
+from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
 from safexplain.audit.controls.strength import recipe_fit, reference_coverage
 from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.audit.holdout_uses import Uses, uses_of
@@ -212,7 +212,6 @@ class _Judge:
             reference_coverage(signals, references, scored),
             recipe_fit(signals, target, references, scored, names),
             *(accuracy(signals.meta) if targets == 1 else ()),
-            *other_source(signals.out_of_distribution, signals.inputs, self.splits.training, self.seed),
             self.copies,
         )
         needing = any(r.needs_references and j for r, j in zip(rows, judged, strict=True))

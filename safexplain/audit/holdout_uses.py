@@ -43,17 +43,8 @@ MOST_HASHES = 2**16
 SAME = 0.01
 """Two sets are the same examples where they share more than this of the smaller one."""
 
-CONFIGURES = (
-    "explainer",
-    "output",
-    "options",
-    "hardening",
-    "classes",
-    "seed",
-    "recipe",
-    "references",
-    "asked",
-    "dither",
+CONFIGURES = frozenset(
+    {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
 )
 """Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
 
@@ -97,27 +88,18 @@ def counted_in(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Uses:
-    """Counts verdicts on the same examples.
+    """Counts verdicts on the same examples."""
 
-    Args:
-        path: of an SQLite file; it and its folder are made.
-        configuration: digest of what is judged, see `uses_of`.
-        force: certify although the examples were used for other configurations; the certificate says so.
-    """
-
-    path: Path
-    configuration: str
-    force: bool = False
+    path: Path  # of an SQLite file; it and its folder are made
+    configuration: str  # digest of what is judged, see `uses_of`
+    force: bool = False  # certify although the examples were used for others; the certificate says so
 
     def record(self, signals: Signals, certified: NDArray[np.bool_]) -> int:
-        """Note this use; which configuration this is on these examples, the first being 1.
-
-        Args:
-            signals: with hashes of the examples, or the digest of their population, which stands for them all.
-            certified: (n,) bool, the examples that the verdict is taken on.
+        """Note a use of the (n,) certified examples; which configuration this is on these examples, the first being 1.
 
         Raises:
-            InputError: the signals have neither, or the file cannot be read or written.
+            InputError: the signals have neither hashes of examples nor the digest of their population, which stands for
+                them all, or the file cannot be read or written.
         """
         pool = _population(signals)
         if signals.examples is None and not pool:
@@ -131,13 +113,13 @@ class Uses:
         with self._table() as table:
             table.execute("BEGIN IMMEDIATE")  # nobody writes between the look and the note
             before = table.execute("SELECT configuration, population, examples FROM judged ORDER BY id").fetchall()
-            same = self._same(table, sample, {examples for _, _, examples in before if examples})
+            sets = dict(table.execute("SELECT digest, hashes FROM example_sets")) if len(sample) else {}
+            same = {digest for digest, kept in sets.items() if are_same(np.frombuffer(kept, "<u8"), sample)}
             configurations = []
             for configuration, population, examples in before:
-                both_known = bool(examples) and len(sample) > 0
-                if examples in same if both_known else _shares_a_pool(population, pool):
+                if examples in same if examples and name else set(pool.split("+")) & set(population.split("+")) - {""}:
                     configurations.append(configuration)
-            if len(sample):
+            if name:
                 table.execute("INSERT OR IGNORE INTO example_sets VALUES (?, ?)", (name, blob))
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
             table.execute(
@@ -147,23 +129,9 @@ class Uses:
         return list(dict.fromkeys([*configurations, self.configuration])).index(self.configuration) + 1
 
     def check(self) -> None:
-        """See that uses can be counted, before anything long is begun.
-
-        Raises:
-            InputError: the file cannot be read or written.
-        """
+        """Raise `InputError` if uses cannot be counted, before anything long is begun."""
         with self._table():
             pass
-
-    @staticmethod
-    def _same(table: sqlite3.Connection, sample: NDArray[np.uint64], names: set[str]) -> set[str]:
-        """Which of the sets of these names are of the same examples as the sample."""
-        found = set[str]()
-        for name in names if len(sample) else ():
-            (blob,) = table.execute("SELECT hashes FROM example_sets WHERE digest = ?", (name,)).fetchone()
-            if are_same(np.frombuffer(blob, "<u8"), sample):
-                found.add(name)
-        return found
 
     @contextmanager
     def _table(self) -> Iterator[sqlite3.Connection]:
@@ -202,28 +170,20 @@ def _population(signals: Signals) -> str:
     return str(signals.meta.get("population") or "")
 
 
-def _shares_a_pool(one: str, other: str) -> bool:
-    return bool(one and other and set(one.split("+")) & set(other.split("+")))
-
-
 def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
-    """Where a verdict on these signals is counted.
+    """Where a verdict on these signals is counted, of a policy, a suite (names of its rows) and the audit's seed.
 
-    Args:
-        signals: what is judged. Where its meta data name neither explainer nor hardening, the signals themselves, in
-            the order of the examples' hashes, are the configuration.
-        policy: what counts as a leak; all of it but its limit makes another configuration.
-        suite: names of the rows that are run.
-        seed: of the audit.
-        force: see `Uses`.
-
-    Returns:
-        None, which means "not counted": the policy asks for that, examples cannot be recognised because the signals
-        have neither hashes nor inputs nor a population, or (with a warning) the file cannot be written.
+    All of the policy but its limit makes another configuration. Where the signals' meta data name neither explainer nor
+    hardening, the signals themselves, in the order of the examples' hashes, are the configuration. None means "not
+    counted": the policy asks for that, examples cannot be recognised because the signals have neither hashes nor inputs
+    nor a population, or (with a warning) the file cannot be written.
     """
     if policy.uncounted or (signals.examples is None and not _population(signals)):
         return None
-    known: dict[str, Any] = {name: _chosen(signals.meta[name]) for name in CONFIGURES if name in signals.meta}
+    known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES & signals.meta.keys()}
+    for name, entry in known.items():
+        if isinstance(entry, Mapping):
+            known[name] = {k: v for k, v in entry.items() if k not in MEASURED}
     known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
     known["policy"]["suite"] = sorted(policy.suite)
     known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}
@@ -239,11 +199,6 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
         warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
         return None
     return uses
-
-
-def _chosen(entry: Any) -> Any:
-    """An entry of the meta data without what was measured to choose it."""
-    return {k: v for k, v in entry.items() if k not in MEASURED} if isinstance(entry, Mapping) else entry
 
 
 def _values_digest(signals: Signals) -> str:

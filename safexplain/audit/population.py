@@ -80,10 +80,10 @@ class Population:
         is a member of half of any even number of models, and more models begin with those of fewer. A model's own
         membership follows from its partner's: who attacks one leaves the other out (`Signals.references`).
         """
-        units, unit = (len(self), None) if self.groups is None else _units(self.groups)
+        units, unit = self._units
         heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5
         paired: NDArray[np.bool_] = np.stack([heads, ~heads], axis=1).reshape(-1, units)[:models]
-        return paired if unit is None else paired[:, unit]
+        return paired if self.groups is None else paired[:, unit]
 
     def part(self, rows: NDArray[np.int64]) -> Population:
         """Some of the examples, with their groups."""
@@ -102,7 +102,7 @@ class Population:
             number: examples, to the nearest group.
         """
         hashes = spread(hash_examples(self.x.cpu().numpy()) ^ SAMPLING)
-        units, unit = (len(self), np.arange(len(self))) if self.groups is None else _units(self.groups)
+        units, unit = self._units
         smallest = np.full(units, np.iinfo(np.uint64).max, dtype=np.uint64)
         np.minimum.at(smallest, unit, hashes)
         place, inside = smallest[unit], int(member.sum())
@@ -123,7 +123,7 @@ class Population:
         """
         if not 1 <= members <= len(self):
             raise InputError(f"expected 1 to {len(self)} members, got {members}")
-        units, unit = (len(self), np.arange(len(self))) if self.groups is None else _units(self.groups)
+        units, unit = self._units
         sizes, rng = np.bincount(unit), np.random.default_rng([seed, 0xD4A3])
         drawn = np.zeros((models, units), dtype=bool)
         for row in drawn:
@@ -136,11 +136,19 @@ class Population:
         h = hashlib.sha256()
         arrays = [self.x.cpu().numpy(), self.y.cpu().numpy()]
         if self.groups is not None:
-            arrays.append(_units(self.groups)[1])
+            arrays.append(self._units[1])
         for a in map(np.ascontiguousarray, arrays):
             h.update(f"{a.dtype}{a.shape}".encode())
             h.update(a.data)
         return h.hexdigest()
+
+    @property
+    def _units(self) -> tuple[int, NDArray[np.int64]]:
+        """How many groups there are, and the number of each example's, counted in the order of their first examples."""
+        if self.groups is None:
+            return len(self), np.arange(len(self))
+        _, first, unit = np.unique(self.groups, return_index=True, return_inverse=True)
+        return len(first), np.argsort(np.argsort(first))[unit]
 
 
 def numbered(groups: ArrayLike) -> NDArray[np.int64]:
@@ -155,11 +163,3 @@ def numbered(groups: ArrayLike) -> NDArray[np.int64]:
     if names.dtype.kind == "f" and np.isnan(names).any():
         raise InputError(f"{int(np.isnan(names).sum())} examples have no group; give each without one its own number")
     return names.astype(np.int64) if names.dtype.kind in "bi" else np.unique(names, return_inverse=True)[1]
-
-
-def _units(groups: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """How many groups there are, and the number of each example's, counted in the order of their first examples."""
-    _, first, unit = np.unique(groups, return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return len(first), place[unit]

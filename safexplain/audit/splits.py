@@ -20,9 +20,6 @@ from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 
-SHOWN_COPIES = 5
-"""Pairs of copies that an error names."""
-
 
 @dataclass(frozen=True, eq=False)
 class Splits:
@@ -65,7 +62,9 @@ class Splits:
             np.minimum.at(smallest, unit, signals.examples[inside])
             place[inside] = (spread(smallest)[unit] >> np.uint64(11)) * 2.0**-53
         elif inside.any():
-            drawn = np.random.default_rng(int(_data_digest(signals)[:16], 16)).permutation(len(first))
+            members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
+            data = sha256(f"{signals.meta.get('population', '')}{signals.membership.shape}".encode() + members)
+            drawn = np.random.default_rng(int(data[:16], 16)).permutation(len(first))
             place[inside] = drawn[unit] / len(first)
         training = policy.training if trains else 0.0
         chosen = place < policy.selection
@@ -79,19 +78,12 @@ class Splits:
 
 
 def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Other numbers in place of hashes, one for one, uniform where these are not, as serial numbers: the finaliser of
-    SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17).
-    """
+    """Other numbers in place of hashes, one for one, uniform where these (serial numbers, say) are not: the finaliser
+    of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
     z = hashes + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def _data_digest(signals: Signals) -> str:
-    """Of the population where the signals name it, and of who is a member of what."""
-    members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
-    return sha256(f"{signals.meta.get('population', '')}{signals.membership.shape}".encode() + members)
 
 
 def refuse_copies(
@@ -107,19 +99,15 @@ def refuse_copies(
     Raises:
         InputError: there are such copies.
     """
-    inside = np.ones(len(examples), dtype=bool) if out_of_distribution is None else ~out_of_distribution
-    at = np.flatnonzero(inside)
-    _, which, count = np.unique(examples[inside], return_inverse=True, return_counts=True)
-    if not (count > 1).any():
-        return
-    which = which.reshape(-1)
-    for one in np.atleast_2d(member)[:, inside]:
+    at = np.arange(len(examples)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
+    _, which = np.unique(examples[at], return_inverse=True)
+    for one in np.atleast_2d(member)[:, at]:
         mixed = (np.bincount(which, one) > 0) & (np.bincount(which, ~one) > 0)
         if not mixed.any():
             continue
         both = np.flatnonzero(mixed[which])
         pairs = []
-        for copy in np.unique(which[both])[:SHOWN_COPIES]:
+        for copy in np.unique(which[both])[:5]:
             same = both[which[both] == copy]
             pairs.append(f"{at[same[one[same]][0]]} and {at[same[~one[same]][0]]}")
         raise InputError(

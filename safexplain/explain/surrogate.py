@@ -37,9 +37,9 @@ from safexplain.faithfulness import faithfulness
 from safexplain.hardening.clips import UnitNorm
 from safexplain.hardening.hardening import Hardening, plain
 from safexplain.outputs import are_probabilities
-from safexplain.verdict.certificate.by_construction import guarantee_statement, load_guarantee
+from safexplain.verdict.certificate.read import load_guarantee
 from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import MODEL_DIGEST, write_json
+from safexplain.verdict.certificate.write import MODEL_DIGEST, guarantee_statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured, Source
 
 __all__ = ["PublicExplainer", "StudentExplainer"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.verdict.stats.roc import check_confidence, clopper_pearson
 
@@ -25,8 +25,6 @@ __all__ = ["SOURCES", "Estimate", "Guarantee", "Measured"]
 
 Source = Literal["public models", "student"]
 SOURCES = get_args(Source)
-
-KIND = "by construction"
 
 SAYS = {
     "public models": (
@@ -51,11 +49,6 @@ ASSUMES = (
     " private records.",
 )
 ASSUMES_OF_STUDENT = "The labels of the public inputs may be asked for: they count as released."
-DOES_NOT_SAY = (
-    "What the labels themselves tell about the private records: a client who asks patiently learns from labels alone.",
-    "Anything about the public records: the explanations may tell who is among them.",
-    "That the explained model decides as the explaining models do: how far they agree is measured, see `measured`.",
-)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -84,31 +77,36 @@ class Guarantee:
     public_inputs: str = ""
     labels_asked: int = 0
 
+    kind: ClassVar[str] = "by construction"
+    """Nothing was audited; a certificate of an audit is "by audit"."""
+
+    does_not_say: ClassVar[tuple[str, ...]] = (
+        "What the labels themselves tell about the private records: a client who asks patiently learns from labels"
+        " alone.",
+        "Anything about the public records: the explanations may tell who is among them.",
+        "That the explained model decides as the explaining models do: how far they agree is measured, see `measured`.",
+    )
+    """What a reader might take it for, and it is not."""
+
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ConfigurationError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r:.60}")
-        if not isinstance(self.method, str) or not self.method:
-            raise ConfigurationError(f"method: expected the name of an explainer's class, got {self.method!r:.60}")
-        digests = self.models if isinstance(self.models, tuple) else ()
-        if not digests or not all(isinstance(d, str) and _DIGEST.fullmatch(d) for d in digests):
+        if not self.method:
+            raise ConfigurationError("method: expected the name of an explainer's class, got none")
+        digests = self.models
+        if not digests or not isinstance(digests, tuple) or not all(map(_DIGEST.fullmatch, digests)):
             raise ConfigurationError(
                 f"models: expected a tuple of digests, each of 64 hexadecimal digits; got {self.models!r:.120}"
             )
         check_whole("labels_asked", self.labels_asked, 0)
         student = self.source == "student"
-        asked = isinstance(self.public_inputs, str) and bool(_DIGEST.fullmatch(self.public_inputs))
-        if student and not (asked and self.labels_asked and len(digests) == 1):
+        if student and not (_DIGEST.fullmatch(self.public_inputs) and self.labels_asked and len(digests) == 1):
             raise ConfigurationError(
                 "a student is one model, with the digest of the public inputs that it learned from, and how many they"
                 f" are; got {len(digests)} models, public_inputs {self.public_inputs!r:.80} and {self.labels_asked}"
             )
-        if not student and (self.public_inputs != "" or self.labels_asked):
+        if not student and (self.public_inputs or self.labels_asked):
             raise ConfigurationError("public models ask for no labels: leave out public_inputs and labels_asked")
-
-    @property
-    def kind(self) -> str:
-        """ "by construction": nothing was audited; a certificate of an audit is "by audit"."""
-        return KIND
 
     @property
     def sentence(self) -> str:
@@ -135,11 +133,6 @@ class Guarantee:
         """What must hold for it, which nobody can see in a file."""
         return (*ASSUMES, ASSUMES_OF_STUDENT) if self.source == "student" else ASSUMES
 
-    @property
-    def does_not_say(self) -> tuple[str, ...]:
-        """What a reader might take it for, and it is not."""
-        return DOES_NOT_SAY
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, words included; `from_dict` reads and compares them."""
         words = {name: list(getattr(self, name)) for name in ("says", "assumes", "does_not_say")}
@@ -150,22 +143,19 @@ class Guarantee:
         """The guarantee that `to_dict` wrote.
 
         Raises:
-            InputError: fields are missing, unknown or contradict each other, or the words are others.
+            InputError: facts are missing or contradict each other, or something does not follow from them.
         """
-        facts = tuple(cls.__dataclass_fields__)
-        derived = ("kind", "sentence", "says", "assumes", "does_not_say")
-        if not isinstance(content, Mapping) or content.keys() != {*facts, *derived}:
-            raise InputError(f"guarantee: expected the fields {', '.join(sorted((*facts, *derived)))}")
-        models = content["models"]
+        facts = {name: value for name, value in content.items() if name in {f.name for f in fields(cls)}}
         try:
-            found = cls(**{**{n: content[n] for n in facts}, "models": tuple(models) if type(models) is list else ()})
+            found = from_table(cls, facts, "guarantee")
         except SafexplainError as error:
-            raise InputError(f"guarantee: {error}") from None
-        for name, value in found.to_dict().items():
-            if content[name] != value:
+            raise InputError(str(error)) from None
+        written = found.to_dict()
+        for name in {**written, **content}:
+            if name not in written or content.get(name) != written[name]:
                 raise InputError(
-                    f"guarantee: {name} says {content[name]!r:.120}, and what follows from its facts is {value!r:.120};"
-                    " its words were changed, or another version of safexplain wrote it"
+                    f"guarantee: {name} says {content.get(name)!r:.120}, which does not follow from its facts: its"
+                    " words were changed, or another version of safexplain wrote it"
                 )
         return found
 
@@ -175,13 +165,7 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its two-sided interval.
-
-    Args:
-        value: the estimate.
-        low: lower end.
-        high: upper end.
-    """
+    """A number and the ends of its two-sided interval."""
 
     value: float
     low: float
@@ -218,9 +202,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-_OF_MAPS = ("deletion", "insertion", "native_deletion", "native_insertion", "deletion_difference")
 
 
 @dataclass(frozen=True)
@@ -269,26 +250,24 @@ class Measured:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Measured:
+    def from_dict(cls, content: Any) -> Measured:
         """What `to_dict` wrote.
 
         Raises:
             InputError: fields are missing or unknown, or hold no such numbers.
         """
-        names = tuple(cls.__dataclass_fields__)
-        if not isinstance(content, Mapping) or content.keys() != set(names):
-            raise InputError(f"measured: expected the fields {', '.join(names)}")
         try:
-            estimates = {name: _estimate(content[name]) for name in ("agreement", *_OF_MAPS)}
-            if estimates["agreement"] is None:
-                raise ConfigurationError("agreement is missing")
-            return cls(**{**content, **estimates})
-        except (SafexplainError, TypeError) as error:
-            raise InputError(f"measured: {error}") from None
+            if isinstance(content, Mapping):
+                content = {n: from_table(Estimate, v, n) if isinstance(v, Mapping) else v for n, v in content.items()}
+            return from_table(cls, content, "measured")
+        except SafexplainError as error:
+            raise InputError(str(error)) from None
 
     def rows(self) -> dict[str, str]:
         """What a reader asks, by name."""
-        rows = {"agreement": f"the models predict the explained model's label for {self._share(self.agreement)}"}
+        share = self.agreement
+        agree = f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of {self.examples:,} inputs"
+        rows = {"agreement": f"the models predict the explained model's label for {agree}"}
         for name, does in (("deletion", "deleting"), ("insertion", "keeping only")):
             own, native = getattr(self, name), getattr(self, f"native_{name}")
             if own is not None:
@@ -298,16 +277,5 @@ class Measured:
             rows["difference"] = f"in deletion, to explanations of the model itself: {self.deletion_difference}"
         return rows
 
-    def _share(self, share: Estimate) -> str:
-        return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of {self.examples:,} inputs"
-
     def __str__(self) -> str:
         return "\n".join(f"{name}: {text}" for name, text in self.rows().items())
-
-
-def _estimate(content: Any) -> Estimate | None:
-    if content is None:
-        return None
-    if not isinstance(content, Mapping) or content.keys() != {"value", "low", "high"}:
-        raise ConfigurationError(f"expected value, low and high, or null; got {content!r:.80}")
-    return Estimate(**content)

@@ -16,7 +16,6 @@ independent coins. What the statement itself assumes is assumed here, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._privacy_loss import Adjacency
-from safexplain._validate import check_number
-from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain._validate import from_table
+from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
 
@@ -42,13 +41,7 @@ CELLS = 20_000
 
 
 def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
-    """Most members that any attack finds at these false-positive rates, by one pair (epsilon, delta): () or (n,).
-
-    Args:
-        fpr: in [0, 1].
-        epsilon: at least 0; infinite: no bound.
-        delta: in [0, 1].
-    """
+    """() or (n,) most members that any attack finds at these false-positive rates, by one pair (epsilon, delta)."""
     rates = np.asarray(fpr, dtype=np.float64)
     if not epsilon < math.inf:
         return np.ones_like(rates)
@@ -59,21 +52,21 @@ def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RocBound:
-    """No attack's ROC curve lies above it.
-
-    Args:
-        epsilons: (k,) at
-        deltas: (k,), pairs that all hold.
-    """
+    """No attack's ROC curve lies above it: (k,) epsilons at (k,) deltas, which all hold."""
 
     epsilons: Array
     deltas: Array
 
     @classmethod
+    @lru_cache(maxsize=16)
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "add_remove") -> RocBound:
         """Of a training; infinite epsilons are left out, so that it may be no bound at all."""
-        pairs = np.array([p for p in _pairs(statement, adjacency) if p[0] < math.inf], dtype=np.float64).reshape(-1, 2)
-        return cls(pairs[:, 0], pairs[:, 1])
+        deltas = [0.0]
+        if statement.phases:
+            deltas = [*np.geomspace(statement.delta, 0.1, DELTAS), *np.linspace(0.1, 0.98, DELTAS)[1:]]
+        pairs = [(replace(statement, delta=float(d)).epsilons.of(adjacency), d) for d in deltas]
+        finite = np.array([p for p in pairs if p[0] < math.inf], dtype=np.float64).reshape(-1, 2)
+        return cls(finite[:, 0], finite[:, 1])
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
         """Most members that any attack finds at these false-positive rates: () or (n,)."""
@@ -85,15 +78,6 @@ class RocBound:
     def auc(self) -> float:
         """The area below, which no attack's is above; at most 1e-4 more than the exact one."""
         return min(1.0, float(self((np.arange(CELLS) + 0.5) / CELLS).mean()))
-
-
-@lru_cache(maxsize=16)
-def _pairs(statement: PrivacyStatement, adjacency: Adjacency) -> tuple[tuple[float, float], ...]:
-    """Epsilon and delta, of many deltas."""
-    if not statement.phases:
-        return ((statement.epsilons.of(adjacency), 0.0),)
-    deltas = np.concatenate([np.geomspace(statement.delta, 0.1, DELTAS), np.linspace(0.1, 0.98, DELTAS)[1:]])
-    return tuple((replace(statement, delta=float(d)).epsilons.of(adjacency), float(d)) for d in deltas)
 
 
 @dataclass(frozen=True)
@@ -109,9 +93,6 @@ class Implied:
         auc: no attack's area under the ROC curve is larger.
         pretrained: whether the starting weights had seen other data, of which nothing is implied.
         seeded: whether batches and noise came from a seed that a user gave.
-
-    Raises:
-        ConfigurationError: a number that is none, or out of range.
     """
 
     epsilon: float
@@ -122,18 +103,6 @@ class Implied:
     auc: float
     pretrained: bool = False
     seeded: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_number("implied: epsilon", self.epsilon, minimum=0.0))
-        for name in ("delta", "fpr", "by_epsilon", "tpr", "auc"):
-            value = check_number(f"implied: {name}", getattr(self, name), minimum=0.0)
-            if value > 1:
-                raise ConfigurationError(f"implied: {name} lies in [0, 1], got {value}")
-            object.__setattr__(self, name, value)
-        if self.tpr > self.by_epsilon * (1 + 1e-9) + 1e-12:
-            raise ConfigurationError(f"implied: tpr {self.tpr} is above by_epsilon {self.by_epsilon}")
-        if not (isinstance(self.pretrained, bool) and isinstance(self.seeded, bool)):
-            raise ConfigurationError("implied: pretrained and seeded are true or false")
 
     @classmethod
     def of(cls, statement: PrivacyStatement, fpr: float) -> Implied | None:
@@ -187,12 +156,10 @@ class Implied:
         """What `to_dict` wrote.
 
         Raises:
-            InputError: fields are missing or unknown, or hold no such numbers.
+            InputError: fields are missing or unknown, or of another type.
         """
-        if not isinstance(content, Mapping) or content.keys() != set(cls.__dataclass_fields__):
-            raise InputError(f"implied: expected the fields {', '.join(cls.__dataclass_fields__)}")
         try:
-            return cls(**content)
+            return from_table(cls, content, "implied")
         except SafexplainError as error:
             raise InputError(str(error)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from safexplain._digest import trained_digest
 from safexplain._files import write_whole
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
 from safexplain._privacy_loss.selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
-from safexplain._validate import check_number, whole_number
+from safexplain._validate import check_number, from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 IN_COMMON = "what the records have in common: the model tells it about everybody, in the data or not"
@@ -29,7 +29,6 @@ OTHER_CHOICES = (
     " steps or the clip bound of all trainings"
 )
 NEVER = ("losses, gradients, skipped records, errors, warnings and other figures of the training run itself",)
-NOT_PROTECTED = (IN_COMMON, SEVERAL, CHOICES, *NEVER)
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
     " (Abascal, Wu, Oprea and Ullman 2023, arXiv 2306.01181)"
@@ -77,14 +76,8 @@ SECURE = "noise and random batches come from {}, in {} numbers"
 Unit = Literal["record", "person"]
 """What neighbouring data sets differ in."""
 
-_LATER: dict[str, Any] = {
-    "unit": "record",
-    "rows_per_person": None,
-    "own_loop": False,
-    "selection": None,
-    "generator": "",
-}
-"""Fields that came later: left out of JSON at these values, so that what was written before keeps its digest."""
+_LATER = frozenset({"unit", "rows_per_person", "own_loop", "selection", "generator"})
+"""Fields that came later: left out of JSON at their defaults, so that what was written before keeps its digest."""
 
 LARGEST_FILE = 1 << 20
 """Bytes of a file that is read; statements of one training have two thousand."""
@@ -96,13 +89,7 @@ TOLERANCE = 2e-3
 
 
 def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
-    """Where noise comes from, as an assumption.
-
-    Args:
-        generator: a cryptographic one, in words; "": another.
-        seeded: whether it was a seed of the user's.
-        whole: whether noise is drawn exactly, in whole numbers.
-    """
+    """Where noise comes from, as an assumption: a cryptographic generator in words ("": another), or a user's seed."""
     if seeded:
         return SEEDED
     return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
@@ -179,9 +166,6 @@ class PrivacyStatement:
             raise ConfigurationError(f"records: expected at most {MOST_RECORDS:g}")
         if self.expected_batch_size is not None:
             check_number("expected_batch_size", self.expected_batch_size, above=0.0)
-        for name in ("mechanism", "clipping", "trained", "weights", "generator"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigurationError(f"{name}: expected text, got {getattr(self, name)!r:.60}")
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):
             raise ConfigurationError(
                 f"a pure guarantee has a finite epsilon above 0 and delta 0, got {self.pure_epsilon}, {self.delta}"
@@ -195,34 +179,30 @@ class PrivacyStatement:
             raise ConfigurationError(f"selection: expected a RepeatAndSelect, got {self.selection!r:.60}")
         if self.phases:
             check_delta(self.delta)
+        size = self.expected_batch_size
         for phase in self.phases:
             if phase.records not in (None, self.records):
                 raise ConfigurationError(
                     f"phases: truncated batches were drawn of {phase.records} records, the statement is about"
                     f" {self.records}"
                 )
-        size = self.expected_batch_size
-        for phase in self.phases if size is not None else ():
-            rate = (size or 0.0) / self.records
-            if not math.isclose(phase.sample_rate, rate, rel_tol=1e-9):
+            if size is not None and not math.isclose(phase.sample_rate, size / self.records, rel_tol=1e-9):
                 raise ConfigurationError(
                     f"sample_rate {phase.sample_rate:g} is not expected_batch_size / records ="
-                    f" {size:g} / {self.records} = {rate:g}; it comes from the data trained on"
+                    f" {size:g} / {self.records} = {size / self.records:g}; it comes from the data trained on"
                 )
 
     @cached_property
     def epsilons(self) -> Epsilons:
         """Under every adjacency, computed from the parameters."""
-        if self.pure_epsilon is not None:
-            present = self.pure_epsilon if self.pure_add_remove is None else self.pure_add_remove
-            alone = Epsilons(present, self.pure_epsilon, present, 0.0)
+        if self.pure_epsilon is None:
             if self.selection is None:
-                return alone
-            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, self.pure_epsilon))
-            return Epsilons(present, whole, present, 0.0)
-        if self.selection is not None:
+                return composed(self.phases, self.delta)
             return selected_epsilons(self.phases, self.delta, self.selection)
-        return composed(self.phases, self.delta)
+        present, whole = self.pure_add_remove or self.pure_epsilon, self.pure_epsilon
+        if self.selection is not None:
+            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, whole))
+        return Epsilons(present, whole, present, 0.0)
 
     def selected(self, selection: RepeatAndSelect, trainings: Iterable[PrivacyStatement]) -> PrivacyStatement:
         """The statement of this training's model, released as the best of several.
@@ -259,10 +239,7 @@ class PrivacyStatement:
         return replace(self, selection=selection, seeded=any(t.seeded for t in listed))
 
     def check_model(self, model: Any) -> None:
-        """Raise unless this is the statement of this very model.
-
-        Args:
-            model: a torch module, a linear model, or another fitted estimator; see `safexplain._digest.trained_digest`.
+        """Raise unless this is the statement of this very model, a torch module or a fitted estimator.
 
         Raises:
             RefusedError: it is about other weights, or about none.
@@ -282,10 +259,7 @@ class PrivacyStatement:
             )
 
     def bound_to(self, model: Any) -> PrivacyStatement:
-        """The same about the weights of a model that its user trained as stated; nothing checks that it was.
-
-        Args:
-            model: as in `check_model`, after its training.
+        """The same about the weights of a model that its user has trained as stated; nothing checks that it was.
 
         Raises:
             RefusedError: this is about another model already.
@@ -314,19 +288,18 @@ class PrivacyStatement:
         counted = () if self.count_noised else (COUNTED,)
         lines = (PUBLIC, *sampled, *counted, randomness(self.generator, seeded=self.seeded))
         if self.unit == "person":
-            lines = tuple(_of_persons(line) for line in lines)
+            lines = tuple(line.replace("record", "person") for line in lines)
         return lines + ((OWN_LOOP,) if self.own_loop else ()) + (SELECTED if self.selection else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
         stated = {**asdict(self), "phases": [p.to_dict() for p in self.phases]}
-        for name, default in _LATER.items():
-            if stated[name] == default:
-                del stated[name]
+        for later in fields(self):
+            if later.name in _LATER and stated[later.name] == later.default:
+                del stated[later.name]
         if self.selection is not None:
             stated["selection"] = {n: v for n, v in asdict(self.selection).items() if v is not None}
-        spent = asdict(self.epsilons)
-        del spent["delta"]
+        spent = {name: self.epsilons.of(name) for name in get_args(Adjacency)}
         return {
             **stated,
             "epsilon": {name: value if math.isfinite(value) else None for name, value in spent.items()},
@@ -343,25 +316,24 @@ class PrivacyStatement:
         Raises:
             InputError: fields are missing or unknown, or a stated epsilon does not follow from the parameters.
         """
-        names = set(cls.__dataclass_fields__)
+        names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
-        needed = (names | derived) - _LATER.keys()
+        needed = (names | derived) - _LATER
         if not isinstance(content, Mapping) or not needed <= content.keys() <= names | derived:
             raise InputError(f"privacy statement: expected the fields {', '.join(sorted(needed))}")
+        given = {name: content[name] for name in names & content.keys()}
         try:
-            listed = content["phases"]
-            if not isinstance(listed, list | tuple) or len(listed) > MOST_PHASES:
+            if not isinstance(given["phases"], list | tuple) or len(given["phases"]) > MOST_PHASES:
                 raise ValueError(f"phases: expected a list of at most {MOST_PHASES:,}")
-            phases = tuple(Steps(**p) for p in listed)
-            given = {name: content[name] for name in names & content.keys()} | {"phases": phases}
+            given["phases"] = tuple(Steps(**p) for p in given["phases"])
             if given.get("selection") is not None:
                 given["selection"] = RepeatAndSelect(**given["selection"])
-            found = cls(**given)
+            found = from_table(cls, given, "its table")
             stated = {name: math.inf if value is None else float(value) for name, value in content["epsilon"].items()}
             computed = found.epsilons
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"privacy statement: {error!s:.500}") from None
-        for name in ("add_remove", "substitute", "zero_out"):
+        for name in get_args(Adjacency):
             if not math.isclose(stated.get(name, -1), computed.of(name), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise InputError(
                     f"privacy statement: epsilon under {name} is stated as {stated.get(name)}, but"
@@ -370,11 +342,7 @@ class PrivacyStatement:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Write it as JSON; raises `InputError` where it cannot be written."""
         return write_whole(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
     @classmethod
@@ -432,11 +400,6 @@ class PrivacyStatement:
     def __str__(self) -> str:
         told = str(self.epsilons)
         return f"{self.mechanism} on {self.records:,} {self.unit}s: {told.replace('one record', f'one {self.unit}')}"
-
-
-def _of_persons(line: str) -> str:
-    """An assumption about records, where persons are the records."""
-    return line.replace("real record", "real person").replace("record", "person")
 
 
 def _steps(phase: Steps) -> str:

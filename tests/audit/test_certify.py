@@ -454,9 +454,6 @@ def test_examples_from_another_source_only_train():
     result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs, suite=[elsewhere])
     assert result.sizes["selection"] == 0
     assert result.sizes["training"] + result.sizes["certification"] == 400
-    told = named("other source", result)
-    assert told.failed is None
-    assert told.numbers["auc"] > 0.9
 
 
 # ------------------------------------------------------------------------------------------- who is scored, and how

@@ -24,8 +24,7 @@ from safexplain.audit.report.words import limits
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
-from safexplain.verdict.certificate.by_construction import guarantee_statement
-from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.certificate.write import guarantee_statement, statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
 

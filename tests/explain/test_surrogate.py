@@ -35,7 +35,7 @@ from safexplain.errors import (
 from safexplain.explain.surrogate import PublicExplainer, StudentExplainer
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.clips import UnitNorm
-from safexplain.verdict.certificate.by_construction import load_guarantee
+from safexplain.verdict.certificate.read import load_guarantee
 from safexplain.verdict.guarantee import Guarantee
 from safexplain.verdict.stats import clopper_pearson, roc
 

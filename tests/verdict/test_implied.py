@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from safexplain._privacy_loss import Steps
-from safexplain.errors import CertificateError, ConfigurationError, InputError
+from safexplain.errors import CertificateError, InputError
 from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.implied import Implied, RocBound, tpr_bound
@@ -100,12 +100,12 @@ def test_without_noise_nothing_is_implied() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tpr": 0.5}, {"auc": 1.2}, {"epsilon": -1.0}, {"epsilon": math.inf}, {"seeded": 1}, {"fpr": "0.01"}]
+    "changes", [{"tpr": None}, {"auc": True}, {"epsilon": [1.0]}, {"seeded": 1}, {"fpr": "0.01"}, {"more": 1}]
 )
-def test_impossible_numbers_are_refused(changes: dict[str, object]) -> None:
+def test_what_is_no_number_is_refused(changes: dict[str, object]) -> None:
     good = Implied.of(PURE, 0.01)
     assert good is not None
-    with pytest.raises((ConfigurationError, InputError)):
+    with pytest.raises(InputError, match="implied"):
         Implied.from_dict({**good.to_dict(), **changes})
 
 

@@ -6,8 +6,8 @@ means. One record far enough away moves all of these as far as one likes, and wi
 about ordinary records. So the adversary looks at those, too: some records that are in D and in D'.
 
 How a leak shows depends on the leak, so each run has several scores, one of which is chosen on the runs that choose the
-threshold (`safexplain.verdict.stats.score_choice`). A model that diverges where the outlier is trained on gives it away
-as well: outputs that are no numbers count as a score of minus infinity.
+threshold (`choose_score` of `safexplain.verdict.stats.lower_bounds`). A model that diverges where the outlier is
+trained on gives it away as well: outputs that are no numbers count as a score of minus infinity.
 """
 
 from __future__ import annotations

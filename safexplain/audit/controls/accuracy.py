@@ -54,43 +54,29 @@ LOOKED_AT = 512
 
 
 class Statistics(NamedTuple):
-    """What reaches the first batch normalisation, against what it kept from training.
+    """What reaches the first batch normalisation, against what it kept from training."""
 
-    Args:
-        divergence: Kullback-Leibler, of normal distributions with these means and variances, mean over channels; nats.
-        ratio: of the variances, geometric mean over channels.
-    """
-
-    divergence: float
-    ratio: float
+    divergence: float  # Kullback-Leibler, of normals with these means and variances: nats, mean over channels
+    ratio: float  # of the variances, geometric mean over channels
 
     @classmethod
     def of(cls, model: nn.Module, x: Tensor, batch_size: int = 256) -> Self | None:
-        """Of a model and examples like those that it was trained on; None: it has kept nothing to compare with.
-
-        Args:
-            model: in evaluation mode.
-            x: (n, ...) examples.
-            batch_size: in one call of the model.
-        """
+        """Of a model in evaluation mode and (n, ...) examples like its training's; None: nothing to compare with."""
         import torch
         from torch import nn
 
         kept = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if not kept or any(m.running_mean is None or m.running_var is None for m in kept):
             return None
-        first: list[nn.modules.batchnorm._BatchNorm] = []
+        reached: list[nn.modules.batchnorm._BatchNorm] = []  # as often as they were
         sums: list[Tensor] = []
 
-        def look(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if first and module is not first[0]:
-                return
-            if not first:
-                assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-                first.append(module)
-            a = given[0].detach().double()
-            axes = [0, *range(2, a.dim())]
-            sums.append(torch.stack([torch.ones_like(a).sum(axes), a.sum(axes), (a * a).sum(axes)]).cpu())
+        def look(module: Any, given: tuple[Tensor, ...]) -> None:
+            reached.append(module)
+            if module is reached[0]:
+                a = given[0].detach().double()
+                axes = [0, *range(2, a.dim())]
+                sums.append(torch.stack([torch.ones_like(a).sum(axes), a.sum(axes), (a * a).sum(axes)]).cpu())
 
         handles = [m.register_forward_pre_hook(look) for m in kept]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -101,18 +87,19 @@ class Statistics(NamedTuple):
         finally:
             for handle in handles:
                 handle.remove()
-        if not first or first[0].running_mean is None or first[0].running_var is None:
+        if not reached:
             return None
-        seen, number = first[0], first[0].num_batches_tracked
-        if number is not None and 0 < int(number) < SETTLED and seen.momentum is not None:
+        first, number = reached[0], reached[0].num_batches_tracked
+        assert first.running_mean is not None
+        assert first.running_var is not None
+        known_mean, known_var = first.running_mean.double().cpu(), first.running_var.double().cpu()
+        if number is not None and 0 < int(number) < SETTLED and first.momentum is not None:
             return None
-        if not number and not first[0].running_mean.any() and bool((first[0].running_var == 1).all()):
+        if not number and not known_mean.any() and bool((known_var == 1).all()):
             return None  # as they were made; files of old versions do not count batches
         n, total, squares = torch.stack(sums).sum(0)
-        mean = total / n
-        var = (squares / n - mean * mean).clamp_min(0) + seen.eps
-        known_mean, known_var = (t.double().cpu() for t in (first[0].running_mean, first[0].running_var))
-        known_var = known_var + seen.eps
+        mean, known_var = total / n, known_var + first.eps
+        var = (squares / n - mean * mean).clamp_min(0) + first.eps
         nats = 0.5 * (torch.log(known_var / var) + (var + (mean - known_mean) ** 2) / known_var - 1)
         return cls(float(nats.mean()), float((var / known_var).log().mean().exp()))
 
@@ -129,27 +116,15 @@ class Statistics(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """How often a model is right on its non-members.
-
-    Args:
-        right: of them.
-        examples: non-members.
-        units: independent ones: groups, where examples belong together.
-    """
+    """How often a model is right on its non-members."""
 
     right: int
     examples: int
-    units: int
+    units: int  # independent ones: groups, where examples belong together
 
     @classmethod
     def of(cls, right: NDArray[np.bool_], member: NDArray[np.bool_], groups: NDArray[Any] | None) -> Self:
-        """Of one model.
-
-        Args:
-            right: (n,) whether it predicts the label.
-            member: (n,) of it.
-            groups: (n,) of examples that belong together.
-        """
+        """Of one model: (n,) whether it is right, its (n,) members, and the (n,) groups of examples, if any."""
         outside = ~member
         units = int(outside.sum()) if groups is None else len(np.unique(groups[outside]))
         return cls(int(right[outside].sum()), int(outside.sum()), units)
@@ -165,13 +140,7 @@ class Hits(NamedTuple):
 
 
 def below_stated(target: Hits, stated: float | None, risk: float = RISK / 2) -> str:
-    """What is to be said where a model is surely less often right than is stated, else "".
-
-    Args:
-        target: on its non-members.
-        stated: accuracy; None: nothing is.
-        risk: of saying so of a model that is as good as stated.
-    """
+    """What is to be said where a model is surely less often right than is stated, else ""."""
     if stated is None or target.highest(risk) >= stated - ROUNDED:
         return ""
     return f"the model is right on {target.share:.1%} of its non-members, where {stated:.1%} is stated"
@@ -182,11 +151,6 @@ def below_references(target: Hits, references: Sequence[Hits], risk: float = RIS
 
     Trained alike, its accuracy is one more draw from theirs: a t-test, whose variance is at least that of as many
     independent examples as the target has non-members.
-
-    Args:
-        target: on its non-members.
-        references: likewise, each on its own.
-        risk: of saying so of a model that was trained as they were, on the same data.
     """
     if len(references) < FEWEST or not target.units:
         return ""
@@ -210,11 +174,10 @@ ADVICE = (
 
 
 def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
-    """The control, from what signals say about accuracies; nothing where they say nothing.
+    """The control, from what the signals' meta data say under `META` (see `measured`); nothing where they say nothing.
 
-    Args:
-        meta: of the signals. Under `META`: `hits`, (right, examples, units) of the target and then of each reference
-            model, all on non-members; `stated`, an accuracy or null; `statistics`, (divergence, ratio) or null.
+    These are `hits`, (right, examples, units) of the target and then of each reference model, all on non-members;
+    `stated`, an accuracy or null; and `statistics`, (divergence, ratio) or null.
     """
     told = meta.get(META)
     if not isinstance(told, Mapping) or not told.get("hits"):
@@ -236,13 +199,10 @@ def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
         more = ", or the references were trained better than the model" if against[1] and len(wrong) == 1 else ""
         return (Control(META, True, f"{'; '.join(wrong)}: {ADVICE}{more}", numbers),)
     if stated is None and len(references) < FEWEST and statistics is None:
-        return (
-            Control(META, None, "no accuracy is stated, and there are few reference models to compare with", numbers),
-        )
-    with_ = " and ".join(
-        filter(None, ("what is stated" if stated is not None else "", "reference models" if references else ""))
-    )
-    compared = f", compared with {with_}" if with_ else ""
+        says = "no accuracy is stated, and there are few reference models to compare with"
+        return (Control(META, None, says, numbers),)
+    others = [*([] if stated is None else ["what is stated"]), *(["reference models"] if references else [])]
+    compared = f", compared with {' and '.join(others)}" if others else ""
     return (Control(META, False, f"the model is right on {target.share:.1%} of its non-members{compared}", numbers),)
 
 
@@ -254,16 +214,7 @@ def measured(
     stated: float | None,
     statistics: Statistics | None,
 ) -> dict[str, Any]:
-    """What signals say under `META`.
-
-    Args:
-        labels: (m, n) predicted classes, of the target first.
-        y: (n,) true ones.
-        membership: (m, n).
-        groups: (n,) of examples that belong together.
-        stated: accuracy of the target, by its owner.
-        statistics: of its first batch normalisation.
-    """
+    """What signals say under `META`: from the (m, n) predicted classes of the target and its references, and (n,) y."""
     hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
     return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}
 

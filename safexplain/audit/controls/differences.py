@@ -4,7 +4,6 @@ training, or the tool is broken, and the verdict is then inconclusive.
     blind baseline       a classifier that sees inputs only
     null model           the attacks, on a model that knows nothing of the target's members
     shuffled membership  the judged attacks, with the members drawn at random
-    other source         what inputs tell of out-of-distribution examples; informative, it never fails
 
 Each fails by mistake with a probability of about 1 %. All look at one target. Of each group one member and one
 non-member are looked at, drawn at random, so that what is tested are independent examples.
@@ -41,21 +40,12 @@ def blind_baseline(
     seed: int,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
-    """A classifier of members and non-members that sees what was asked, but no answer.
+    """A classifier of members and non-members that sees the (n, ...) inputs of models, but no answer.
 
     Gradient-boosted trees and a logistic regression on the inputs (or their principal components), their ranks
     averaged; fitted to the training split and tested on the scored examples, or, without a training split, fitted to
-    either half of the scored examples and tested on the other. (Das, Zhang & Tramer, arXiv 2406.16201, on
-    why membership attacks must beat blind ones.)
-
-    Args:
-        inputs: (n, ...) what models were asked about.
-        member: (n,) of the target.
-        training: (n,) bool.
-        scored: (n,) bool.
-        policy: whose false-positive rate is looked at.
-        seed: of the classifiers.
-        groups: (n,) of examples that belong together; a group is trained on or tested on, never both.
+    either half of the scored examples and tested on the other; a group is trained on or tested on, never both. (Das,
+    Zhang & Tramer, arXiv 2406.16201, on why membership attacks must beat blind ones.)
     """
     name = "blind baseline"
     if inputs is None:
@@ -91,16 +81,7 @@ def null_model(
     seed: int = 0,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
-    """The attacks, read off a model that knows nothing of the target's members.
-
-    Args:
-        scores: (s,) by attack, of the scored examples.
-        member: (s,) of the target.
-        policy: whose false-positive rate is looked at.
-        kind: which model was read, in words.
-        seed: of the draw from each group.
-        groups: (s,) of examples that belong together.
-    """
+    """The (s,) scores of attacks on a model, described by `kind`, that knows nothing of the (s,) target's members."""
     alone = one_of_each(groups, member, seed)
     found = {name: _test(s[alone], member[alone], policy, RISK / max(len(scores), 1)) for name, s in scores.items()}
     if not found:
@@ -123,13 +104,8 @@ def shuffled_membership(
     """How often the judged attacks would find more than chance if the members had been drawn at random.
 
     This is the false-alarm rate of this very audit, on its own scores; its expectation is at most 1 - confidence.
-
-    Args:
-        alarm: whether this audit, were these (s,) the members, would prove more than chance; None: nothing is judged.
-        member: (s,) of the target. As many are drawn; of groups, as many groups as have mostly members.
-        policy: whose confidence is tested.
-        seed: of the draws.
-        groups: (s,) of examples that belong together: all are drawn, or none.
+    `alarm` says whether the audit, were these (s,) the members, would prove more than chance; None: nothing is judged.
+    As many are drawn as there are members; of groups, as many groups as have mostly members.
     """
     name = "shuffled membership"
     if alarm is None:
@@ -143,29 +119,6 @@ def shuffled_membership(
     share, low = alarms / SHUFFLES, clopper_pearson(alarms, SHUFFLES, 1 - 2 * RISK)[0]
     says = f"with members drawn at random, {alarms} of {SHUFFLES} audits find more than chance"
     return Control(name, bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk})
-
-
-def other_source(
-    outside: NDArray[np.bool_] | None, inputs: NDArray[np.floating[Any]] | None, training: NDArray[np.bool_], seed: int
-) -> tuple[Control, ...]:
-    """How well inputs tell out-of-distribution examples from the others: what an attack trained on both may learn.
-
-    Informative: it never fails. Nothing is returned without such examples.
-    """
-    if outside is None or not outside.any():
-        return ()
-    name = "other source"
-    if inputs is None or training.sum() < 20 or outside.sum() < 20:
-        return (Control(name, None, "out-of-distribution examples were used, without inputs to compare them by", {}),)
-    half = np.random.default_rng([seed, 0x00D]).random(len(outside)) < 0.5
-    either = training | outside
-    scores = _classified(inputs, outside, either & half, either & ~half, seed)
-    auc = roc(scores, outside[either & ~half]).auc
-    says = (
-        "an attack was trained with non-members of another source, which a classifier that sees inputs only tells"
-        f" from the examples of this one (AUC {auc:.3f}): it may have learned the source instead of membership"
-    )
-    return (Control(name, None, says, {"auc": auc}),)
 
 
 def one_of_each(groups: NDArray[np.integer[Any]] | None, member: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ stands.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,12 +54,9 @@ Floats = NDArray[np.float64]
 def reference_coverage(
     signals: Signals, references: Sequence[int] | NDArray[np.int64], scored: NDArray[np.bool_]
 ) -> Control:
-    """Whether most scored examples have reference models on both sides; likelihood ratios say nothing about others.
+    """Whether most (n,) scored examples have reference models (rows of the signals) on both sides; groups count once.
 
-    Args:
-        signals: of the target and of its reference models. Groups count once.
-        references: rows of the signals.
-        scored: (n,) bool.
+    Likelihood ratios say nothing about others.
     """
     if len(references) < 2:
         return Control("references", None, "there are no reference models", {})
@@ -96,14 +93,9 @@ def recipe_fit(
     Waerden's normal scores), so that heavy tails and scales do not matter. Of whole maps and vectors, the length, the
     mean entry and the log likelihood ratio of membership are compared.
 
-    Args:
-        signals: what was released.
-        target: row of the signals.
-        references: rows of its reference models.
-        scored: (n,) bool; of each group one example a side is looked at.
-        names: of the signals that are judged, as the rows of a suite have them ("l1+mean", "attributions:sign");
-            None: all. Labels, losses and the like are always compared, which tell recipes apart best; explanations of
-            levels above 1 never, see `PREDICTED`.
+    `target` and `references` are rows of the signals, `scored` is (n,) bool, and `names` are of the signals that are
+    judged, as the rows of a suite have them ("l1+mean", "attributions:sign"); None: all. Labels and losses are always
+    compared, which tell recipes apart best; explanations of levels above 1 never, see `PREDICTED`.
     """
     name, models = "recipe", np.array([target, *references], dtype=np.int64)
     if len(models) <= FEWEST_TO_COMPARE:
@@ -142,10 +134,8 @@ def recipe_fit(
 def _privacy_differs(said: Any, tests: Sequence[_Test]) -> str:
     """What to do where the target, and not its references, was trained with differential privacy, or the reverse.
 
-    Args:
-        said: "target" and "references" -> whether they were; None: nobody says.
-        tests: all comparisons. With differential privacy a model tells less of its members than without, and fits them
-            worse.
+    `said` tells of "target" and "references" whether they were, as far as anybody says. With differential privacy a
+    model tells less of its members than without, and fits them worse.
     """
     target, references = (said.get(n) if isinstance(said, Mapping) else None for n in ("target", "references"))
     effect = next(t for t in tests if t.kind == "effect of all signals")
@@ -172,39 +162,25 @@ def _privacy_differs(said: Any, tests: Sequence[_Test]) -> str:
 
 @dataclass(frozen=True)
 class _Test:
-    """The target against the references in one number a model.
-
-    Args:
-        kind: of comparison.
-        says: in words.
-        failed: whether it lies too far from them.
-        of_tolerated: how far, in units of what is tolerated.
-        ratio: to their mean.
-        by: how much it lies above their mean.
-        signal: that is compared.
-        side: members or non-members.
-    """
+    """The target against the references in one number a model."""
 
     kind: str
     says: str
     failed: bool
-    of_tolerated: float
-    ratio: float = 1.0
-    by: float = 0.0
-    signal: str = ""
-    side: str = ""
+    of_tolerated: float  # how far it lies from them, in units of what is tolerated
+    ratio: float  # to their mean
+    by: float  # how much it lies above their mean
+    signal: str
+    side: str  # members or non-members
 
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
     """One signal of every model, compared with what the other models expect.
 
-    Args:
-        signal: its name, in words.
-        covariance, variance: (models,) sums over the examples, of the expected effect with what is there, and of its
-            square; their ratio is the slope.
-        level: side -> (models,) mean distance.
-        spread: side -> (models,) logarithm of the mean squared distance.
+    The ratio of `covariance` and `variance`, (models,) sums over the examples of the expected effect with what is
+    there, and of its square, is the slope. Level and spread give for each side a (models,) mean distance, and the
+    logarithm of the mean squared one.
     """
 
     signal: str
@@ -215,13 +191,7 @@ class _Compared:
 
     @classmethod
     def of(cls, signal: str, a: Floats, member: NDArray[np.bool_]) -> _Compared:
-        """Compare, each model with all others.
-
-        Args:
-            signal: its name.
-            a: (models, examples) numbers on one scale.
-            member: (models, examples) bool.
-        """
+        """Compare (models, examples) numbers on one scale, each model with all others."""
         one = member.astype(np.float64)
         sides = []
         for side in (one, 1 - one):
@@ -284,19 +254,15 @@ def _tests(found: Sequence[_Compared]) -> Iterator[_Test]:
     together = covariance / np.maximum(variance, 1e-12)
     yield _test("effect of all signals", "membership changes what the target releases", together, 1)
     for c in found:
-        yield _test(
-            "effect",
-            f"membership changes the target's {c.signal}",
-            c.covariance / np.maximum(c.variance, 1e-12),
-            len(found),
-        )
+        effect = c.covariance / np.maximum(c.variance, 1e-12)
+        yield _test("effect", f"membership changes the target's {c.signal}", effect, len(found))
         for side in c.level:
-            lies = _test("level", f"the {c.signal} of the target's {side} lies", c.level[side], 2 * len(found))
-            yield replace(lies, signal=c.signal, side=side)
-            yield _test("spread", f"the {c.signal} of the target's {side} scatters", c.spread[side], 2 * len(found))
+            what, both = f"the {c.signal} of the target's {side}", 2 * len(found)
+            yield _test("level", f"{what} lies", c.level[side], both, c.signal, side)
+            yield _test("spread", f"{what} scatters", c.spread[side], both, c.signal, side)
 
 
-def _test(kind: str, what: str, numbers: Floats, tests: int) -> _Test:
+def _test(kind: str, what: str, numbers: Floats, tests: int, signal: str = "", side: str = "") -> _Test:
     """The first number against the rest, by Student's t for one more draw of a normal distribution."""
     mine, theirs = float(numbers[0]), numbers[1:]
     centre, by = float(theirs.mean()), float(mine - theirs.mean())
@@ -304,15 +270,12 @@ def _test(kind: str, what: str, numbers: Floats, tests: int) -> _Test:
     reach = float(distributions.t.isf(RISK * SHARES[kind] / tests / 2, len(theirs) - 1)) * spread
     tolerated = max(reach, MATTERS[kind] * (abs(centre) if "effect" in kind else 1.0), 1e-9)
     ratio = mine / centre if abs(centre) > 1e-9 else 1.0
-    match kind:
-        case "level":
-            says = f"{what} {abs(by):.2g} standard deviations {'above' if by > 0 else 'below'} what they release"
-        case "spread":
-            ratio = float(np.exp(by / 2))
-            says = f"{what} {ratio:.2g} times as much"
-        case _:
-            says = f"{what} {ratio:.2g} times as much"
-    return _Test(kind, says, abs(by) > tolerated, abs(by) / tolerated, ratio, by)
+    if kind == "spread":
+        ratio = float(np.exp(by / 2))
+    says = f"{what} {ratio:.2g} times as much"
+    if kind == "level":
+        says = f"{what} {abs(by):.2g} standard deviations {'above' if by > 0 else 'below'} what they release"
+    return _Test(kind, says, abs(by) > tolerated, abs(by) / tolerated, ratio, by, signal, side)
 
 
 def _normal_scores(values: Floats) -> Floats:
@@ -356,12 +319,7 @@ def _columns(
 
 
 def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
-    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent.
-
-    Args:
-        maps: (models, examples, features).
-        member: (models, examples).
-    """
+    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent."""
     n1, n0 = member.sum(0), (~member).sum(0)
     sum1, sum0 = np.zeros(maps.shape[1:]), np.zeros(maps.shape[1:])
     for inside, a in zip(member[..., None], maps, strict=True):

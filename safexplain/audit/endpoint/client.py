@@ -45,13 +45,9 @@ class EndpointError(InputError):
 class Client:
     """Sends questions to one service and reads its answers.
 
-    Args:
-        url: of the endpoint; user and password in it become basic authentication.
-        payload: the form of questions and answers, and how politely is asked.
-        charge: told how many questions are about to be sent, and (negative) how many were certainly not answered.
-        left: how many questions may still be sent; None: any number.
-        waits: told how many seconds are waited before a request is sent again.
-        transport: of httpx, for tests; None: the network.
+    User and password in the URL become basic authentication. `charge` is told how many questions are about to be sent,
+    and (negative) how many were certainly not answered; `left` says how many may still be sent, None being any number;
+    `waits` is told the seconds before a request is sent again. `transport` is httpx's, for tests.
 
     Raises:
         MissingExtraError: httpx is not installed.
@@ -92,11 +88,7 @@ class Client:
         self._http.close()
 
     def explain(self, x: NDArray[np.float32]) -> Any:
-        """The answer about rows (n, ...), as JSON, within the budget.
-
-        Raises:
-            EndpointError: there is none, or the budget is spent.
-        """
+        """The answer about rows (n, ...), as JSON; `EndpointError` if there is none, or the budget is spent."""
         return self._post(self.url, x, counts=True)
 
     def predict(self, x: NDArray[np.float32]) -> Any:
@@ -140,11 +132,8 @@ class Client:
     def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
         """One request: whether the questions may have been answered, what the server asks to wait, and the answer.
 
-        Returns:
-            The answer's JSON in a tuple, or in words why there is none, after which may be tried again.
-
-        Raises:
-            EndpointError: another try would be answered in the same way.
+        That is its JSON in a tuple, or in words why there is none, after which may be tried again; where another try
+        would be answered in the same way, `EndpointError` is raised.
         """
         httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
         try:
@@ -176,7 +165,7 @@ class Client:
         if 300 <= status < 400:
             raise _failed(url, f"it redirects (status {status}); give the URL where it answers")
         if status >= 400:
-            hint = {401: "; headers go into a TOML file", 403: "; headers go into a TOML file"}.get(status, "")
+            hint = "; headers go into a TOML file" if status in (401, 403) else ""
             raise _failed(url, f"it refuses the question (status {status}{_own_words(body)}){hint}")
         try:
             return True, None, (json.loads(body),)
@@ -240,6 +229,6 @@ def _own_words(body: bytes) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The kind of a transport error, and its text where that names no URL."""
+    """The text of a transport error, or its kind where that names a URL."""
     text = " ".join(str(error).split())
     return type(error).__name__ if not text or "://" in text else text[:_SHOWN]

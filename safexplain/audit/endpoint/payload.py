@@ -8,7 +8,7 @@ A payload is one of three formats, or one of them with changes from a TOML file:
                 ->  {"outputs": [{"name": "explanation", ...}, {"name": "label", ...}]}
 
 Paths into a JSON body are names joined by dots. A number takes one entry of a list, a name that of every entry:
-"results.attribution" reads {"results": [{"attribution": ...}, ...]}.
+"results.attribution" reads {"results": [{"attribution": ...}, ...]}. docs/endpoint-audit.md lists every field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit, urlunsplit
@@ -39,28 +39,18 @@ _EXPLAIN, _PREDICT = ":explain", ":predict"
 
 @dataclass(frozen=True)
 class Request:
-    """How a question is written.
-
-    Args:
-        inputs: path of the rows in the body; of v2, the name of the tensor.
-        single: one row a request, and the row itself at the path instead of a list of rows.
-        channels: "first" sends images as (channels, height, width), "last" as (height, width, channels), and reads
-            explanations so.
-        features: names of the columns of a table, where a row is sent as an object and no list; (): as a list.
-        constant: what else stands in every body.
-        headers: of every request. "${NAME}" in a value stands for that environment variable, so that no secret need be
-            written into a file.
+    """How a question is written: fields of the table [request].
 
     Raises:
         ConfigurationError: unknown `channels`.
     """
 
     inputs: str = "instances"
-    single: bool = False
+    single: bool = False  # one row a request, and the row itself at the path instead of a list of rows
     channels: Literal["first", "last"] = "first"
-    features: tuple[str, ...] = ()
-    constant: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    features: tuple[str, ...] = ()  # names of the columns, where a row is sent as an object
+    constant: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)  # "${NAME}" in a value is an environment variable
 
     def __post_init__(self) -> None:
         if self.channels not in ("first", "last"):
@@ -69,17 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Where explanations and labels stand in an answer.
-
-    Args:
-        explanations: path, "" for the whole answer; of v2, the name of the tensor.
-        labels: likewise, of the predicted class of every row. Where another URL is asked for labels, in its answer.
-        probabilities: likewise, of the scores of all classes, in place of the labels: they are then part of what is
-            released, and judged as such. "": none are listed.
-        classes: the labels that may come, in the order of the model's outputs, where they are not counted from 0.
-        features: of explanations that are objects {feature: number}, the features in the order of the inputs.
-        label_url: what is asked for labels (or probabilities) with the same rows; ":predict" is what the endpoint's URL
-            is with that in place of ":explain". "": they stand in the endpoint's own answer.
+    """Where explanations and labels stand in an answer: fields of the table [answer].
 
     Raises:
         ConfigurationError: a class is listed twice.
@@ -87,10 +67,10 @@ class Answer:
 
     explanations: str = "explanations"
     labels: str = "labels"
-    probabilities: str = ""
-    classes: tuple[str | int, ...] = ()
-    features: tuple[str, ...] = ()
-    label_url: str = ""
+    probabilities: str = ""  # in place of the labels; then judged as released
+    classes: tuple[str | int, ...] = ()  # the labels that may come, in the order of the model's outputs
+    features: tuple[str, ...] = ()  # in the order of the inputs, of explanations that are objects {feature: number}
+    label_url: str = ""  # ":predict": the sibling of a URL in ":explain"; "": labels are in the endpoint's own answer
 
     def __post_init__(self) -> None:
         if len(set(self.classes)) < len(self.classes):
@@ -99,37 +79,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asking:
-    """How politely is asked.
-
-    Args:
-        rate: requests a second, at most; they are sent one after the other.
-        batch: rows a request, at most.
-        retries: how often a request is sent again that found nobody, too busy a server (429, 503) or one that failed.
-        timeout: seconds until a request counts as failed.
-        longest_wait: seconds that a server may ask to wait (Retry-After); beyond, the audit stops and can be resumed.
-        budget: questions that may ever be asked, resumed runs together; None: as many as the policy takes. A question
-            counts once it is sent, unless the server refused it (429, 503) or could not be reached; the request for its
-            label is not another question.
-        twice: questions that are asked again, last, to see whether the answers are the same; 0: none.
+    """How politely is asked: fields of the table [asking].
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value out of range, or of the wrong type.
     """
 
-    rate: float = 10.0
-    batch: int = 32
+    rate: float = 10.0  # requests a second, one after the other
+    batch: int = 32  # rows a request
     retries: int = 5
-    timeout: float = 60.0
-    longest_wait: float = 600.0
-    budget: int | None = None
-    twice: int = 16
+    timeout: float = 60.0  # seconds, likewise the next
+    longest_wait: float = 600.0  # that a server may ask for
+    budget: int | None = None  # questions that may ever be asked, resumed runs together
+    twice: int = 16  # questions that are asked again, last
 
     def __post_init__(self) -> None:
         for name in ("rate", "timeout", "longest_wait"):
-            value = check_number(f"payload: asking.{name}", getattr(self, name))
-            if not value > 0:
-                raise ConfigurationError(f"payload: asking.{name} is a number above 0, got {value:g}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, check_number(f"payload: asking.{name}", getattr(self, name), above=0))
         for name, least in (("batch", 1), ("retries", 0), ("twice", 0)):
             check_whole(f"payload: asking.{name}", getattr(self, name), least)
         if self.budget is not None:
@@ -138,27 +104,16 @@ class Asking:
 
 @dataclass(frozen=True)
 class Payload:
-    """The form of questions and answers, and how politely is asked.
+    """The form of questions and answers, and how politely is asked."""
 
-    Args:
-        format: what it starts from.
-        request: how a question is written.
-        answer: where explanations and labels stand.
-        asking: rate, retries, budget.
-    """
-
-    format: Format = "json"
+    format: Format = "json"  # that it starts from
     request: Request = field(default_factory=Request)
     answer: Answer = field(default_factory=Answer)
     asking: Asking = field(default_factory=Asking)
 
     @classmethod
     def of(cls, format: Format) -> Payload:
-        """As the format has it.
-
-        Raises:
-            ConfigurationError: unknown.
-        """
+        """As the format has it; raises `ConfigurationError` where it is unknown."""
         if format not in FORMATS:
             raise ConfigurationError(f"a payload's format is one of {', '.join(FORMATS)}; got {format!r}")
         if format == "v2":
@@ -186,11 +141,7 @@ class Payload:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], what: str = "payload") -> Payload:
-        """As a TOML file has it; what is left out is as the format has it.
-
-        Raises:
-            ConfigurationError, ConfigurationTypeError: as `read`.
-        """
+        """As a TOML file has it; what is left out is as the format has it. Errors are those of `read`."""
         known = ("format", "request", "answer", "asking")
         if unknown := sorted(content.keys() - set(known)):
             raise ConfigurationError(f"{what}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
@@ -199,10 +150,7 @@ class Payload:
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigurationTypeError(f"{what}: {name} must be a table, got {table!r:.60}")
-        request, answer = dict(tables["request"]), dict(tables["answer"])
-        free = {name: _table(request.pop(name, {}), f"{what}: request.{name}") for name in ("constant", "headers")}
-        if wrong := [name for name, value in free["headers"].items() if not isinstance(value, str)]:
-            raise ConfigurationTypeError(f"{what}: request.headers.{wrong[0]} must be text")
+        request, answer = tables["request"], dict(tables["answer"])
         if base.format == "kserve-v1" and {"labels", "probabilities"} & answer.keys() and "label_url" not in answer:
             answer["label_url"] = ""
         if answer.get("probabilities"):
@@ -211,11 +159,9 @@ class Payload:
                     f"{what}: answer has labels and probabilities; list one of them: the label is the most likely class"
                 )
             answer["labels"] = ""
-        start = {name: value for name, value in vars(base.request).items() if name not in free}
-        made = from_table(Request, {**start, **request}, f"{what}: request")
         return cls(
             base.format,
-            replace(made, constant=free["constant"], headers=free["headers"]),
+            from_table(Request, {**vars(base.request), **request}, f"{what}: request"),
             from_table(Answer, {**vars(base.answer), **answer}, f"{what}: answer"),
             from_table(Asking, tables["asking"], f"{what}: asking"),
         )
@@ -233,11 +179,7 @@ class Payload:
         return sha256(json.dumps([self.format, request, answer], sort_keys=True, default=str))
 
     def headers(self) -> dict[str, str]:
-        """Of a request, environment variables filled in.
-
-        Raises:
-            ConfigurationError: one of them is not set.
-        """
+        """Of a request, environment variables filled in; raises `ConfigurationError` where one is not set."""
 
         def filled(found: re.Match[str]) -> str:
             if (value := os.environ.get(found[1])) is None:
@@ -247,11 +189,7 @@ class Payload:
         return {name: re.sub(r"\$\{(\w+)\}", filled, value) for name, value in self.request.headers.items()}
 
     def label_url(self, url: str) -> str:
-        """What is asked for labels; "": they stand in the answer of the endpoint itself.
-
-        Raises:
-            ConfigurationError: it is the sibling of a URL that has none.
-        """
+        """What is asked for labels, perhaps the sibling of this URL; "": they stand in the endpoint's own answer."""
         if self.answer.label_url != _PREDICT:
             return self.answer.label_url
         parts = urlsplit(url)
@@ -263,17 +201,8 @@ class Payload:
             )
         return urlunsplit(parts._replace(path=parts.path.removesuffix(_EXPLAIN) + _PREDICT))
 
-    # ------------------------------------------------------------------------------------------------------- questions
-
     def body(self, x: NDArray[np.float32]) -> dict[str, Any]:
-        """The body of a request about these rows.
-
-        Args:
-            x: (n, ...); of `single`, (1, ...).
-
-        Raises:
-            ConfigurationError: rows cannot be written so: features that are not as many as columns, say.
-        """
+        """The body of a request about (n, ...) rows; raises `ConfigurationError` where they cannot be written so."""
         if self.request.channels == "last" and x.ndim > 3:
             x = np.moveaxis(x, 1, -1)
         body: dict[str, Any] = json.loads(json.dumps(dict(self.request.constant), default=str))
@@ -301,14 +230,8 @@ class Payload:
         place[last] = rows[0] if self.request.single else rows
         return body
 
-    # --------------------------------------------------------------------------------------------------------- answers
-
     def maps(self, body: Any, n: int) -> NDArray[np.float32]:
-        """The explanations in an answer about n rows, (n, ...).
-
-        Raises:
-            InputError: they are not there, not as many, not of one shape, or not finite numbers.
-        """
+        """The explanations in an answer about n rows, (n, ...); raises `InputError` where there are no such numbers."""
         what = "explanations"
         value = self._value(body, self.answer.explanations, n, what)
         if not isinstance(value, np.ndarray) and isinstance(value, list) and value and isinstance(value[0], dict):
@@ -324,15 +247,7 @@ class Payload:
         return np.moveaxis(found, -1, 1) if self.request.channels == "last" and found.ndim > 3 else found
 
     def labels(self, body: Any, n: int, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """The predicted classes in an answer about n rows, and the scores of all classes where these are listed.
-
-        Args:
-            body: the answer.
-            n: rows.
-            classes: of the model.
-
-        Returns:
-            (n,) labels, and (n, classes) scores or None.
+        """(n,) predicted classes in an answer about n rows, and (n, classes) scores where these are listed.
 
         Raises:
             InputError: they are not there, not as many, no classes of the model, or not finite.
@@ -402,12 +317,6 @@ def without_credentials(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def _table(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigurationTypeError(f"{what} must be a table, got {value!r:.60}")
-    return dict(value)
 
 
 def _at(body: Any, path: Sequence[str], whole: str, what: str) -> Any:

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,16 @@ SCHEMA = (
     " map BLOB, label INTEGER, scores BLOB, UNIQUE (question, again))",
 )
 
-MOST_AT_ONCE = 500
-"""Questions in one statement."""
+WHOLE = "map IS NOT NULL AND label IS NOT NULL"
+"""Earlier versions stored explanations whose label had not come yet."""
 
 
 class Known(NamedTuple):
-    """What is known of one question: its explanation, label and scores; None: it was not answered yet."""
+    """The answer to one question: (...) explanation, label and (classes,) scores, (0,) where none are given."""
 
-    map: NDArray[np.float32] | None
-    label: int | None
-    scores: NDArray[np.float64] | None
+    map: NDArray[np.float32]
+    label: int
+    scores: NDArray[np.float64]
 
 
 def digests_of(x: NDArray[np.float32]) -> list[bytes]:
@@ -85,7 +85,7 @@ class AnswerStore:
     def answered(self) -> int:
         """Questions with an answer, those asked again among them."""
         with self._reasons():
-            found = self._db.execute("SELECT COUNT(*) FROM answers WHERE map IS NOT NULL AND label IS NOT NULL")
+            found = self._db.execute(f"SELECT COUNT(*) FROM answers WHERE {WHOLE}")
             return int(found.fetchone()[0])
 
     def charge(self, questions: int) -> None:
@@ -93,72 +93,46 @@ class AnswerStore:
         self._set("asked", str(self.asked + questions))
 
     def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, Known]:
-        """What is known of each question, where anything is."""
-        found, shape = {}, self._shape()
+        """The answer to each question that has one."""
+        found = dict[bytes, Known]()
+        shape = tuple(json.loads(self._about("shape") or "[]"))
+        query = f"SELECT map, label, scores FROM answers WHERE again = ? AND question = ? AND {WHOLE}"
         with self._reasons():
-            for start in range(0, len(questions), MOST_AT_ONCE):
-                part = list(questions[start : start + MOST_AT_ONCE])
-                marks = ", ".join("?" * len(part))
-                rows = self._db.execute(
-                    f"SELECT question, map, label, scores FROM answers WHERE again = ? AND question IN ({marks})",
-                    (int(again), *part),
-                )
-                for question, a, label, scores in rows:
+            for question in questions:
+                if (row := self._db.execute(query, (int(again), question)).fetchone()) is not None:
+                    maps, label, scores = row
                     found[question] = Known(
-                        None if a is None else np.frombuffer(a, "<f4").reshape(shape),
-                        label,
-                        None if scores is None else np.frombuffer(scores, "<f8"),
+                        np.frombuffer(maps, "<f4").reshape(shape), label, np.frombuffer(scores or b"", "<f8")
                     )
         return found
 
     def put(
         self,
         questions: Sequence[bytes],
-        *,
-        maps: NDArray[np.float32] | None = None,
-        labels: NDArray[np.int64] | None = None,
-        scores: NDArray[np.float64] | None = None,
+        maps: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        scores: NDArray[np.float64] | None,
         again: bool = False,
     ) -> None:
-        """Store what was answered, durably and all of it or nothing.
-
-        Args:
-            questions: n digests.
-            maps: (n, ...) explanations, or None where only labels came.
-            labels: (n,), or None where only explanations came.
-            scores: (n, classes), or None where none are given.
-            again: whether these were asked a second time.
+        """Store what was answered about n questions, durably and all of it or nothing.
 
         Raises:
-            InputError: explanations have another shape than those stored before, or nothing can be written.
+            InputError: (n, ...) explanations have another shape than those before, or nothing can be written.
         """
-        columns: dict[str, list[Any]] = {}
-        if maps is not None:
-            shape = list(maps.shape[1:])
-            if self._about("shape") is None:
-                self._set("shape", json.dumps(shape))
-            elif tuple(shape) != self._shape():
-                raise InputError(f"its explanations have the shape {shape}, and those before {list(self._shape())}")
-            columns["map"] = [np.ascontiguousarray(a, "<f4").tobytes() for a in maps]
-        if labels is not None:
-            columns["label"] = labels.tolist()
-        if scores is not None:
-            columns["scores"] = [np.ascontiguousarray(s, "<f8").tobytes() for s in scores]
-        names = ", ".join(columns)
-        marks, sets = ", ".join("?" * len(columns)), ", ".join(f"{name} = excluded.{name}" for name in columns)
-        statement = (
-            f"INSERT INTO answers (question, again, {names}) VALUES (?, ?, {marks})"
-            f" ON CONFLICT (question, again) DO UPDATE SET {sets}"
-        )
-        rows = [(q, int(again), *row) for q, *row in zip(questions, *columns.values(), strict=True)]
-        with self._reasons():
+        shape = json.dumps(list(maps.shape[1:]))
+        if (before := self._about("shape")) is None:
+            self._set("shape", shape)
+        elif before != shape:
+            raise InputError(f"its explanations have the shape {shape}, and those before {before}")
+        each = [np.ascontiguousarray(row, "<f4").tobytes() for row in maps]
+        listed = [
+            None if scores is None else np.ascontiguousarray(scores[i], "<f8").tobytes() for i in range(len(maps))
+        ]
+        rows = zip(questions, [int(again)] * len(maps), each, labels.tolist(), listed, strict=True)
+        with self._reasons(), self._db:
             self._db.execute("BEGIN")
-            try:
-                self._db.executemany(statement, rows)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            columns = "question, again, map, label, scores"
+            self._db.executemany(f"INSERT OR REPLACE INTO answers ({columns}) VALUES (?, ?, ?, ?, ?)", rows)
 
     def _about(self, name: str) -> str | None:
         with self._reasons():
@@ -168,9 +142,6 @@ class AnswerStore:
     def _set(self, name: str, value: str) -> None:
         with self._reasons():
             self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
-
-    def _shape(self) -> tuple[int, ...]:
-        return tuple(json.loads(self._about("shape") or "[]"))
 
     @contextmanager
     def _reasons(self) -> Iterator[None]:

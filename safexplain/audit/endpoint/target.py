@@ -18,7 +18,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
 from safexplain.audit.endpoint.client import Client, EndpointError
 from safexplain.audit.endpoint.payload import Payload, without_credentials
-from safexplain.audit.endpoint.store import AnswerStore, Known, digests_of
+from safexplain.audit.endpoint.store import AnswerStore, digests_of
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError
@@ -39,25 +39,15 @@ GUESSING = 1.5
 
 @dataclass(frozen=True)
 class Plan:
-    """How many questions an audit asks.
+    """How many questions an audit asks."""
 
-    Args:
-        examples: that are asked about.
-        each: questions about each of them, the plain one among them.
-        twice: questions that are asked again, last.
-        requests: at most in all, one after the other.
-        seconds: at least, as the rate says.
-        stored: answers that are there already.
-        budget: questions that may ever be asked; None: any number.
-    """
-
-    examples: int
-    each: int
-    twice: int
-    requests: int
-    seconds: float
-    stored: int
-    budget: int | None
+    examples: int  # that are asked about
+    each: int  # questions about each of them, the plain one among them
+    twice: int  # questions that are asked again, last
+    requests: int  # at most in all, one after the other
+    seconds: float  # at least, as the rate says
+    stored: int  # answers that are there already
+    budget: int | None  # questions that may ever be asked; None: any number
 
     @property
     def questions(self) -> int:
@@ -65,7 +55,6 @@ class Plan:
         return self.examples * self.each + self.twice
 
     def __str__(self) -> str:
-        """In one sentence."""
         lasts = f"{self.seconds / 60:,.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
         kept = f"; {self.stored:,} of them are answered already" if self.stored else ""
         budget = "" if self.budget is None else f", of a budget of {self.budget:,}"
@@ -117,7 +106,12 @@ class Endpoint(nn.Module):
         self.digest = ""
         self._told: Callable[[str], None] = lambda note: None
         self._client = Client(
-            url, self.payload, charge=self._charge, left=self._left, waits=self._waits, transport=transport
+            url,
+            self.payload,
+            charge=lambda questions: self._store.charge(questions),
+            left=self._left,
+            waits=lambda seconds: self._told(f"busy, asked again in {seconds:.0f} s"),
+            transport=transport,
         )
         self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
         self.eval()
@@ -126,8 +120,6 @@ class Endpoint(nn.Module):
         """End connections, and let go of the store."""
         self._client.close()
         self._store.close()
-
-    # ------------------------------------------------------------------------------------------------- before the start
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
         """How many questions an audit asks, before it asks any.
@@ -196,11 +188,8 @@ class Endpoint(nn.Module):
     ) -> None:
         """Ask the plain question about every example, and see whether the answers can be audited at all.
 
-        Args:
-            population: the examples; their labels are classes of the model.
-            member: (n,) bool.
-            shape: of one map of the reference models; None: there are none.
-            progress: told about questions.
+        Of the (n,) members, whose labels are classes of the model, labels are compared; maps have the `shape` of those
+        of the reference models, if there are any.
 
         Raises:
             InputError: the endpoint fails, its maps have another shape, or its labels are named in another order.
@@ -230,22 +219,13 @@ class Endpoint(nn.Module):
                 " answer.classes in a TOML file"
             )
 
-    # ---------------------------------------------------------------------------------------------------------- answers
-
     def ask(
         self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
     ) -> tuple[str, ...]:
         """Ask all questions of an audit that were not asked yet, and last a few of them again.
 
-        Args:
-            population: the examples.
-            patience: of the policy.
-            dither: how the questions about an example differ.
-            progress: told about questions.
-
-        Returns:
-            Sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers, in
-            the order of the questions.
+        Returns sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers,
+        in the order of the questions.
         """
         most, n = max(levels_of(patience), default=0), len(population)
         queries, found = Queries.of(population, dither), hashlib.sha256()
@@ -319,35 +299,26 @@ class Endpoint(nn.Module):
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
-        open_ = [i for i, q in enumerate(questions) if not _is_whole(known.get(q))]
-        first = {questions[i]: i for i in reversed(open_)}  # equal rows are one question
+        first = {q: i for i, q in reversed([*enumerate(questions)]) if q not in known}  # equal rows are one question
         size = 1 if self.payload.request.single else self.payload.asking.batch
         rows = sorted(first.values())
         for start in range(0, len(rows), size):
-            self._ask(x[rows[start : start + size]], known, again)
+            self._ask(x[rows[start : start + size]], again)
         if rows:
             known = self._store.get(questions, again)
-        each = [known[q] for q in questions]
-        scores = [np.zeros(0) if one.scores is None else one.scores for one in each]
-        maps = np.stack([one.map for one in each if one.map is not None])
-        return _Answers(self._shaped(maps), np.array([one.label for one in each], np.int64), np.stack(scores))
+        maps, labels, scores = zip(*(known[q] for q in questions), strict=True)
+        return _Answers(self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores))
 
-    def _ask(self, x: NDArray[np.float32], known: dict[bytes, Known], again: bool) -> None:
-        """Ask for what is not known of these rows, and store it."""
-        client, questions = self._client, digests_of(x)
-        lacking = [i for i, q in enumerate(questions) if q not in known or known[q].map is None]
+    def _ask(self, x: NDArray[np.float32], again: bool) -> None:
+        """Ask about these rows, and store the answers."""
         try:
-            if lacking:
-                asked, names = x[lacking], [questions[i] for i in lacking]
-                body = client.explain(asked)
-                maps, labels, scores = self.payload.maps(body, len(asked)), None, None
-                self._shaped(maps)
-                if not client.label_url:
-                    labels, scores = self.payload.labels(body, len(asked), self.classes)
-                self._store.put(names, maps=maps, labels=labels, scores=scores, again=again)
-            if client.label_url:
-                labels, scores = self.payload.labels(client.predict(x), len(x), self.classes)
-                self._store.put(questions, labels=labels, scores=scores, again=again)
+            body = self._client.explain(x)
+            maps = self.payload.maps(body, len(x))
+            self._shaped(maps)
+            if self._client.label_url:
+                body = self._client.predict(x)
+            labels, scores = self.payload.labels(body, len(x), self.classes)
+            self._store.put(digests_of(x), maps, labels, scores, again)
         except EndpointError:
             raise
         except InputError as error:
@@ -368,12 +339,6 @@ class Endpoint(nn.Module):
             ' are (answer.explanations), or that channels stand last (request.channels = "last")'
         )
 
-    def _charge(self, questions: int) -> None:
-        self._store.charge(questions)
-
-    def _waits(self, seconds: float) -> None:
-        self._told(f"busy, asked again in {seconds:.0f} s")
-
     def _left(self) -> int | None:
         budget = self.payload.asking.budget
         return None if budget is None else budget - self._store.asked
@@ -386,10 +351,6 @@ class _Answers:
     maps: NDArray[np.float32]
     labels: NDArray[np.int64]
     scores: NDArray[np.float64]
-
-
-def _is_whole(known: Known | None) -> bool:
-    return known is not None and known.map is not None and known.label is not None
 
 
 def _times(plan: Plan) -> str:

@@ -19,8 +19,7 @@ from safexplain._digest import file_sha256
 from safexplain._versions import FORMAT, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
-from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
-from safexplain.verdict.certificate.read import Certificate
+from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
 from safexplain.verdict.release import as_written, in_words, utility_in_words
@@ -31,6 +30,9 @@ SIGNATURES = {
     "none": "not signed: anybody who can write the file may have made it",
 }
 """What a reader must know about the signature."""
+
+Lines = dict[str, str | list[str]]
+"""What is printed, one or several lines by name."""
 
 BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could find"
 BY_CONSTRUCTION = "by construction: no attack was run; it rests on the assumptions below"
@@ -50,35 +52,7 @@ def verify(
         InputError: a file cannot be read, or the model's is missing.
     """
     try:
-        found = load_any(certificate, public_key=public_key)
-        of_endpoint = isinstance(found, Certificate) and found.endpoint is not None
-        if model is not None:
-            _check_file(found, model, certificate)
-        elif isinstance(found, Certificate) and not of_endpoint:
-            raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
-        if isinstance(found, GuaranteeCertificate):
-            lines = _lines_of_guarantee(found)
-            more = {
-                name: found.statement["predicate"][name] for name in ("guarantee", "measured", "environment", "notes")
-            }
-        elif found.verdict != "certified" and not any_verdict:
-            raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
-        else:
-            here = None if of_endpoint else compatibility(found.environment, found.libraries)
-            if here is not None and here.problems and not any_version:
-                raise CertificateError(
-                    f"{certificate} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
-                    " the same: --any-version)"
-                )
-            lines, more = _lines(found), _content(found) | {"serves_here": None}
-            if here is not None:
-                said = [f"no: {problem}" for problem in here.problems] or [
-                    "yes: these versions release what was audited"
-                ]
-                lines["serves_here"] = [*said, *here.notes]
-                more["serves_here"] = {"serves": not here.problems, **asdict(here)}
-        subject = {name: dict(digests) for name, digests in found.subject.items()}
-        content = {"verified": True, "kind": found.kind, "signature": found.signature, "subject": subject, **more}
+        lines, content = _verified(certificate, model, public_key, any_verdict, any_version)
     except CertificateError as error:
         reason = _printable(str(error))
         if json_:
@@ -88,12 +62,42 @@ def verify(
         return 1
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
-    else:
-        typer.echo(f"{certificate} is intact{'' if model is None else f' and about {model}'}.")
-        for name, text in lines.items():
-            for i, line in enumerate(text if isinstance(text, list) else [text]):
-                typer.echo(f"{'' if i else name.replace('_', ' '):<20}{_printable(str(line))}")
+        return 0
+    typer.echo(f"{certificate} is intact{'' if model is None else f' and about {model}'}.")
+    for name, text in lines.items():
+        for i, line in enumerate(text if isinstance(text, list) else [text]):
+            typer.echo(f"{'' if i else name.replace('_', ' '):<20}{_printable(str(line))}")
     return 0
+
+
+def _verified(
+    certificate: Path, model: Path | None, public_key: Path | None, any_verdict: bool, any_version: bool
+) -> tuple[Lines, dict[str, Any]]:
+    """What a certificate says, for people and for programs; raises `CertificateError` where it does not hold."""
+    found = load_any(certificate, public_key=public_key)
+    if model is not None:
+        _check_file(found, model, certificate)
+    elif isinstance(found, Certificate) and found.endpoint is None:
+        raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
+    subject = {name: dict(digests) for name, digests in found.subject.items()}
+    content = {"verified": True, "kind": found.kind, "signature": found.signature, "subject": subject}
+    if isinstance(found, GuaranteeCertificate):
+        names = ("guarantee", "measured", "environment", "notes")
+        return _lines_of_guarantee(found), content | {name: found.statement["predicate"][name] for name in names}
+    if found.verdict != "certified" and not any_verdict:
+        raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
+    lines, content = _lines(found), content | _content(found) | {"serves_here": None}
+    if found.endpoint is None:
+        here = compatibility(found.environment, found.libraries)
+        if here.problems and not any_version:
+            raise CertificateError(
+                f"{certificate} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
+                " the same: --any-version)"
+            )
+        said = [f"no: {problem}" for problem in here.problems] or ["yes: these versions release what was audited"]
+        lines["serves_here"] = [*said, *here.notes]
+        content["serves_here"] = {"serves": not here.problems, **asdict(here)}
+    return lines, content
 
 
 def sign(certificate: Path, key: Path, out: Path | None) -> int:
@@ -151,58 +155,50 @@ def _content(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
+def _lines(certificate: Certificate) -> Lines:
     """What was certified, by name, for people."""
-    judgement, policy = certificate.judgement, certificate.judgement.policy
+    judgement, policy, made_in = certificate.judgement, certificate.judgement.policy, certificate.environment
     try:
         hardening = Hardening.from_json(certificate.hardening)
     except ConfigurationError as error:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
     not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
-    if not judgement.controls:
-        not_run = ["no control was run"]
-    uses = judgement.uses
-    alone = policy.release == "prediction"
-    return {
+    uses, search, data = judgement.uses, certificate.search, certificate.subject_data
+    released = in_words(hardening.to_dict())
+    if certificate.endpoint is not None:
+        released = "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
+    rows: Lines = {
         "kind": BY_AUDIT,
         "verdict": [judgement.sentence, *judgement.says, *judgement.details],
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
-        **(
-            {}
-            if alone
-            else {
-                "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
-                "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
-            }
-        ),
-        "released": _released(certificate, hardening),
-        **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
-        **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
-        **({"policy": policy.reason} if policy.reason else {}),
+        "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
+        "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
+        "released": released,
+        "utility": utility_in_words(certificate.utility or {}),
+        "subject_data": "" if data is None else f"{data}: {SUBJECT_DATA[data]}",
+        "policy": policy.reason,
         "levels": [_level(line, judgement.anyway) for line in judgement.levels],
         "native": certificate.native["sentence"]
         if certificate.native
         else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
-        "canaries": str(seen) if (seen := certificate.canaries) else "none were trained",
-        **(
-            {"search": f"the best of {found['trials']} trials on other examples"}
-            if (found := certificate.search)
-            else {}
-        ),
+        "canaries": str(certificate.canaries or "none were trained"),
+        "search": f"the best of {search['trials']} trials on other examples" if search else "",
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
-        "controls_not_run": not_run or ["none: all were run"],
-        "made_with": f"safexplain {certificate.environment['safexplain']} (release format"
-        f" {certificate.environment.get(FORMAT, 'not stated')}), captum {certificate.environment['captum']},"
-        f" torch {certificate.environment['torch']}",
+        "controls_not_run": not_run or ["none: all were run" if judgement.controls else "no control was run"],
+        "made_with": f"safexplain {made_in['safexplain']} (release format {made_in.get(FORMAT, 'not stated')}),"
+        f" captum {made_in['captum']}, torch {made_in['torch']}",
         "notes": list(certificate.notes) or ["none"],
         "limits": [f"{headline} {says}" for headline, says in certificate.limits] or ["none stated"],
     }
+    if policy.release == "prediction":
+        rows |= {"explainer": "", "hardening": "", "released": "predictions alone, no explanation"}
+    return {name: text for name, text in rows.items() if text}
 
 
-def _endpoint(certificate: Certificate) -> dict[str, str]:
+def _endpoint(certificate: Certificate) -> Lines:
     """In place of the model, which was not seen."""
     (digests,) = certificate.subject.values()
     return {
@@ -211,16 +207,7 @@ def _endpoint(certificate: Certificate) -> dict[str, str]:
     }
 
 
-def _released(certificate: Certificate, hardening: Hardening) -> str:
-    """What the service releases."""
-    if certificate.judgement.policy.release == "prediction":
-        return "predictions alone, no explanation"
-    if certificate.endpoint is not None:
-        return "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
-    return in_words(hardening.to_dict())
-
-
-def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | list[str]]:
+def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
     """What holds by construction, by name, for people."""
     stated, measured = certificate.guarantee, certificate.measured
     return {
@@ -242,19 +229,19 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | li
 def _level(line: Mapping[str, Any], anyway: str) -> str:
     """What an attacker finds with so many queries an example."""
     labels, added, whole = line["labels"], line["added"], line["whole"]
-    often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
-    parts = [
-        "" if labels is None else f"{anyway} alone {labels['tpr']:.1%}",
-        "" if added is None else f"explanations add {added['low']:+.1%} to {added['high']:+.1%}",
-        ""
-        if whole is None
-        else f"{'together' if labels or added else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}",
-    ]
+    parts = []
+    if labels is not None:
+        parts.append(f"{anyway} alone {labels['tpr']:.1%}")
+    if added is not None:
+        parts.append(f"explanations add {added['low']:+.1%} to {added['high']:+.1%}")
+    if whole is not None:
+        parts.append(f"{'together' if parts else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}")
     if (area := line.get("auc")) is not None:
         parts.append(
             f"AUC of the {anyway} {area['labels']:.3f}, of all {area['low']:+.3f} to {area['high']:+.3f} above"
         )
-    return f"{often}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
+    often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
+    return f"{often}: {', '.join(parts) or 'nothing was judged'}"
 
 
 def _printable(text: str) -> str:

@@ -39,8 +39,8 @@ from safexplain.verdict.stats.bound_power import (
     one_run_power,
     runs_needed,
 )
+from safexplain.verdict.stats.lower_bounds import choose_score
 from safexplain.verdict.stats.one_run import OneRunMethod
-from safexplain.verdict.stats.score_choice import choose_score
 
 __all__ = [
     "CanaryResult",

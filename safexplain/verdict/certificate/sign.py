@@ -17,12 +17,20 @@ from safexplain.errors import CertificateError, InputError, MissingExtraError
 from safexplain.verdict.certificate.strict_json import read_limited
 from safexplain.verdict.certificate.write import as_json
 
-__all__ = ["PAYLOAD_TYPE", "is_envelope", "payload_of", "sign_certificate", "verify_envelope"]
+__all__ = ["PAYLOAD_TYPE", "payload_of", "sign_certificate", "verify_envelope"]
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 Key = str | Path | bytes
 """The path of a PEM file, or its bytes."""
+
+_URL_SAFE = str.maketrans("-_", "+/")
+"""DSSE allows both alphabets of base64."""
+
+_EXPECTED = {
+    "private": "ed25519 in PEM without a password: openssl genpkey -algorithm ed25519 -out key.pem",
+    "public": "ed25519 in PEM: openssl pkey -in key.pem -pubout -out key.pub",
+}
 
 
 def sign_certificate(statement: Mapping[str, Any], private_key: Key) -> dict[str, Any]:
@@ -37,28 +45,15 @@ def sign_certificate(statement: Mapping[str, Any], private_key: Key) -> dict[str
         MissingExtraError: the extra `sign` is not installed.
     """
     library = _library("signing a certificate")
-    try:
-        key = library.load_private(_pem(private_key, "private key"), password=None)
-    except (ValueError, TypeError, library.Unsupported) as error:
-        raise InputError(
-            f"the private key {_name(private_key)} cannot be used ({_line(error)}); expected ed25519 in PEM without a"
-            " password: openssl genpkey -algorithm ed25519 -out key.pem"
-        ) from None
-    if not isinstance(key, library.Private):
-        raise InputError(f"the private key {_name(private_key)} is not ed25519, but {type(key).__name__}")
+    key = _read_key(library, private_key, "private")
     envelope = library.Envelope(as_json(statement), PAYLOAD_TYPE, {})
-    envelope.sign(library.Signer(key))
+    envelope.sign(library.CryptoSigner(key))
     signed: dict[str, Any] = envelope.to_dict()
     return signed
 
 
-def is_envelope(content: Mapping[str, Any]) -> bool:
-    """Whether parsed JSON claims to be an envelope."""
-    return "payload" in content and "signatures" in content
-
-
 def payload_of(content: Mapping[str, Any], where: str) -> bytes:
-    """The statement's bytes; nothing is verified.
+    """The bytes of the statement in an envelope; nothing is verified.
 
     Raises:
         CertificateError: not an envelope of an in-toto statement.
@@ -84,22 +79,12 @@ def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> 
         MissingExtraError: the extra `sign` is not installed.
     """
     library = _library("verifying a signature")
-    try:
-        public = library.load_public(_pem(public_key, "public key"))
-    except (ValueError, library.Unsupported) as error:
-        raise InputError(
-            f"the public key {_name(public_key)} cannot be used ({_line(error)}); expected ed25519 in PEM:"
-            " openssl pkey -in key.pem -pubout -out key.pub"
-        ) from None
-    if not isinstance(public, library.Public):
-        raise InputError(f"the public key {_name(public_key)} is not ed25519, but {type(public).__name__}")
-    key = library.SSlibKey.from_crypto(public)
-    payload = payload_of(content, where)
+    public = _read_key(library, public_key, "public")
+    signed = library.Envelope(payload_of(content, where), PAYLOAD_TYPE, {}).pae()
     for signature in content["signatures"]:
-        made = library.Signature(key.keyid, _decoded(signature["sig"], where).hex())
         try:
-            library.Envelope(payload, PAYLOAD_TYPE, {key.keyid: made}).verify([key], 1)
-        except library.VerificationError:
+            public.verify(_decoded(signature["sig"], where), signed)
+        except library.InvalidSignature:
             continue
         return
     raise CertificateError(f"{where} was not signed with the private key of {_name(public_key)}, or was changed since")
@@ -111,46 +96,48 @@ def _decoded(text: Any, where: str) -> bytes:
             raise ValueError(f"got {type(text).__name__}")
         return base64.b64decode(text.translate(_URL_SAFE).encode("ascii"), validate=True)
     except (ValueError, binascii.Error) as error:
-        raise CertificateError(f"{where} is not base64: {_line(error)}") from None
+        raise CertificateError(f"{where} is not base64: {_first_line(error)}") from None
 
 
-_URL_SAFE = str.maketrans("-_", "+/")
-"""DSSE allows both alphabets."""
-
-
-def _pem(key: Key, what: str) -> bytes:
-    return key if isinstance(key, bytes) else read_limited(key, what)
+def _read_key(library: SimpleNamespace, key: Key, kind: str) -> Any:
+    """The ed25519 key in a PEM file or in its bytes, `kind` being "private" or "public"."""
+    pem = key if isinstance(key, bytes) else read_limited(key, f"{kind} key")
+    try:
+        found = library.load_private(pem, password=None) if kind == "private" else library.load_public(pem)
+    except (ValueError, TypeError, library.UnsupportedAlgorithm) as error:
+        raise InputError(
+            f"the {kind} key {_name(key)} cannot be used ({_first_line(error)}); expected {_EXPECTED[kind]}"
+        ) from None
+    if not isinstance(found, library.keys[kind]):
+        raise InputError(f"the {kind} key {_name(key)} is not ed25519, but {type(found).__name__}")
+    return found
 
 
 def _name(key: Key) -> str:
     return "that was given" if isinstance(key, bytes) else str(key)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def _library(purpose: str) -> Any:
+def _library(purpose: str) -> SimpleNamespace:
     try:
-        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
         from securesystemslib.dsse import Envelope
-        from securesystemslib.exceptions import VerificationError
-        from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
+        from securesystemslib.signer import CryptoSigner
     except ImportError as error:
         raise MissingExtraError(
             f'{purpose} needs securesystemslib and cryptography ({error}): pip install "safexplain[sign]"'
         ) from None
     return SimpleNamespace(
+        CryptoSigner=CryptoSigner,
         Envelope=Envelope,
-        Private=Ed25519PrivateKey,
-        Public=Ed25519PublicKey,
-        SSlibKey=SSlibKey,
-        Signature=Signature,
-        Signer=CryptoSigner,
-        Unsupported=UnsupportedAlgorithm,
-        VerificationError=VerificationError,
+        InvalidSignature=InvalidSignature,
+        UnsupportedAlgorithm=UnsupportedAlgorithm,
+        keys={"private": Ed25519PrivateKey, "public": Ed25519PublicKey},
         load_private=load_pem_private_key,
         load_public=load_pem_public_key,
     )

@@ -29,12 +29,7 @@ LARGEST_INTEGER = 2**53
 
 
 def read_limited(path: str | Path, what: str = "certificate") -> bytes:
-    """A file's bytes, if there are not too many.
-
-    Raises:
-        InputError: it cannot be read.
-        CertificateError: it is larger than `LARGEST`.
-    """
+    """A file's bytes: `InputError` if it cannot be read, `CertificateError` if it is larger than `LARGEST`."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -47,15 +42,7 @@ def read_limited(path: str | Path, what: str = "certificate") -> bytes:
 
 
 def parse(raw: bytes, where: str) -> dict[str, Any]:
-    """One JSON object, strictly.
-
-    Args:
-        raw: UTF-8 text.
-        where: what it is, for messages.
-
-    Raises:
-        CertificateError: not JSON, cut short, or anything that the module refuses.
-    """
+    """One JSON object in UTF-8, which messages call `where`; `CertificateError` at anything that the module refuses."""
 
     def refuse(why: str) -> NoReturn:
         raise CertificateError(f"{where} is not the JSON of a certificate: {why}")

@@ -1,7 +1,8 @@
-"""The machine-readable outcome of an audit: an in-toto Statement (v1) about one model and one configuration.
+"""Certificates as JSON: in-toto Statements (v1) of an audit's outcome, or of what holds by construction.
 
-No torch here, so that a gatekeeper can read certificates without it. `read` reads them back, `sign` signs them;
-`docs/schema/explanation-audit-v3.json` is their JSON Schema.
+The second have no verdict, no bound and no hardening, so that no reader takes one kind for the other. No torch here, so
+that a gatekeeper can read certificates without it. `read` reads them back, `sign` signs them; their JSON Schemas are
+`docs/schema/explanation-audit-v3.json` and `docs/schema/explanation-guarantee-v1.json`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from safexplain._digest import sha256
 from safexplain._files import write_whole
 from safexplain.verdict.certificate.strict_json import canonical
+from safexplain.verdict.guarantee import Guarantee, Measured
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SCHEMA_VERSION = 3
@@ -21,7 +23,12 @@ PREDICATE_TYPE = f"urn:safexplain:explanation-audit:v{SCHEMA_VERSION}"
 
 GUARANTEE_VERSION = 1
 GUARANTEE_TYPE = f"urn:safexplain:explanation-guarantee:v{GUARANTEE_VERSION}"
-"""Of statements of what holds by construction, see `by_construction`."""
+
+VERSIONS = {
+    PREDICATE_TYPE: (SCHEMA_VERSION, ("safexplain", "captum", "torch")),
+    GUARANTEE_TYPE: (GUARANTEE_VERSION, ("safexplain", "torch")),
+}
+"""Of each kind of statement, the version of its schema, and what its environment must give the version of."""
 
 MODEL_DIGEST = "safexplainModelDigest"
 """Name of `safexplain._digest.model_digest` among the digests of a subject."""
@@ -80,32 +87,61 @@ def statement(
         subject_data: a name in `SUBJECT_DATA`, where the model was trained in two stages: whose membership was judged.
             None: the model was trained once.
     """
+    predicate: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": audit["verdict"],
+        "explainer": dict(explainer),
+        "hardening": dict(hardening),
+        "audit": dict(audit),
+        "utility": None if utility is None else dict(utility),
+        "materials": {**materials, CONFIGURATION: configuration_digest(explainer, hardening, audit["policy"])},
+        "environment": dict(environment),
+        "notes": list(notes),
+        "native": None if native is None else dict(native),
+        "limits": [{"headline": headline, "says": says} for headline, says in limits],
+    }
+    optional: dict[str, Any] = {"noise_stream": noise_stream, "subject_data": subject_data}
+    optional |= {"privacy": privacy, "canaries": canaries, "search": search}
+    predicate |= {name: value for name, value in optional.items() if value is not None}
+    return _sealed(subject, PREDICATE_TYPE, predicate)
+
+
+def guarantee_statement(
+    *,
+    subject: Mapping[str, Mapping[str, str]],
+    guarantee: Guarantee,
+    measured: Measured | None,
+    environment: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The statement of what holds by construction, as plain JSON types.
+
+    Args:
+        subject: name -> digests of the explained model, with a `safexplainModelDigest`.
+        guarantee: see `Guarantee`.
+        measured: see `Measured`; None: nothing was.
+        environment: versions of safexplain and torch, and what else.
+        notes: caveats.
+    """
+    predicate = {
+        "schema_version": GUARANTEE_VERSION,
+        "kind": guarantee.kind,
+        "guarantee": guarantee.to_dict(),
+        "measured": None if measured is None else measured.to_dict(),
+        "environment": dict(environment),
+        "notes": list(notes),
+    }
+    return _sealed(subject, GUARANTEE_TYPE, predicate)
+
+
+def _sealed(subject: Mapping[str, Mapping[str, str]], kind: str, predicate: dict[str, Any]) -> dict[str, Any]:
     content = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": dict(digest)} for name, digest in subject.items()],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": audit["verdict"],
-            "explainer": dict(explainer),
-            "hardening": dict(hardening),
-            "audit": dict(audit),
-            "utility": None if utility is None else dict(utility),
-            "materials": {**materials, CONFIGURATION: configuration_digest(explainer, hardening, audit["policy"])},
-            "environment": dict(environment),
-            "notes": list(notes),
-            "native": None if native is None else dict(native),
-            "limits": [{"headline": headline, "says": says} for headline, says in limits],
-        },
+        "predicateType": kind,
+        "predicate": predicate,
     }
-    if noise_stream is not None:
-        content["predicate"]["noise_stream"] = noise_stream  # type: ignore[index]
-    if subject_data is not None:
-        content["predicate"]["subject_data"] = subject_data  # type: ignore[index]
-    for name, block in (("privacy", privacy), ("canaries", canaries), ("search", search)):
-        if block is not None:
-            content["predicate"][name] = dict(block)  # type: ignore[index]
-    content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
+    predicate["checksum"] = checksum(content)
     return content
 
 

@@ -2,8 +2,8 @@
 
 `roc` counts what scores find at each threshold, and limits rates exactly. For epsilon, `tradeoff` says what a mechanism
 allows an attack, and which noise its errors refute; `bound_methods` are the ways from counted errors to a bound;
-`lower_bounds` takes them from the scores or the errors of many runs, `one_run` from the right guesses of a single one;
-where a run has several scores, `score_choice` takes one.
+`lower_bounds` takes them from the scores or the errors of many runs, `one_run` from the right guesses of a single one,
+and `bound_power` says how surely they would find a training that spends more than is claimed.
 One orientation everywhere: a higher score says "member" (or "trained on D"), which is the positive.
 """
 

@@ -37,19 +37,13 @@ SCORES = np.linspace(-8.0, 8.0, 801)
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors of an attack at a threshold that was fixed without them.
+    """Errors of an attack at a threshold that was fixed without them."""
 
-    Args:
-        false_positives, negatives: runs on D' that were taken for D, of so many.
-        false_negatives, positives: runs on D that were taken for D', of so many.
-        confidence: of the bound; each rate is limited with half of what is left.
-    """
-
-    false_positives: int
+    false_positives: int  # runs on D' that were taken for D
     negatives: int
-    false_negatives: int
+    false_negatives: int  # runs on D that were taken for D'
     positives: int
-    confidence: float = 0.95
+    confidence: float = 0.95  # of the bound; each rate is limited with half of what is left
 
     def __post_init__(self) -> None:
         check_counts(self.false_positives, self.negatives)
@@ -68,17 +62,11 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table.
+    """One row of the table."""
 
-    Args:
-        bound: lower bound on epsilon, at least 0, from errors, at a delta, for a family.
-        merit: (k,) a number that is larger for better thresholds, from (k,) limits of both rates.
-        needs_delta: delta must be above 0.
-    """
-
-    bound: Callable[[ErrorCounts, float, Family], float]
-    merit: Callable[[Array, Array, float, Family], Array]
-    needs_delta: bool = False
+    bound: Callable[[ErrorCounts, float, Family], float]  # on epsilon, at least 0, from errors at a delta
+    merit: Callable[[Array, Array, float, Family], Array]  # (k,) larger for better limits of both rates
+    needs_delta: bool = False  # delta must be above 0
 
 
 def pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:

@@ -60,35 +60,22 @@ MOST_RUNS, MOST_CANARIES = 1_000_000, 20_000
 
 @dataclass(frozen=True)
 class Excess:
-    """A training that spends more than is claimed, beside the one that is described.
+    """A training that spends more than is claimed, beside the one that is described."""
 
-    Args:
-        claimed: epsilon that a bound has to exceed.
-        delta: of all epsilons.
-        family: the mechanism but for its noise; one Gaussian where none is claimed.
-        limit: the mechanism with noise for which the claimed epsilon is that under substitution; None: not known.
-        shrink: noise of the training that is to be found, over that of the described one.
-    """
-
-    claimed: float
-    delta: float
-    family: Family
-    limit: Steps | None
-    shrink: float
+    claimed: float  # epsilon that a bound has to exceed
+    delta: float  # of all epsilons
+    family: Family  # the mechanism but for its noise; one Gaussian where none is claimed
+    limit: Steps | None  # the mechanism for which the claimed epsilon is that under substitution; None: not known
+    shrink: float  # noise of the training that is to be found, over that of the described one
 
 
 @lru_cache(maxsize=256)
 def excess_over(
     claimed: float, delta: float, mechanism: Steps | None, adjacency: Adjacency, group: int = 1
 ) -> Excess | None:
-    """The training that spends `TIMES` the claimed epsilon; None where there is none, or nothing would be promised.
+    """The training that spends `TIMES` the epsilon that is claimed under this adjacency for groups of so many records.
 
-    Args:
-        claimed: epsilon that is claimed under `adjacency`.
-        delta: of it.
-        mechanism: the described one; None: not known.
-        adjacency: "substitute" or "add_remove".
-        group: number of records in which neighbours differ.
+    None where there is none, or nothing would be promised. The described mechanism may be None: not known.
     """
     if not 0 < claimed < VACUOUS or delta < SMALLEST_DELTA:
         return None
@@ -110,11 +97,8 @@ def excess_over(
 def many_runs_power(errors: ErrorCounts, method: BoundMethod, excess: Excess, *, fixed: bool) -> float:
     """Probability that as many runs on D and on D' of the excessive training give a bound above the claim.
 
-    Args:
-        errors: that the canary made in the described training, and the confidence of the bound.
-        method: of the bound.
-        excess: the training that is to be found.
-        fixed: whether the threshold was fixed beforehand, not chosen on some of the runs.
+    The canary's errors are those in the described training; `fixed` says whether the threshold was fixed beforehand,
+    not chosen on some of the runs.
     """
     test = _Test(method, excess, errors.negatives, errors.positives, errors.confidence)
     if not test.can_exceed:
@@ -141,15 +125,8 @@ def one_run_power(
 ) -> float:
     """Probability that as many guesses of as many coins in one excessive training give a bound above the claim.
 
-    Coins are guessed by the sign of their scores, those of the largest ones; the guesses count as independent.
-
-    Args:
-        correct: guesses that were right in the described training.
-        guesses: how many coins were guessed.
-        canaries: how many coins there were.
-        method: of the bound.
-        excess: the training that is to be found.
-        confidence: of the bound.
+    So many of them were correct in the described training. Coins are guessed by the sign of their scores, those of the
+    largest ones; the guesses count as independent.
     """
     curve = None if method == "steinke" else _claimed_curve(excess)
 
@@ -170,18 +147,12 @@ def one_run_power(
 
 
 def runs_needed(runs: int, power: Callable[[float], float], wanted: float, most: int = MOST_RUNS) -> int | None:
-    """How many runs have this power, to two digits; None: more than `most`, or none.
+    """How many runs have the wanted power, to two digits; None: more than `most`, or none.
 
-    Args:
-        runs: that there were.
-        power: of so many times the runs, were their errors in the same proportion.
-        wanted: the least power.
-        most: runs to be asked for.
+    `power` is that of so many times the runs that there were, with errors in the same proportion.
     """
     low, high = 1.0, most / runs
-    if high <= 1:
-        return None
-    if power(high) < wanted:
+    if high <= 1 or power(high) < wanted:
         return None
     while high / low > 1.05:
         middle = math.sqrt(low * high)
@@ -191,11 +162,8 @@ def runs_needed(runs: int, power: Callable[[float], float], wanted: float, most:
 
 
 class _CanarySums:
-    """Scores of a canary: batches joined, over their mean number, up on D and down on D', and Gaussian noise.
-
-    Args:
-        counts: (k,) batches joined, over their mean number.
-        weights: (k,) their probabilities.
+    """Scores of a canary: (k,) numbers of batches joined, over their mean, with (k,) probabilities, up on D and down on
+    D', and Gaussian noise.
     """
 
     def __init__(self, counts: Array, weights: Array) -> None:

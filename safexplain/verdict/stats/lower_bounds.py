@@ -3,7 +3,8 @@
 A mechanism was run on each of two neighbouring data sets, and every run got a score: higher says D. Few errors at a
 threshold refute every (epsilon, delta) under which no attack makes so few. The guarantee is that of a threshold which
 the counted runs did not choose; the best of all thresholds on the same runs, as is often reported, is no bound.
-`epsilon_from_errors` starts from the counts, `bound_epsilon` from the scores.
+`epsilon_from_errors` starts from the counts, `bound_epsilon` from the scores; where a run has several scores,
+`choose_score` takes one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
+from safexplain._privacy_loss import SMALLEST_DELTA
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts, Method
 from safexplain.verdict.stats.roc import check_confidence, upper_limits
-from safexplain.verdict.stats.tradeoff import Claimed, Family
+from safexplain.verdict.stats.tradeoff import Claimed, Family, parted
 
 Array = NDArray[np.float64]
 
@@ -40,14 +41,7 @@ def epsilon_from_errors(
     positives: int,
     delta: float,
     method: BoundMethod = "clopper-pearson",
-    *,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
+    **claimed: Unpack[Claimed],
 ) -> float:
     """Lower bound on epsilon from counted errors of an attack whose threshold these did not choose.
 
@@ -72,22 +66,18 @@ def epsilon_from_errors(
         positives: runs on D.
         delta: in (0, 1); 0 is allowed for the last two methods.
         method: one of these.
-        confidence: of the bound.
-        sample_rate: q of the claimed mechanism.
-        steps: of the claimed mechanism.
-        sampling: of the claimed mechanism; None for "poisson", or a full batch where the sample rate is 1.
-        group: how many records D and D' differ in; the bound is on the epsilon of such a group.
-        largest_batch: of "truncated-poisson" batches, as in `Steps`.
-        records: of "truncated-poisson" batches, as in `Steps`.
+        claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
+            and `sampling` ("poisson", or a full batch where the sample rate is 1), with "truncated-poisson" also
+            `largest_batch` and `records`, as in `Steps`; `group` (1), in how many records D and D' differ: the bound is
+            on the epsilon of such a group.
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
+    confidence, family = parted(claimed)
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
-    return checked_method(method, delta, confidence).bound(
-        errors, delta, Family(sample_rate, steps, sampling, group, largest_batch, records)
-    )
+    return checked_method(method, delta, confidence).bound(errors, delta, family)
 
 
 def epsilon_ceiling(
@@ -174,14 +164,8 @@ def bound_epsilon(
     method: BoundMethod = "pld",
     *,
     threshold: float | None = None,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
     seed: int = 0,
+    **claimed: Unpack[Claimed],
 ) -> LowerBound:
     """Lower bound on epsilon from scores of independent runs on D and on D'; higher scores say D.
 
@@ -192,27 +176,20 @@ def bound_epsilon(
         method: "pld", "gdp", "clopper-pearson" or "zanella-beguelin", see `epsilon_from_errors`.
         threshold: fixed before the scores were seen, then all runs count; None has it chosen on a random 30 % of the
             runs on each, as the one with the highest bound there, and counted on the others.
-        confidence: of the bound.
-        sample_rate: q of the claimed mechanism ("pld").
-        steps: of the claimed mechanism ("pld").
-        sampling: of the claimed mechanism ("pld"), as in `epsilon_from_errors`.
-        group: how many records D and D' differ in ("pld"); the bound is on the epsilon of such a group.
-        largest_batch: of "truncated-poisson" batches, as in `Steps`.
-        records: of "truncated-poisson" batches, as in `Steps`.
         seed: of the random part.
+        claimed: as of `epsilon_from_errors`.
 
     Raises:
         InputError: scores that are NaN, of another shape or too few; delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
-    chosen, family = (
-        checked_method(method, delta, confidence),
-        Family(sample_rate, steps, sampling, group, largest_batch, records),
-    )
+    confidence, family = parted(claimed)
+    chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
     if threshold is None:
         (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
-        threshold = _best_threshold(d_first, d_prime_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)
+        at, best, _ = chooser.best(d_first, d_prime_first)
+        threshold = at[best]
     elif math.isnan(threshold):
         raise InputError("threshold: expected a number or None, got NaN")
     return LowerBound(
@@ -261,26 +238,98 @@ def _scores(name: str, scores: ArrayLike) -> Array:
 
 def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """On D and on D', the runs that choose and those that count."""
-    if min(d.size, d_prime.size) < 2:
+    if min(len(d), len(d_prime)) < 2:
         raise InputError(
-            f"expected at least 2 runs on each of D and D', got {d.size} and {d_prime.size}: the threshold is"
+            f"expected at least 2 runs on each of D and D', got {len(d)} and {len(d_prime)}: the threshold is"
             " chosen on some of them. Give more runs, or a threshold that was fixed before"
         )
     rng = np.random.default_rng(seed)
     d, d_prime = rng.permutation(d), rng.permutation(d_prime)
-    n, m = (max(1, round(CHOOSING * x.size)) for x in (d, d_prime))
+    n, m = (max(1, round(CHOOSING * len(x))) for x in (d, d_prime))
     return (d[:n], d[n:]), (d_prime[:m], d_prime[m:])
 
 
-def _best_threshold(d: Array, d_prime: Array, method: Method, delta: float, confidence: float, family: Family) -> float:
-    """Of the scores, the one with the highest bound; the middle one of equally good ones."""
-    candidates = np.unique(np.concatenate([d, d_prime]))
-    false_negatives = np.searchsorted(np.sort(d), candidates)
-    false_positives = d_prime.size - np.searchsorted(np.sort(d_prime), candidates)
-    fnr, fpr = (
-        upper_limits(d.size, confidence)[false_negatives],
-        upper_limits(d_prime.size, confidence)[false_positives],
-    )
-    merit = method.merit(fpr, fnr, delta, family)
-    best = np.flatnonzero(merit == merit.max())
-    return float(candidates[best[best.size // 2]])
+@dataclass(frozen=True)
+class _Chooser:
+    """Compares thresholds by the bounds that they would give."""
+
+    method: Method
+    delta: float
+    confidence: float
+    family: Family
+
+    def best(self, d: Array, d_prime: Array) -> tuple[Array, int, float]:
+        """(k,) sorted scores, which one has the highest bound, the middle one of equally good ones, and its merit."""
+        high, low = np.sort(d), np.sort(d_prime)
+        at = np.unique(np.concatenate([high, low]))
+        strict = 1 - STRICTER * (1 - self.confidence)
+        fnr = upper_limits(high.size, strict)[np.searchsorted(high, at)]
+        fpr = upper_limits(low.size, strict)[low.size - np.searchsorted(low, at)]
+        merit = self.method.merit(fpr, fnr, self.delta, self.family)
+        equal = np.flatnonzero(merit == merit.max())
+        return at, int(equal[equal.size // 2]), float(merit.max())
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreChoice:
+    """One of several scores of every run, chosen with its threshold, and the runs that did not choose it."""
+
+    score: int  # its number
+    negative: bool  # whether it says D where it is low
+    threshold: float  # at and above which a run is taken for D
+    d: Array  # (n,) scores of the runs on D that count, higher on D
+    d_prime: Array  # (m,) scores of the runs on D' that count
+
+
+def choose_score(
+    d: Array,
+    d_prime: Array,
+    delta: float,
+    method: BoundMethod = "pld",
+    *,
+    seed: int = 0,
+    **claimed: Unpack[Claimed],
+) -> ScoreChoice:
+    """Of (n, s) scores of runs on D and (m, s) on D', the one with the highest bound on a random 30 % of the runs.
+
+    Where it is not known beforehand what an attack has to look at, it can look at several things. The best of them on
+    all runs would be no attack that was fixed before it was counted; the best on some runs is, for all others. Of
+    scores that tell these runs apart without an error, it is the one with the widest gap between D and D', in shares of
+    its range. Thresholds lie in the middle between two scores, which may be infinite, not NaN. Arguments and errors are
+    those of `bound_epsilon`.
+    """
+    if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
+        raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
+    confidence, family = parted(claimed)
+    chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
+    (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
+    best, found = (-np.inf, -np.inf), (0, 1.0, 0.0)
+    for score in range(d.shape[1]):
+        for sign in (1.0, -1.0):
+            high, low = sign * d_first[:, score], sign * d_prime_first[:, score]
+            at, here, merit = chooser.best(high, low)
+            if (merits := (merit, _gap(high, low))) > best:
+                best, found = merits, (score, sign, _between(at, here))
+    score, sign, threshold = found
+    return ScoreChoice(score, sign < 0, threshold, sign * d[:, score], sign * d_prime[:, score])
+
+
+def _gap(high: Array, low: Array) -> float:
+    """Between the lowest score on D and the highest on D', over the range of both; not above 0 where they overlap."""
+    if high.min() <= low.max():
+        return 0.0
+    if np.isinf(high.min()) or np.isinf(low.max()):
+        return 1.0
+    return float((high.min() - low.max()) / (high.max() - low.min()))
+
+
+def _between(at: Array, here: int) -> float:
+    """In the middle between the score and the next lower one; beside minus infinity, beyond all others."""
+    below, above = (at[here - 1], at[here]) if here else (at[0], at[0])
+    if np.isfinite(below) and np.isfinite(above):
+        return float((below + above) / 2)
+    finite = at[np.isfinite(at)]
+    if not here or not finite.size:
+        return float(above) if not here else 0.0
+    margin = 1.0 + float(finite[-1] - finite[0])
+    return float(above - margin if np.isinf(below) else below + margin)

@@ -13,10 +13,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
+from safexplain._privacy_loss import SMALLEST_DELTA
 from safexplain.errors import InputError
 from safexplain.verdict.stats.roc import check_confidence
-from safexplain.verdict.stats.tradeoff import Claimed, Family, TradeOff, smallest_refuted
+from safexplain.verdict.stats.tradeoff import Claimed, TradeOff, parted, smallest_refuted
 
 OneRunMethod = Literal["f-dp", "steinke"]
 
@@ -27,14 +27,7 @@ def one_run_lower_bound(
     canaries: int,
     delta: float,
     method: OneRunMethod = "f-dp",
-    *,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
+    **claimed: Unpack[Claimed],
 ) -> float:
     """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
 
@@ -48,20 +41,15 @@ def one_run_lower_bound(
         canaries: how many coins there were.
         delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
         method: one of these.
-        confidence: of the bound.
-        sample_rate: q of the claimed mechanism ("f-dp").
-        steps: of the claimed mechanism ("f-dp").
-        sampling: of the claimed mechanism ("f-dp"); None for "poisson", or a full batch where the sample rate is 1.
-        group: records of each canary ("f-dp"); the bound is on the epsilon of so many at once.
-        largest_batch: of "truncated-poisson" batches, as in `Steps`.
-        records: of "truncated-poisson" batches, as in `Steps`.
+        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as of `epsilon_from_errors`; a
+            `group` is that of each canary.
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group out of range.
     """
+    confidence, family = parted(claimed)
     _check(correct, guesses, canaries, delta, method, confidence)
-    family = Family(sample_rate, steps, sampling, group, largest_batch, records)
     if 2 * correct <= guesses:
         return 0.0
     if method == "steinke":
@@ -86,16 +74,8 @@ def one_run_ceiling(
 def shows_more(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float, curve: TradeOff | None, risk: float
 ) -> bool:
-    """Whether so many right guesses have a probability below the risk where this much is spent.
-
-    Args:
-        correct: guesses that were right.
-        guesses: how many coins were guessed.
-        canaries: how many coins there were.
-        epsilon: that is spent (method "steinke").
-        delta: of it.
-        curve: of the mechanism that spends it (method "f-dp"); None: nothing is known of the mechanism.
-        risk: 1 - confidence.
+    """Whether so many right guesses have a probability below the risk where this much epsilon is spent, or, with method
+    "f-dp", by the mechanism of this curve.
     """
     if 2 * correct <= guesses:
         return False

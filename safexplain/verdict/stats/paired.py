@@ -33,7 +33,6 @@ Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -45,7 +44,8 @@ from scipy import special
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain.errors import InputError
+from safexplain._validate import from_table
+from safexplain.errors import InputError, SafexplainError
 
 Floats = NDArray[np.float64]
 
@@ -80,34 +80,18 @@ class PairedCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "only": self.only,
-            "missed": self.missed,
-            "non_member_only": self.non_member_only,
-            "non_member_missed": self.non_member_missed,
-            "attack_window": list(self.attack_window),
-            "baseline_window": list(self.baseline_window),
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> PairedCounts:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            InputError: a count is no finite number of at least 0, or the windows are no increasing lists of one length.
-            KeyError, TypeError: a field is missing, or there are none.
-        """
-        names = ("only", "missed", "non_member_only", "non_member_missed")
-        counts = [_real(name, content[name]) for name in names]
-        windows = [tuple(_real(n, x) for x in content[n]) for n in ("attack_window", "baseline_window")]
-        return cls(counts[0], counts[1], counts[2], counts[3], windows[0], windows[1])
+    def from_dict(cls, content: Any) -> PairedCounts:
+        """Read what `to_dict` wrote; `InputError` where it is something else."""
+        try:
+            return from_table(cls, content, "pair")
+        except SafexplainError as error:
+            raise InputError(f"not the outcome of an audit: {error}") from None
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
-        """Refuse counts that no examples have.
-
-        Raises:
-            InputError: they cannot be of so many members and non-members at this rate.
-        """
+        """Raise `InputError` unless the counts can be of so many members and non-members at this rate."""
         ranks, k = window_ranks(non_members, fpr), rank_at(non_members, fpr)
         at = ranks.index(k)
         a, b = self.attack_window, self.baseline_window
@@ -122,12 +106,6 @@ class PairedCounts:
             good &= max(self.non_member_only, self.non_member_missed) <= k + 1
         if not good:
             raise InputError(f"paired counts are impossible for {members} members and {non_members} non-members")
-
-
-def _real(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InputError(f"not the outcome of an audit: {name} is a count, got {value!r:.60}")
-    return float(value)
 
 
 def rank_at(non_members: int, fpr: float) -> int:
@@ -257,45 +235,31 @@ def lower_limits(
 class _Frame:
     """What bounds need that depends on the sizes only.
 
-    Args:
-        ranks: (window,) `window_ranks`.
-        rank: of the thresholds.
-        strict, loose: ranks at which the true false-positive rate is above, and below, fpr with a probability of at
-            most the risk.
-        steps: ranks over which slopes are taken: a standard deviation of the true threshold's rank.
-        at, before, after, at_strict, at_loose: (window,) weights with which counts above `ranks` give those above the
-            rank, `steps` before and after it, and above the last two, by straight lines.
-        near: ranks at which a jump would matter.
-        steps_near: how the steps between these compare with each other.
+    `at` to `at_loose` are (window,) weights with which counts above `ranks` give those above the rank, `steps` before
+    and after it, and above `strict` and `loose`, by straight lines.
     """
 
-    ranks: Floats
-    rank: int
-    strict: int
-    loose: int
-    steps: int
+    ranks: Floats  # (window,) `window_ranks`
+    rank: int  # of the thresholds
+    strict: int  # where the true false-positive rate is above fpr with a probability of at most the risk
+    loose: int  # where it is below
+    steps: int  # ranks over which slopes are taken: a standard deviation of the true threshold's rank
     at: Floats
     before: Floats
     after: Floats
     at_strict: Floats
     at_loose: Floats
-    near: slice
-    steps_near: _Steps
+    near: slice  # ranks at which a jump would matter
+    steps_near: _Steps  # how the steps between these compare with each other
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """What steps of an even curve are compared with.
+    """What steps of an even curve are compared with."""
 
-    Args:
-        gaps: (steps,) how long they are.
-        others: (steps,) length of the neighbours of each.
-        beside: (steps, steps) 1 for neighbours.
-    """
-
-    gaps: Floats
-    others: Floats
-    beside: Floats
+    gaps: Floats  # (steps,) how long they are
+    others: Floats  # (steps,) length of the neighbours of each
+    beside: Floats  # (steps, steps) 1 for neighbours
 
     @classmethod
     def of(cls, ranks: Floats) -> _Steps:

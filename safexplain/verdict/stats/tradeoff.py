@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
@@ -81,12 +81,7 @@ class TradeOff(Protocol):
 
 @dataclass(frozen=True)
 class GaussianTradeOff:
-    """The trade-off between N(0, 1) and N(mu, 1) (arXiv 1905.02383, equation 6).
-
-    Args:
-        mu: distance of the means.
-        epsilon: of `gaussian_epsilon`.
-    """
+    """The trade-off between N(0, 1) and N(mu, 1) (arXiv 1905.02383, equation 6), with its `gaussian_epsilon`."""
 
     mu: float
     epsilon: float
@@ -98,19 +93,12 @@ class GaussianTradeOff:
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseLinear:
-    """The largest of straight lines, each below the curve.
+    """The largest of straight lines intercept - slope * fpr, each below the curve."""
 
-    Args:
-        epsilon: lower bound on that of the mechanism.
-        slopes: (k,) decreasing, of the lines intercept - slope * fpr.
-        intercepts: (k,) of the same.
-        crossings: (k - 1,) false-positive rates, not decreasing, from which on the next line is taken.
-    """
-
-    epsilon: float
-    slopes: Array
-    intercepts: Array
-    crossings: Array
+    epsilon: float  # lower bound on that of the mechanism
+    slopes: Array  # (k,) decreasing
+    intercepts: Array  # (k,)
+    crossings: Array  # (k - 1,) false-positive rates, not decreasing, from which on the next line is taken
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
         """(n,) or () lower bounds on the least false-negative rates."""
@@ -124,12 +112,8 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
     """The trade-off curve of the sampled Gaussian mechanism under substitution, from below.
 
     With all records in every batch it is that of one Gaussian. Otherwise it comes from privacy loss distributions,
-    and the accountant's error, within which it may raise epsilon, is subtracted from the epsilon.
-
-    Args:
-        mechanism: with noise, and at least one step.
-        delta: of the epsilon, in (0, 1).
-        group: how many records are substituted at once.
+    and the accountant's error, within which it may raise epsilon, is subtracted from the epsilon. The mechanism has
+    noise and at least one step; so many records are substituted at once as `group` says.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
     cut = truncation([mechanism], "substitute", group)
@@ -149,7 +133,9 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
     top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
     orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
     profile = np.minimum(loss.delta(orders) + slack + cut * (1 + np.exp(orders)), 1.0)
-    return PiecewiseLinear(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
+    # by how much discretisation raised epsilon at most, about; it grows with the square of the grid's width
+    raised = COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
+    return PiecewiseLinear(max(epsilon - raised, 0.0), *_envelope(orders, profile))
 
 
 def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
@@ -166,11 +152,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return float(get_epsilon_gaussian(1 / mu, delta))
 
 
-def _error(epsilon: float) -> float:
-    """By how much discretisation raised epsilon at most, about; it grows with the square of the grid's width."""
-    return COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
-
-
 def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
     """Slopes, intercepts and crossings of the lines of both directions, the steepest first."""
     shrink = np.exp(-orders[1:])
@@ -182,15 +163,7 @@ def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class Family:
-    """The sampled Gaussian mechanism with any noise.
-
-    Args:
-        sample_rate: q in (0, 1].
-        steps: at least 1.
-        sampling: how batches are drawn; None for "poisson", or a full batch where the sample rate is 1.
-        group: how many records D and D' differ in.
-        largest_batch: of "truncated-poisson", as in `Steps`.
-        records: of "truncated-poisson", as in `Steps`.
+    """The sampled Gaussian mechanism with any noise, described as in `Steps`, for D and D' that differ in a group.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -198,7 +171,7 @@ class Family:
 
     sample_rate: float = 1.0
     steps: int = 1
-    sampling: Sampling | None = None
+    sampling: Sampling | None = None  # None: "poisson", or a full batch where the sample rate is 1
     group: int = 1
     largest_batch: int | None = None
     records: int | None = None
@@ -236,19 +209,20 @@ class Claimed(TypedDict, total=False):
     records: int | None
 
 
+def parted(claimed: Claimed) -> tuple[float, Family]:
+    """The confidence, and the mechanism."""
+    mechanism: dict[str, Any] = {**claimed}
+    confidence = mechanism.pop("confidence", 0.95)
+    return confidence, Family(**mechanism)
+
+
 def smallest_refuted(
     family: Family, delta: float, refutes: Callable[[TradeOff], bool], resolution: float = RESOLUTION
 ) -> tuple[float, TradeOff | None]:
     """Epsilon and trade-off curve of the smallest noise multiplier of the grid that is refuted.
 
-    Args:
-        family: the mechanism that is claimed, but for its noise.
-        delta: at which epsilon is reported.
-        refutes: whether the errors found are too few for a curve; if so, also for every higher one.
-        resolution: relative distance in epsilon at which the bisection stops.
-
-    Returns:
-        A lower bound on epsilon, infinite if no noise explains so few errors, and the curve; 0 and None if all do.
+    `refutes` says whether the errors found are too few for a curve; if so, also for every higher one. The lower bound
+    on epsilon is infinite if no noise explains so few errors; if all do, it is 0 and the curve None.
     """
     low, high = LOWEST, HIGHEST  # not refuted, and refuted, or so taken: too little noise, and too much, to matter
     below: TradeOff | None = None

@@ -11,7 +11,6 @@ from safexplain.audit.controls.differences import (
     blind_baseline,
     null_model,
     one_of_each,
-    other_source,
     shuffled_membership,
 )
 
@@ -148,16 +147,3 @@ def test_one_member_and_one_non_member_of_each_group_are_looked_at():
             assert (alone & mine).sum() == mine.any()
     assert not np.array_equal(alone, one_of_each(groups, member, seed=1))
     assert one_of_each(None, member, seed=0).all()
-
-
-# ----------------------------------------------------------------------------------------------------- other source
-
-
-def test_another_source_is_told_apart_and_never_fails():
-    rng = np.random.default_rng(0)
-    outside, training = np.arange(600) >= 400, np.arange(600) < 200
-    (told,) = other_source(outside, rng.normal(size=(600, 4)) + 2.0 * outside[:, None], training, 0)
-    assert told.failed is None
-    assert told.numbers["auc"] > 0.9
-    assert other_source(None, None, training, 0) == ()
-    assert "without inputs" in other_source(outside, None, training, 0)[0].says

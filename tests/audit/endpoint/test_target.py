@@ -254,20 +254,6 @@ def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
     assert again.digest == target.digest
 
 
-def test_an_explanation_whose_label_did_not_come_is_not_asked_for_again(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
-) -> None:
-    content = as_kserve(service, world)
-    service.before = lambda path, number: (400, {}, b"") if number == 1 else None
-    first = endpoint(service, tmp_path / "a", **content)
-    with pytest.raises(EndpointError, match=r":predict: it refuses"):
-        run(first)
-    first.close()
-    service.before = lambda path, number: None
-    run(endpoint(service, tmp_path / "a", **content))
-    assert service.questions.total() == N * EACH + TWICE
-
-
 def test_a_budget_that_does_not_suffice_names_the_patience_that_does(
     service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
 ) -> None:
@@ -321,9 +307,8 @@ def test_equal_questions_are_one() -> None:
     one, other, third = digests_of(x)
     assert one == other != third
     store = AnswerStore(None, {})
-    store.put([one], maps=x[:1])
-    store.put([one], labels=np.array([2]))
-    np.testing.assert_array_equal(store.get([one, third])[one].map, x[0])  # type: ignore[arg-type]
+    store.put([one], x[:1], np.array([2]), None)
+    np.testing.assert_array_equal(store.get([one, third])[one].map, x[0])
     assert store.get([one])[one].label == 2
     assert store.get([one], again=True) == {}
     assert store.answered == 1

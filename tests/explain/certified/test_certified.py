@@ -242,7 +242,7 @@ def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path)
     HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream=None))
     set_only = Hardening.recommended()
     HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=set_only))
-    with pytest.raises(CertificateError, match="noise_stream: expected the name of a noise stream beside"):
+    with pytest.raises(CertificateError, match=r"noise_stream: .* the hardening has no noise"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=set_only, noise_stream=STREAM))
 
 

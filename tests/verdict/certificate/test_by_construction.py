@@ -13,10 +13,9 @@ import pytest
 from certificates import made
 
 from safexplain.errors import CertificateError, ConfigurationError, InputError
-from safexplain.verdict.certificate.by_construction import guarantee_statement, load_any, load_guarantee
-from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.read import load_any, load_certificate, load_guarantee
 from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import GUARANTEE_TYPE, checksum, write_json
+from safexplain.verdict.certificate.write import GUARANTEE_TYPE, checksum, guarantee_statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "explanation-guarantee-v1.json").read_text())
@@ -96,23 +95,23 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("predicateType",), "urn:safexplain:explanation-guarantee:v2", "predicateType"),
     (("predicate", "schema_version"), 2, "schema_version"),
     (("predicate", "kind"), "by audit", "kind"),
-    (("predicate", "verdict"), "certified", "unknown verdict"),
+    (("predicate", "verdict"), "certified", "unknown .'verdict'"),
     (("predicate", "guarantee", "assumes"), ["Nothing."], "assumes says"),
     (("predicate", "guarantee", "sentence"), "Certified.", "sentence says"),
     (("predicate", "guarantee", "kind"), "by audit", "kind says"),
     (("predicate", "guarantee", "source"), "student", "a student is one model"),
     (("predicate", "guarantee", "source"), "private", "source: expected"),
     (("predicate", "guarantee", "models"), [], "models"),
-    (("predicate", "guarantee", "models"), "ab" * 32, "models"),
+    (("predicate", "guarantee", "models"), "ab" * 32, "models must be a list"),
     (("predicate", "guarantee", "models"), ["xy"], "models"),
     (("predicate", "guarantee", "labels_asked"), 7, "ask for no labels"),
     (("predicate", "guarantee", "method"), 7, "method"),
-    (("predicate", "guarantee", "extra"), 7, "expected the fields"),
-    (("predicate", "guarantee"), None, "expected an object"),
-    (("predicate", "measured"), 1, "measured: expected the fields"),
-    (("predicate", "measured", "agreement"), None, "agreement is missing"),
+    (("predicate", "guarantee", "extra"), 7, "extra says"),
+    (("predicate", "guarantee"), None, "guarantee must be a table"),
+    (("predicate", "measured"), 1, "measured must be a table"),
+    (("predicate", "measured", "agreement"), None, "agreement must be"),
     (("predicate", "measured", "agreement", "low"), 0.99, "low <= value"),
-    (("predicate", "measured", "deletion"), 0.5, "value, low and high"),
+    (("predicate", "measured", "deletion"), 0.5, "measured: deletion must be"),
     (("predicate", "measured", "examples"), 0, "examples"),
     (("predicate", "measured", "confidence"), 1, "confidence"),
     (("predicate", "environment"), {}, "the version of safexplain, torch"),
@@ -178,7 +177,7 @@ def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said() -> Non
     assert "597 public inputs" in str(STUDENT)
     assert not any("may be asked" in line for line in PUBLIC.assumes)
     assert any("may be asked" in line for line in STUDENT.assumes)
-    with pytest.raises(InputError, match="expected the fields"):
+    with pytest.raises(InputError, match="guarantee lacks"):
         Guarantee.from_dict({})
 
 

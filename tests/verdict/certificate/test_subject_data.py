@@ -32,7 +32,7 @@ def test_of_a_model_that_was_trained_once_a_certificate_is_as_before(tmp_path: P
 def test_anything_else_is_refused(other: Any, tmp_path: Path) -> None:
     content = made(subject_data="pre-training")
     content["predicate"]["subject_data"] = other
-    with pytest.raises(CertificateError, match="subject_data: expected pre-training or fine-tuning"):
+    with pytest.raises(CertificateError, match="subject_data"):
         read_back(sealed(content), tmp_path)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(SCHEMA).validate(sealed(content))
