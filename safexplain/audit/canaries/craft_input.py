@@ -17,14 +17,16 @@ that of the residuals times that of the (x, 1), and no gradient has to be formed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 
-__all__ = ["Box", "Similarity", "Target", "craft_input", "loss"]
+__all__ = ["Box", "Similarity", "Target", "craft_input", "gradients", "loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,29 +58,39 @@ _NUMBERS = 2**24
 """Numbers of gradients, or of the data for a linear head, that are held together."""
 
 
-@dataclass(frozen=True, eq=False)
-class Similarity:
-    """Of the gradients of n records to that of the target.
+def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Theta (P,), x (n, ...) and y (n,) -> (n, P) gradients of each record's cross-entropy, differentiable in x.
 
-    Args:
-        cosine: (n,); 0 where a gradient is 0.
-        norm: (n,) of the gradients of the n records.
+    Record by record for models that vmap refuses.
     """
 
-    cosine: Tensor
-    norm: Tensor
+    def loss_of(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        logits = network.logits(theta[None], x[None])[0, 0]
+        if len(logits) == 1:
+            return nn.functional.binary_cross_entropy_with_logits(logits[0], y.to(logits))
+        return nn.functional.cross_entropy(logits, y)
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        return torch.autograd.grad(loss_of(leaf, x, y), leaf, create_graph=x.requires_grad)[0]
+
+    try:
+        return vmap(grad(loss_of), (None, 0, 0))(theta, x, y)
+    except RuntimeError:
+        with torch.enable_grad():
+            return torch.stack([gradient(*record) for record in zip(x, y, strict=True)])
+
+
+class Similarity(NamedTuple):
+    """Of the gradients of n records to that of the target."""
+
+    cosine: Tensor  # (n,); 0 where a gradient is 0
+    norm: Tensor  # (n,) of the gradients of the n records
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A record z under one model.
-
-    Args:
-        network: the shape of the model.
-        theta: (P,) its parameters.
-        x: (...) input of z.
-        y: label of z.
-    """
+    """A record z = (x, y) under the model of parameters theta (P,)."""
 
     network: Model
     theta: Tensor
@@ -104,9 +116,9 @@ class Target:
             squares = delta.square().sum(1) * (both[0].square().sum(1) + self.network.bias)
             norms = (squares + torch.finfo(squares.dtype).tiny).sqrt()
         else:
-            gradients = self.network.gradients(self.theta, *both)
-            dots = gradients @ gradients[0]
-            norms = (gradients.square().sum(1) + torch.finfo(gradients.dtype).tiny).sqrt()
+            found = gradients(self.network, self.theta, *both)
+            dots = found @ found[0]
+            norms = (found.square().sum(1) + torch.finfo(found.dtype).tiny).sqrt()
         return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
 
     def to_all(self, x: Tensor, y: Tensor) -> Similarity:
@@ -133,17 +145,8 @@ def loss(found: Similarity, norm: float) -> Tensor:
 
 
 def craft_input(target: Target, within: Box, records: Tensor, *, norm: float) -> Tensor:
-    """The input with the least loss that projected Adam reaches, from the best of many inputs.
-
-    Args:
-        target: z and the model.
-        within: the inputs that are allowed.
-        records: (k, ...) inputs of the data, also tried as starts.
-        norm: of the gradient that is wanted.
-
-    Returns:
-        The input, of the shape of one record.
-    """
+    """The input within the box with the least loss that projected Adam reaches, from the best of many inputs, records
+    (k, ...) of the data among them; its gradient is to have this norm."""
     tried = _candidates(target.x, within, records)
     losses = loss(target.to_all(tried, target.label.expand(len(tried))), norm)
     chosen = losses.topk(min(_STARTS, len(tried)), largest=False).indices

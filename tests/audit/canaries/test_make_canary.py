@@ -10,7 +10,7 @@ from torch import nn
 
 from safexplain.audit.canaries import craft_input as similarity
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
-from safexplain.audit.canaries.craft_input import Box, Target, loss
+from safexplain.audit.canaries.craft_input import Box, Target, gradients, loss
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
@@ -122,7 +122,7 @@ def as_published(network, theta, z, steps, lr=0.01):
     made, g = torch.zeros_like(z[0]), slow_gradient(network, theta, *z)
     for _ in range(steps):
         leaf = made.clone().requires_grad_()
-        other = network.gradients(theta, leaf[None], z[1][None])[0]
+        other = gradients(network, theta, leaf[None], z[1][None])[0]
         value = nn.functional.cosine_similarity(g, other, 0) + nn.functional.mse_loss(other, g)
         made = made - lr * torch.autograd.grad(value, leaf)[0]
     return made

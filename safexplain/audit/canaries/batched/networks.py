@@ -87,19 +87,6 @@ class LinearHead:
         """Theta (runs, P) and x (n, d) -> (runs, n, outputs)."""
         return affine(self._matrices(theta), x, self.bias)
 
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients of each example's cross-entropy, not clipped, differentiable in `x`.
-
-        Args:
-            theta: (P,), of one run.
-            x: (n, d).
-            y: (n,) class indices.
-
-        Returns:
-            (n, P).
-        """
-        return outer(residual(self.logits(theta[None], x)[0], y), x, self.bias)
-
     def _matrices(self, theta: Tensor) -> Tensor:
         return theta.view(len(theta), self.outputs, self.features + self.bias)
 
@@ -198,19 +185,6 @@ class MLP:
             z = (z.tanh() if self.activation == "tanh" else z.relu()) @ layer[..., :-1].mT + layer[:, None, :, -1]
         return z
 
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Of one run, as `LinearHead.gradients`."""
-        layers, inputs = [layer[0] for layer in self.layers(theta[None])], [x]
-        for layer in layers[:-1]:
-            z = inputs[-1] @ layer[:, :-1].T + layer[:, -1]
-            inputs.append(z.tanh() if self.activation == "tanh" else z.relu())
-        delta = residual(inputs[-1] @ layers[-1][:, :-1].T + layers[-1][:, -1], y)
-        found = [outer(delta, inputs[-1], True)]
-        for layer, out, below in zip(reversed(layers[1:]), reversed(inputs[1:]), reversed(inputs[:-1]), strict=True):
-            delta = (delta @ layer[:, :-1]) * (1 - out.square() if self.activation == "tanh" else (out > 0).to(out))
-            found.insert(0, outer(delta, below, True))
-        return torch.cat(found, 1)
-
     def _passes(self, layers: list[Tensor], rows: Rows) -> tuple[list[Tensor], list[Tensor]]:
         """Forward and back: outputs of the hidden layers, and the delta of every layer, each (runs, units, b)."""
         first, outs = layers[0], []
@@ -271,12 +245,6 @@ def residual(logits: Tensor, y: Tensor) -> Tensor:
     if logits.shape[1] == 1:
         return logits.sigmoid() - y[:, None]
     return logits.softmax(1) - torch.nn.functional.one_hot(y, logits.shape[1])
-
-
-def outer(delta: Tensor, x: Tensor, bias: bool) -> Tensor:
-    """(n, out) and (n, in) -> (n, out * (in + bias)) gradients of one layer."""
-    inputs = torch.cat([x, torch.ones_like(x[:, :1])], 1) if bias else x
-    return (delta[:, :, None] * inputs[:, None]).flatten(1)
 
 
 def check_sizes(features: int, hidden: tuple[int, ...], classes: int) -> None:

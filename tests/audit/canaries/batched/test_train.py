@@ -16,6 +16,7 @@ from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
@@ -133,7 +134,7 @@ def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
                 pair = torch.zeros(2, network.parameters, dtype=x.dtype)
                 pair[:, canary.coordinate] = torch.tensor([0.8, -0.8])
             else:
-                pair = network.gradients(before, inserted.x, inserted.y)
+                pair = gradients(network, before, inserted.x, inserted.y)
                 pair *= (0.8 / pair.norm(dim=1, keepdim=True)).clamp(max=1)
             moved = made_by.lr / made_by.expected_batch_size * (pair[1] - pair[0])
             assert torch.allclose(theta[0] - theta[1], moved, atol=1e-12)
