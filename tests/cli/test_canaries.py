@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safexplain.audit.canaries.batched import block_store as plan
-from safexplain.audit.canaries.batched.block_store import BlockStore
+from safexplain.audit.canaries.batched import blocks as plan
+from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.cli import _run
 from safexplain.cli.run.canary_config import load_canary_config
 
@@ -241,15 +241,15 @@ def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
 
 def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(plan._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
-    save, kept = BlockStore.save, []
+    save, kept = FinishedRuns.save, []
 
-    def interrupted(store, block, values):
-        save(store, block, values)
-        kept.append(block.number)
+    def interrupted(store, number, values):
+        save(store, number, values)
+        kept.append(number)
         if len(kept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(BlockStore, "save", interrupted)
+    monkeypatch.setattr(FinishedRuns, "save", interrupted)
     arguments = ("--config", config, "--run-dir", tmp_path / "run", "--json")
     assert run(*arguments) == 130
     said = capfd.readouterr()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.canaries.batched.block_store import Block
+from safexplain.audit.canaries.batched.blocks import Block
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.canary import Canary, GradientCanary

@@ -5,8 +5,7 @@ order whose last column is the bias; a `LinearHead` without a bias is (out, in).
 example is the outer product of delta, the gradient with respect to its outputs, and its inputs (a, 1), so the squared
 norm of an example's gradient is the sum over layers of ||delta||^2 ||(a, 1)||^2 (Goodfellow 2015, 1510.01799, section
 4), and no example's gradient has to be formed to clip it. `torch.func` forms them: on one core, vmap of grad takes 30
-to 90 times as long for the sums of 446-128-30, 600-128-100 and 768-32-10 networks on 125 to 500 rows, and 2.4 to 6
-times as long for single gradients.
+to 90 times as long for 446-128-30, 600-128-100 and 768-32-10 networks on 125 to 500 rows.
 """
 
 from __future__ import annotations
@@ -70,16 +69,9 @@ class LinearHead:
         return torch.zeros(runs, self.parameters, device=device, dtype=dtype)
 
     def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """Sum over the batch of the clipped gradients of each example's cross-entropy, for each run.
+        """(runs, P): for each run, sum over the batch of the clipped gradients of each example's cross-entropy.
 
-        Args:
-            theta: (runs, P).
-            rows: the batch, by `Rows.of(x, y, bias=self.bias)`: the same for all runs, or each run's own.
-            weight: (runs, b), or (1, b) for all runs, factors on the examples; None: 1.
-            clipping: of each example's gradient; None: none.
-
-        Returns:
-            (runs, P).
+        Rows are the same for all runs, or each run's own; weights (runs, b), or (1, b), are factors on the examples.
         """
         return clipped_sum(self._matrices(theta), rows, weight, clipping).flatten(1)
 

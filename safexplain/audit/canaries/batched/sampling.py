@@ -26,15 +26,9 @@ _BATCHES, _COINS, _NOISE, START = range(4)
 
 
 class KeyedDraws:
-    """Poisson sampling and Gaussian noise that are functions of a seed and the block of runs.
+    """Poisson sampling and Gaussian noise that are functions of a seed and the number of the block of runs.
 
-    Args:
-        seed: of the whole audit.
-        block: which runs these are.
-        sample_rate: q, of each record and each canary.
-        steps: how many.
-        shared_batches: whether all runs, in all blocks, meet one sequence of batches of the other records.
-        device: where to draw.
+    With `shared_batches` all runs, in all blocks, meet one sequence of batches of the other records.
     """
 
     def __init__(
@@ -48,13 +42,7 @@ class KeyedDraws:
     def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
         """The other records' part of each step's batch, for all runs or for each its own, as `own_batches` gives it.
 
-        Args:
-            runs: how many.
-            records: the others.
-            products: that a step computes for each run and each number of a row.
-
-        Yields:
-            (index, weight), see `safexplain.dp.heads.recipe.Batch`.
+        A step computes so many `products` for each run and each number of a row.
         """
         q, generator = self.sample_rate, self._batches
         if not records:
@@ -87,17 +75,11 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Substitutes:
-    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy.
+    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy."""
 
-    Args:
-        x: (2 k, d): z k times, then z' k times.
-        y: (2 k,) their labels.
-        on_d: (runs,) bool.
-    """
-
-    x: Tensor
-    y: Tensor
-    on_d: Tensor
+    x: Tensor  # (2 k, d): z k times, then z' k times
+    y: Tensor  # (2 k,)
+    on_d: Tensor  # (runs,) bool
 
     @property
     def canaries(self) -> int:
@@ -114,29 +96,18 @@ class Substitutes:
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Gradients along single parameters, one coin a run for each.
+    """Gradients along single parameters, one coin a run for each."""
 
-    Args:
-        x: (0, d).
-        y: (0,).
-        coordinates: (m,) flat coordinates.
-        gradients: (runs, m): C or -C.
-    """
-
-    x: Tensor
-    y: Tensor
-    coordinates: Tensor
-    gradients: Tensor
+    x: Tensor  # (0, d)
+    y: Tensor  # (0,)
+    coordinates: Tensor  # (m,) flat coordinates
+    gradients: Tensor  # (runs, m): C or -C
 
     @classmethod
     def of(
         cls, coordinates: Tensor, signs: Tensor, clipping: Clipping | None, features: int, like: Tensor
     ) -> Directions:
-        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`.
-
-        Raises:
-            ConfigurationError: there is no clipping.
-        """
+        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`."""
         if clipping is None:
             raise ConfigurationError("a gradient canary is as long as the clipping bound: give the recipe a clipping")
         x, y = like.new_zeros(0, features), torch.zeros(0, dtype=torch.long, device=like.device)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._progress import Progress
-from safexplain.audit.canaries.batched.block_store import Block, Tick
+from safexplain.audit.canaries.batched.blocks import Block, Tick
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.networks import Network
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
@@ -114,10 +114,7 @@ def train_runs(
                 found.append(score(theta, step))
         return np.asarray(torch.stack(found).double().cpu())
 
-    values = job.blocks(
-        train, lambda block: (len(steps), len(block), *((len(names),) if names else ())), [canary, steps],
-        devices=devices, cache=cache, progress=progress,
-    )  # fmt: skip
+    values = job.blocks(train, [canary, steps], devices=devices, cache=cache, progress=progress)
     together = np.concatenate(values, axis=1)
     return Scores(tuple(steps), together[:, ::2], together[:, 1::2], names)
 
@@ -183,11 +180,7 @@ def train_one_run(
             pass
         return np.asarray((before - theta[:, inserted.coordinates]).double().cpu())
 
-    values = job.blocks(
-        train, lambda block: (len(block), m), [coordinates, signs],
-        devices=None, cache=cache, progress=progress,
-    )  # fmt: skip
-    return np.concatenate(values)
+    return np.concatenate(job.blocks(train, [coordinates, signs], cache=cache, progress=progress))
 
 
 def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:

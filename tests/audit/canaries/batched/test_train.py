@@ -9,7 +9,7 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from safexplain.audit.canaries.batched import block_store as plan
+from safexplain.audit.canaries.batched import blocks as plan
 from safexplain.audit.canaries.batched import job
 from safexplain.audit.canaries.batched.job import steps_of
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
