@@ -36,7 +36,7 @@ def setting() -> Setting:
 
 @pytest.mark.parametrize("scenario", ["gradient", "mislabelled", "worst-case"])
 def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scenario) -> None:
-    plan = plan_canaries(setting, [scenario], runs=60, budget=0.3)
+    plan = plan_canaries(setting, [scenario], runs=60)
     real = run_canaries(setting, scenario, runs=60)
     assert plan.best_certifiable == real.ceiling
     assert plan.limit == real.epsilon_substitute
@@ -48,8 +48,8 @@ def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scen
 
 
 def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(setting: Setting) -> None:
-    plan = plan_canaries(setting, ["worst-case", "mislabelled"], runs=60, budget=0.3)
-    assert plan.best_certifiable == plan_canaries(setting, ["mislabelled"], runs=60, budget=0.1).best_certifiable
+    plan = plan_canaries(setting, ["worst-case", "mislabelled"], runs=60)
+    assert plan.best_certifiable == plan_canaries(setting, ["mislabelled"], runs=60).best_certifiable
     assert plan.best_certifiable < plan.limit
     assert not plan.reachable
     assert "more --runs" in plan.feasible[0]
@@ -57,7 +57,7 @@ def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(settin
 
 def test_one_run_and_a_function_of_ones_own_have_the_ceiling_of_the_real_ones(setting: Setting) -> None:
     wide = replace(setting, hidden=(8,))
-    plan = plan_once(wide, 30, budget=0.2)
+    plan = plan_once(wide, 30)
     assert plan.best_certifiable == run_once(wide, 30).ceiling
     assert all("more --one-run" in sentence and "runs that" not in sentence for sentence in plan.feasible)
     calls: list[int] = []

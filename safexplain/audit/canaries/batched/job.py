@@ -44,10 +44,8 @@ def steps_of(
 ) -> Iterator[int]:
     """Train theta (runs, P) in place, stopping after each step with its number, from 1.
 
-    Args:
-        others: the records that all runs share, the canary's place left out.
-        inserted: what stands there.
-        rows_at_once: rows of a batch that are computed together, which bounds the memory.
+    All runs share `others`, records without the canary's place, where `inserted` stands. `rows_at_once` are the rows of
+    a batch that are computed together, which bounds the memory.
     """
     runs, records = len(theta), len(others.x)
     rows = others

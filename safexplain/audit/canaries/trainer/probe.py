@@ -175,6 +175,11 @@ class CanaryProbe:
             save_canary(path, made)
         return made
 
+    @cached_property
+    def targets(self) -> int:
+        """Records whose canaries are trained one after another."""
+        return len(class_targets(None, self.data)) if self._classes else 1
+
     def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
         """The result of `run` for every target: a single one, or with "classes" one of each class, the rarest first.
 
@@ -288,9 +293,9 @@ class CanaryProbe:
 
     def _made(self) -> Canary:
         if self.scenario == "gradient":
-            return find_coordinate(self._trained, self._target or 0)
+            return find_coordinate(self.train_once, self._target or 0)
         if self.scenario == "layers":
-            return find_layers(self._trained, self._target or 0)
+            return find_layers(self.train_once, self._target or 0)
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
         seed = seed_of_run(self.seed, "reference", 0)
@@ -299,7 +304,7 @@ class CanaryProbe:
     @cached_property
     def _reference(self) -> nn.Module:
         """For which record canaries are crafted."""
-        model = self._trained(None) if self.model is None else self.model
+        model = self.train_once() if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
@@ -307,8 +312,8 @@ class CanaryProbe:
             )
         return model
 
-    def _trained(self, hook: GradientHook | None) -> Any:
-        """What `train` gives on D, once."""
+    def train_once(self, hook: GradientHook | None = None) -> Any:
+        """What `train` gives on D."""
         seed = seed_of_run(self.seed, "reference", 0)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
         what = f"the reference training on the data (seed {seed}), before any run,"
