@@ -131,11 +131,9 @@ def test_an_outlier_shows_what_a_function_computes_from_private_data(function, t
     assert (content["scenario"], content["runs"]) == ("outlier", 40)
 
 
-def test_an_outlier_of_a_description_keeps_its_claim(config, tmp_path, capfd):
-    assert run("--config", config, "--run-dir", tmp_path / "run", "--scenario", "outlier", "--json") in (0, 3)
-    content = json.loads(capfd.readouterr().out)
-    assert content["epsilon_lower"] <= 12.0
-    assert "power" in content
+def test_an_outlier_is_for_a_function(config, tmp_path, capfd):
+    assert run("--config", config, "--run-dir", tmp_path / "run", "--scenario", "outlier") == 2
+    assert "find bugs of a training function of yours" in capfd.readouterr().err
 
 
 def test_all_scenarios_of_a_function_skip_those_that_need_an_optimizer_of_opacus(function, tmp_path, capfd):

@@ -49,8 +49,8 @@ class Recorded(KeyedDraws):
         super().__init__(*args)
         self.given = {"batches": [], "coins": [], "noise": []}
 
-    def batches(self, runs, records, products):
-        for index, weight in super().batches(runs, records, products):
+    def batches(self, records):
+        for index, weight in super().batches(records):
             self.given["batches"].append((index, weight))
             yield index, weight
 

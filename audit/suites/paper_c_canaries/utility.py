@@ -39,7 +39,6 @@ def accuracies(
     generator = torch.Generator(s.x.device).manual_seed(seed)
     job = Job(
         s.network, s.x, s.y, [canary.target], s.recipe, s.mechanism.noise_multiplier, runs, generator, s.initial,
-        shared_batches=True,
     )  # fmt: skip
     block = Block(0, 0, runs)
     theta = job.start(block, s.x.device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from safexplain.errors import InputError
 
 __all__ = [
-    "LAYERS",
+    "FOR_FUNCTIONS",
     "Canary",
     "Direction",
     "GradientCanary",
@@ -54,9 +54,9 @@ class GradientCanary:
     drift: Tensor | None = None
 
 
-LAYERS = (
-    'scenario "layers" puts gradients into a training function of yours, whose clipping it tests; what is described in'
-    ' a file is trained by safexplain\'s own: expected "gradient"'
+FOR_FUNCTIONS = (
+    'scenarios "layers" and "outlier" find bugs of a training function of yours; what is described in a file is trained'
+    " by safexplain's own: expected gradient, crafted, mislabelled, natural or poison"
 )
 
 

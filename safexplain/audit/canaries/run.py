@@ -21,7 +21,7 @@ from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
-from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
+from safexplain.audit.canaries.canary import FOR_FUNCTIONS, Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
@@ -94,6 +94,8 @@ def run_canaries(
     """
     name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, setting.claim)
+    if name in ("layers", "outlier"):
+        raise ConfigurationError(FOR_FUNCTIONS)
     copies = poison_size(name, records)
     claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
     began, known = time.monotonic(), None

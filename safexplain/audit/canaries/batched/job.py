@@ -55,16 +55,14 @@ def steps_of(
         rows = Rows(*(torch.cat(pair) for pair in pairs))
     update = recipe.make_update(theta)
     std = noise_multiplier * recipe.clipping.bound if recipe.clipping is not None else 0.0
-    products = network.parameters // rows.x.shape[1]
-    for step, (index, weight) in enumerate(draws.batches(runs, records, products), 1):
+    for step, (index, weight) in enumerate(draws.batches(records), 1):
         coins = draws.coins(runs, inserted.canaries)
         if len(inserted.x):
-            count = records if index is None else index.shape[-1]
+            count = records if index is None else len(index)
             everyone = torch.ones(1, 1, dtype=torch.bool, device=theta.device) if weight is None else weight
             weight = torch.cat([everyone.expand(runs, count), inserted.weights(coins)], 1)
             if index is not None:
-                extra = torch.arange(records, len(rows.x), device=index.device)
-                index = torch.cat([index, extra.expand(*index.shape[:-1], -1)], -1)
+                index = torch.cat([index, torch.arange(records, len(rows.x), device=index.device)])
         total = _clipped_sum(network, theta, rows, index, weight, recipe, rows_at_once)
         inserted.add(total, coins)
         if std:
@@ -83,10 +81,10 @@ def _clipped_sum(
     at_once: int,
 ) -> Tensor:
     """(runs, P) sum over the batch, some rows after the others."""
-    count, total = len(rows.x) if index is None else index.shape[-1], None
+    count, total = len(rows.x) if index is None else len(index), None
     for first in range(0, max(1, count), at_once):
         part = slice(first, first + at_once)
-        some = Rows(rows.x[part], rows.labels[part], rows.norms[part]) if index is None else rows.take(index[..., part])
+        some = Rows(rows.x[part], rows.labels[part], rows.norms[part]) if index is None else rows.take(index[part])
         found = network.clipped_sum(theta, some, None if weight is None else weight[:, part], recipe.clipping)
         total = found if total is None else total.add_(found)
     assert total is not None
@@ -115,7 +113,6 @@ class Job:
     runs: int
     generator: InitVar[torch.Generator]  # its next number is the seed of all randomness
     initial: Tensor | None  # (P,) or (runs, P)
-    shared_batches: bool  # whether all runs meet the same other records at a step
     seed: int = field(init=False)
 
     def __post_init__(self, generator: torch.Generator) -> None:
@@ -172,11 +169,8 @@ class Job:
         kept[list(self.targets)] = False
         others = (t[kept.to(t.device)].to(theta.device) for t in (self.x, self.y))
         rows = Rows.of(next(others), next(others).long(), bias=self.network.bias)
-        gathered = 0 if self.shared_batches else self.x.shape[1] + 1
-        at_once = rows_at_once(len(block), self.network.numbers_per_row + gathered, theta.device)
-        draws = KeyedDraws(
-            self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, self.shared_batches, theta.device
-        )
+        at_once = rows_at_once(len(block), self.network.numbers_per_row, theta.device)
+        draws = KeyedDraws(self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, theta.device)
         every = max(1, self.recipe.steps // 100)
         training = steps_of(self.network, rows, inserted, self.recipe, self.noise_multiplier, theta, draws, at_once)
         for step in training:

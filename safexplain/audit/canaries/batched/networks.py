@@ -27,22 +27,12 @@ __all__ = ["MLP", "Activation", "LinearHead", "Network"]
 
 @dataclass(frozen=True)
 class LinearHead:
-    """One linear layer.
-
-    Args:
-        features: d, columns of the inputs.
-        classes: at least 2.
-        bias: whether there is a constant.
-        one_logit: for two classes, one vector of weights (logistic regression) instead of two.
-
-    Raises:
-        ConfigurationError: a size is out of range.
-    """
+    """One linear layer."""
 
     features: int
     classes: int
     bias: bool = True
-    one_logit: bool = False
+    one_logit: bool = False  # for two classes, one vector of weights (logistic regression) instead of two
 
     def __post_init__(self) -> None:
         check_sizes(self.features, (), self.classes)
@@ -71,7 +61,7 @@ class LinearHead:
     def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
         """(runs, P): for each run, sum over the batch of the clipped gradients of each example's cross-entropy.
 
-        Rows are the same for all runs, or each run's own; weights (runs, b), or (1, b), are factors on the examples.
+        Rows are the same for all runs; weights (runs, b), or (1, b), are factors on the examples.
         """
         return clipped_sum(self._matrices(theta), rows, weight, clipping).flatten(1)
 
@@ -88,20 +78,10 @@ Activation = Literal["tanh", "relu"]
 
 @dataclass(frozen=True)
 class MLP:
-    """Linear layers with biases, and an activation between two.
-
-    Args:
-        features: d, columns of the inputs.
-        hidden: units of the hidden layers, at least one layer.
-        classes: at least 2.
-        activation: "tanh" or "relu".
-
-    Raises:
-        ConfigurationError: a size is out of range, or there is no such activation.
-    """
+    """Linear layers with biases, and an activation between two."""
 
     features: int
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...]  # units of each hidden layer
     classes: int
     activation: Activation = "tanh"
     bias: ClassVar[bool] = True
@@ -163,10 +143,8 @@ class MLP:
             if i:
                 into[..., :-1] = delta @ outs[i - 1].mT
                 into[..., -1] = delta.sum(2)
-            elif rows.x.dim() == 2:
-                into.copy_((delta.flatten(0, 1) @ rows.x).view_as(into))
             else:
-                into.copy_(delta @ rows.x)
+                into.copy_((delta.flatten(0, 1) @ rows.x).view_as(into))
         return total
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -180,10 +158,7 @@ class MLP:
     def _passes(self, layers: list[Tensor], rows: Rows) -> tuple[list[Tensor], list[Tensor]]:
         """Forward and back: outputs of the hidden layers, and the delta of every layer, each (runs, units, b)."""
         first, outs = layers[0], []
-        if rows.x.dim() == 2:
-            z = (first.reshape(-1, first.shape[2]) @ rows.x.T).view(*first.shape[:2], len(rows.x))
-        else:
-            z = first @ rows.x.mT
+        z = (first.reshape(-1, first.shape[2]) @ rows.x.T).view(*first.shape[:2], len(rows.x))
         for layer in layers[1:]:
             outs.append(z.tanh_() if self.activation == "tanh" else z.relu_())
             z = torch.baddbmm(layer[..., -1:], layer[..., :-1], outs[-1])

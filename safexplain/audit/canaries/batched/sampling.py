@@ -19,42 +19,24 @@ from safexplain.errors import ConfigurationError
 
 __all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]
 
-_GATHER_COST = 45
-"""Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
-
 _BATCHES, _COINS, _NOISE, START = range(4)
 
 
 class KeyedDraws:
-    """Poisson sampling and Gaussian noise that are functions of a seed and the number of the block of runs.
+    """Poisson sampling and Gaussian noise, functions of a seed and, but for the batches, of the block of runs."""
 
-    With `shared_batches` all runs, in all blocks, meet one sequence of batches of the other records.
-    """
-
-    def __init__(
-        self, seed: int, block: int, sample_rate: float, steps: int, shared_batches: bool, device: torch.device
-    ) -> None:
-        self.sample_rate, self.steps, self.shared_batches = sample_rate, steps, shared_batches
-        self._batches = stream(device, seed, _BATCHES, 0 if shared_batches else 1 + block)
+    def __init__(self, seed: int, block: int, sample_rate: float, steps: int, device: torch.device) -> None:
+        self.sample_rate, self.steps = sample_rate, steps
+        self._batches = stream(device, seed, _BATCHES, 0)
         self._coins = stream(device, seed, _COINS, block)
         self._noise = stream(device, seed, _NOISE, block)
 
-    def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
-        """The other records' part of each step's batch, for all runs or for each its own, as `own_batches` gives it.
-
-        A step computes so many `products` for each run and each number of a row.
-        """
-        q, generator = self.sample_rate, self._batches
+    def batches(self, records: int) -> Iterator[Batch]:
+        """The other records' part of each step's batch, the same for all runs, as `own_batches` gives it for one."""
         if not records:
-            yield from ((None, None) for _ in range(self.steps))
-            return
-        members = torch.ones(1 if self.shared_batches else runs, records, dtype=torch.bool, device=generator.device)
-        if self.shared_batches or q == 1 or products * (1 - q) > _GATHER_COST * q:
-            yield from own_batches(q, members, self.steps, generator)
-            return
-        for _ in range(self.steps):
-            shape, device = members.shape, generator.device
-            yield None, torch.rand(shape, generator=generator, device=device, dtype=torch.float64) < q
+            return ((None, None) for _ in range(self.steps))
+        members = torch.ones(1, records, dtype=torch.bool, device=self._batches.device)
+        return own_batches(self.sample_rate, members, self.steps, self._batches)
 
     def coins(self, runs: int, canaries: int) -> Tensor:
         """(runs, canaries) bool, each True with probability q."""
