@@ -177,20 +177,31 @@ class Finding(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: what outside scripts read, with what it was computed from."""
-        content = asdict(self) | {"claim": self.claim.to_dict(), "setting": dict(self.setting)}  # type: ignore[call-overload]
-        if "errors" in content:
-            content["errors"] = [at | {"threshold": _plain(at["threshold"])} for at in content["errors"]]
-        return content | {
+        content = {
             "epsilon_lower": self.epsilon_lower,
+            "confidence": self.confidence,
             "epsilon_add_remove": _finite(self.epsilon_add_remove),
             "epsilon_substitute": _finite(self.epsilon_substitute),
             "ceiling": self.ceiling,
             "verdict": self.verdict,
             "power": self.power,
+            "runs": self.runs,
             "seconds_per_run": self.seconds_per_run,
             "keeps_claim": self.keeps_claim,
             "sentence": self.sentence,
+            "seconds": self.seconds,
+            "scenario": self.scenario,
+            "method": self.method,
+            "claim": self.claim.to_dict(),
         }
+        counts = asdict(self)  # type: ignore[call-overload]
+        if "errors" in counts:
+            counts["errors"] = [at | {"threshold": _plain(at["threshold"])} for at in counts["errors"]]
+        return (
+            content
+            | {name: counts[name] for name in counts if name not in {*content, "setting"}}
+            | {"setting": dict(self.setting)}
+        )
 
     def check(self, content: Mapping[str, Any]) -> None:
         """Raise InputError where what is stated differs from what follows from the counts."""
