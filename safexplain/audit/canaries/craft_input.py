@@ -9,9 +9,7 @@ For a linear head the residuals p - y of two inputs under one label agree in sig
 inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
 features have one sign, corners of the box that share few features with x do best. The descent starts from both.
 
-A crafted input lies within each feature's range in the data, so that it could be a record. The gradient of a
-linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
-that of the residuals times that of the (x, 1), and no gradient has to be formed.
+A crafted input lies within each feature's range in the data, so that it could be a record.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 
 __all__ = ["Box", "Similarity", "Target", "craft_input", "gradients", "loss"]
@@ -55,7 +52,7 @@ class Box:
 
 
 _NUMBERS = 2**24
-"""Numbers of gradients, or of the data for a linear head, that are held together."""
+"""Numbers of gradients that are held together."""
 
 
 def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -110,21 +107,14 @@ class Target:
     def to(self, x: Tensor, y: Tensor) -> Similarity:
         """Similarity to records x (n, ...), y (n,), differentiable in `x`."""
         both = torch.cat([self.x[None], x]), torch.cat([self.label[None], y])
-        if isinstance(self.network, LinearHead):
-            delta = residual(self.network.logits(self.theta[None], both[0])[0], both[1])
-            dots = (delta @ delta[0]) * (both[0] @ self.x + self.network.bias)
-            squares = delta.square().sum(1) * (both[0].square().sum(1) + self.network.bias)
-            norms = (squares + torch.finfo(squares.dtype).tiny).sqrt()
-        else:
-            found = gradients(self.network, self.theta, *both)
-            dots = found @ found[0]
-            norms = (found.square().sum(1) + torch.finfo(found.dtype).tiny).sqrt()
+        found = gradients(self.network, self.theta, *both)
+        dots = found @ found[0]
+        norms = (found.square().sum(1) + torch.finfo(found.dtype).tiny).sqrt()
         return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
 
     def to_all(self, x: Tensor, y: Tensor) -> Similarity:
         """The same in pieces, for many records; not differentiable."""
-        numbers = x[0].numel() if isinstance(self.network, LinearHead) else self.network.parameters
-        size = max(1, _NUMBERS // numbers)
+        size = max(1, _NUMBERS // self.network.parameters)
         with torch.no_grad():
             pieces = [self.to(*piece) for piece in zip(torch.split(x, size), torch.split(y, size), strict=True)]
         return Similarity(torch.cat([p.cosine for p in pieces]), torch.cat([p.norm for p in pieces]))

@@ -61,7 +61,7 @@ def slow_cosine(network, theta, z, other) -> float:
 def test_similarity_is_that_of_autograd_gradients(network, monkeypatch):
     x, y, found = trained(network)
     target = Target(network, found.theta, x[3], int(y[3]))
-    monkeypatch.setattr(similarity, "_NUMBERS", 7 * D)  # in pieces
+    monkeypatch.setattr(similarity, "_NUMBERS", 7 * network.parameters)  # in pieces
     fast = target.to_all(x[:20], y[:20])
     gradients = torch.stack([slow_gradient(network, found.theta, x[i], y[i]) for i in range(20)])
     torch.testing.assert_close(fast.norm, gradients.norm(dim=1))
@@ -172,7 +172,7 @@ def test_a_mislabelled_canary_has_the_label_that_a_loop_finds(network):
 def test_a_natural_canary_is_the_auxiliary_record_that_a_loop_finds(network, monkeypatch):
     x, y, found = trained(network)
     auxiliary = records(network.classes, seed=2, n=50)
-    monkeypatch.setattr(similarity, "_NUMBERS", 9 * D)
+    monkeypatch.setattr(similarity, "_NUMBERS", 9 * network.parameters)
     canary = make_canary("natural", network, x, y, found, auxiliary=auxiliary)
     z = x[found.target], y[found.target]
     cosines = [slow_cosine(network, found.theta, z, other) for other in zip(*auxiliary, strict=True)]

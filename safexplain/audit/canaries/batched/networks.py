@@ -207,13 +207,6 @@ def affine(matrices: Tensor, x: Tensor, bias: bool) -> Tensor:
     return flat + matrices[:, None, :, -1] if bias else flat
 
 
-def residual(logits: Tensor, y: Tensor) -> Tensor:
-    """Gradient of the cross-entropy with respect to the logits (n, outputs)."""
-    if logits.shape[1] == 1:
-        return logits.sigmoid() - y[:, None]
-    return logits.softmax(1) - torch.nn.functional.one_hot(y, logits.shape[1])
-
-
 def check_sizes(features: int, hidden: tuple[int, ...], classes: int) -> None:
     """Raise ConfigurationError unless these are sizes of a network."""
     for name, value, least in (("features", features, 1), *(("hidden", h, 1) for h in hidden), ("classes", classes, 2)):
