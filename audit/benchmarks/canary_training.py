@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import make_canary
@@ -50,6 +50,7 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import RESULTS, provenance, table, write_json
+from ..suites.paper_c_canaries.mlp import MLP
 
 RECORDS, FEATURES, SIGMA, LR, BOUND, RATE = 500, 768, 5.5728, 0.001, 2.0, 0.25
 SIGMAS = {1.0: 22.3557, 0.25: 5.5728, 0.0625: 1.4028}

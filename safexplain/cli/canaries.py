@@ -12,7 +12,7 @@ __all__ = ["canaries_command"]
 TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 """Headings of the options."""
 
-PRESETS = ("logit-768", "softmax-768", "logit-384", "mlp-446", "mlp-600")
+PRESETS = ("logit-768", "softmax-768", "logit-384")
 SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
 METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
 """What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""

@@ -12,7 +12,8 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from audit.suites.paper_c_canaries.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import KeyedDraws
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.dp.heads.recipe import HeadRecipe

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import Model, at_least_single, check_data
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
@@ -52,7 +52,7 @@ class Reference:
 
 
 def reference(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     recipe: HeadRecipe,
@@ -120,7 +120,7 @@ def least_sure(confidence: Tensor, y: Tensor) -> dict[int, int]:
 
 
 def _moved(
-    network: Network,
+    network: LinearHead,
     rows: Rows,
     recipe: HeadRecipe,
     start: Tensor,
@@ -146,7 +146,7 @@ def _moved(
 
 
 def _training(
-    network: Network, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
+    network: LinearHead, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
     theta = start.clone()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._validate import from_table, read_toml
-from safexplain.audit.canaries.batched.networks import Activation
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
@@ -46,8 +45,6 @@ class Training:
     lr: float = 0.001
     momentum: float = 0.0
     l2: float = 0.0
-    hidden: tuple[int, ...] = ()  # widths of hidden layers; none: a linear head
-    activation: Activation = "tanh"
     bias: bool = True
     one_logit: bool = False  # for two classes, one vector of weights
     function: str = ""  # "package.module:function", instead of all this but steps, batch size and noise
@@ -87,7 +84,7 @@ class CanaryConfig:
             momentum=t.momentum, l2=t.l2, bias=t.bias, one_logit=t.one_logit,
         )  # fmt: skip
         flat = None if self.auxiliary is None else (self.auxiliary[0].flatten(1), self.auxiliary[1])
-        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, t.hidden, t.activation, flat)
+        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, flat)
 
 
 def load_canary_config(path: Path) -> CanaryConfig:

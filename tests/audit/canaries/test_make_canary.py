@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import craft_input as similarity
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.craft_input import Box, Target, gradients, loss
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import reference as module
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.craft_input import gradients
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork

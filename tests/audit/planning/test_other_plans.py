@@ -56,7 +56,7 @@ def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(settin
 
 
 def test_one_run_and_a_function_of_ones_own_have_the_ceiling_of_the_real_ones(setting: Setting) -> None:
-    wide = replace(setting, hidden=(8,))
+    wide = replace(setting, x=setting.x.repeat(1, 4))
     plan = plan_once(wide, 30)
     assert plan.best_certifiable == run_once(wide, 30).ceiling
     assert all("more --one-run" in sentence and "runs that" not in sentence for sentence in plan.feasible)

@@ -19,7 +19,7 @@ from torch import Tensor
 from safexplain._digest import code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.blocks import Block, Tick, TrainBlock, blocks_of, rows_at_once, train_blocks
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import START, Inserted, KeyedDraws, stream
 from safexplain.audit.canaries.canary import check_records, check_target
 from safexplain.audit.canaries.store import FinishedRuns
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 
 def steps_of(
-    network: Network,
+    network: LinearHead,
     others: Rows,
     inserted: Inserted,
     recipe: HeadRecipe,
@@ -72,7 +72,7 @@ def steps_of(
 
 
 def _clipped_sum(
-    network: Network,
+    network: LinearHead,
     theta: Tensor,
     rows: Rows,
     index: Tensor | None,
@@ -104,7 +104,7 @@ class Job:
         ConfigurationError: arguments that contradict each other.
     """
 
-    network: Network
+    network: LinearHead
     x: Tensor  # (n, d) features of all records, in whose precision is trained; half precision is raised
     y: Tensor  # (n,)
     targets: Sequence[int]  # rows that are left out, the canaries' places

@@ -17,7 +17,7 @@ from torch import Tensor
 from safexplain._progress import Progress
 from safexplain.audit.canaries.batched.blocks import Block, Tick
 from safexplain.audit.canaries.batched.job import Job
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.canary import (
     FOR_FUNCTIONS,
@@ -41,7 +41,7 @@ Score = Callable[[Tensor, int], Tensor]
 
 
 def train_runs(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     canary: Canary,
@@ -96,7 +96,7 @@ def train_runs(
 
 
 def train_one_run(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     coordinates: Tensor,

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from audit.suites.paper_c_canaries.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping

@@ -9,10 +9,11 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
+from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries.batched import blocks as plan
 from safexplain.audit.canaries.batched import job
 from safexplain.audit.canaries.batched.job import steps_of
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
