@@ -72,10 +72,11 @@ def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return torch.autograd.grad(loss_of(leaf, x, y), leaf, create_graph=x.requires_grad)[0]
 
     try:
-        return vmap(grad(loss_of), (None, 0, 0))(theta, x, y)
+        found: Tensor = vmap(grad(loss_of), (None, 0, 0))(theta, x, y)
     except RuntimeError:
         with torch.enable_grad():
-            return torch.stack([gradient(*record) for record in zip(x, y, strict=True)])
+            found = torch.stack([gradient(*record) for record in zip(x, y, strict=True)])
+    return found
 
 
 class Similarity(NamedTuple):

@@ -15,18 +15,15 @@ from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.plan import Plan, Stage, resident
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import GUESSED, CanaryResult, Errors, OneRunResult
+from safexplain.verdict.canaries.result import CanaryResult, Errors
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.lower_bounds import CHOOSING
-from safexplain.verdict.stats.one_run import OneRunMethod
 
 WARM, TIMED = 1, 6
 """Steps before the clock starts, and up to which it runs."""
 
 REFERENCES = {"gradient": 3}
 """Trainings of one model that craft a canary of a setting; 1 of the others."""
-
-NOTE = "Runs that are finished already, of a run that is taken up, are counted again."
 
 
 def plan_canaries(
@@ -57,25 +54,6 @@ def plan_canaries(
     fixed = centred if threshold == "auto" else threshold != "split"
     claim = setting.claim.of_group(poison_size("poison", records)) if "poison" in scenarios else setting.claim
     return _plan(stages, _best(claim, scenarios[0], runs, method, fixed, confidence), began)
-
-
-def plan_once(
-    setting: Setting,
-    canaries: int,
-    *,
-    method: OneRunMethod = "f-dp",
-    confidence: float = 0.95,
-    device: torch.device | str = "cpu",
-) -> Plan:
-    """The same for `run_once`: a single training with many canaries."""
-    began, guesses = time.perf_counter(), max(1, round(GUESSED * canaries))
-    best = OneRunResult(
-        claim=setting.claim, method=method, confidence=confidence, canaries=canaries, guesses=guesses,
-        correct=guesses, seconds=0.0,
-    )  # fmt: skip
-    seconds = 8 * _seconds(setting.to(device), 2)  # four trainings, three of them to find the parameters
-    stage = Stage("crafting and training", seconds, 1, "run", f"{setting.recipe.steps:,} steps, four times")
-    return _plan([stage], best, began)
 
 
 def plan_probes(probes: Sequence[CanaryProbe]) -> Plan:
@@ -115,15 +93,11 @@ def _best(
     return CanaryResult(name, claim, method, confidence, (Errors(steps, 0.0, 0, d_prime, 0, d),), runs, 0.0)
 
 
-def _plan(stages: Sequence[Stage], best: CanaryResult | OneRunResult, began: float) -> Plan:
-    limit = best.claim.substitute or 0.0
-    if isinstance(best, OneRunResult):
-        what, option, d, d_prime = "canaries", "one-run", best.canaries // 2, best.canaries - best.canaries // 2
-    else:
-        what, option, d, d_prime = "runs", "runs", best.errors[-1].positives, best.errors[-1].negatives
+def _plan(stages: Sequence[Stage], best: CanaryResult, began: float) -> Plan:
+    limit, at = best.claim.substitute or 0.0, best.errors[-1]
     more = (
-        f"{what} that are all told apart show at most {best.ceiling:.2f}: the claim of {limit:.2f} cannot be reached"
-        f" from below, though one that is broken by far can be refuted; give more --{option}"
+        f"runs that are all told apart show at most {best.ceiling:.2f}: the claim of {limit:.2f} cannot be reached from"
+        " below, though one that is broken by far can be refuted; give more --runs"
     )
     return Plan(
         tuple(stages),
@@ -132,9 +106,9 @@ def _plan(stages: Sequence[Stage], best: CanaryResult | OneRunResult, began: flo
         best_certifiable=best.ceiling,
         limit=limit,
         claim="epsilon",
-        members=d,
-        non_members=d_prime,
+        members=at.positives,
+        non_members=at.negatives,
         feasible=(more,) if best.ceiling < limit else (),
-        notes=(NOTE,),
+        notes=("Runs that are finished already, of a run that is taken up, are counted again.",),
         took=time.perf_counter() - began,
     )

@@ -25,7 +25,7 @@ from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.run import run_canaries, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.audit.planning.canaries import plan_canaries, plan_once, plan_probes
+from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.run.canary_config import CanaryConfig, load_canary_config
@@ -81,6 +81,8 @@ def audit_by_canaries(
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
     read = None if config is None else load_canary_config(config)
+    if plan and options.one_run:
+        raise ConfigurationError("--plan: --one-run trains once, and that is what a plan would cost; leave one out")
     where, folder = device_of(device), choose_folder(run_dir, resume)
     with nullcontext() if plan else resumable(folder), shown(quiet) as progress:
         if read is not None and read.training.function:
@@ -107,8 +109,6 @@ def _of_setting(
         once: dict[str, Any] = {"method": _one_run_method(o), "confidence": o.confidence, "device": device}
         if o.scenario:
             raise ConfigurationError("--one-run trains a description with gradient canaries: leave out --scenario")
-        if plan:
-            return plan_once(setting, o.one_run, **once)
         make_folder(folder)
         once |= {"seed": o.seed, "cache": folder / "runs", "progress": progress}
         return [run_once(setting, o.one_run, **once)], {}
@@ -136,8 +136,6 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
     common: dict[str, Any] = {"claim": config.claim, "auxiliary": config.auxiliary, "seed": o.seed}
     if o.one_run:
         method = _one_run_method(o)
-        if plan:
-            raise ConfigurationError("--plan: --one-run calls a function once, and that is what it would cost")
         make_folder(folder)
         probe = CanaryProbe(*what, scenario=o.scenario or "mislabelled", confidence=o.confidence, **common)
         return [probe.run_once(o.one_run, method=method)], {}
@@ -273,7 +271,7 @@ def show(
     steps = [one for one in found if isinstance(one, CanaryResult)]
     if steps and strongest.claim.mechanism is not None:
         files["plot"] = "canaries.png"
-        plot_canaries(steps, path=folder / files["plot"])
+        plot_canaries(steps, folder / files["plot"])
     if json_:
         typer.echo(json.dumps({**content, "run_dir": str(folder), "files": files}, allow_nan=False))
     elif quiet:

@@ -135,7 +135,7 @@ def _pair_scores(model: Any, own: Sequence[Record], others: Sequence[Record], sc
         raise InputError(f"train must return a torch.nn.Module, got {type(model).__name__}")
     kind: RecordScenario = "natural" if scenario == "natural" else "mislabelled"
     at_own, at_other = (logits_of(model, torch.stack([x for x, _ in records])) for records in (own, others))
-    pairs = zip(at_own.split(1), at_other.split(1), own, others, strict=True)
+    pairs = zip(torch.split(at_own, 1), torch.split(at_other, 1), own, others, strict=True)
     return np.array([float(record_scores(a, b, int(z[1]), int(other[1]), kind)) for a, b, z, other in pairs])
 
 
@@ -154,4 +154,4 @@ def _gradient_scores(trained: Callable[..., Any], rows: Sequence[int], coins: ND
     directions = (Direction((int(at),), (sign,)) for at, sign in zip(coordinates, signs, strict=True))
     hook = GradientHook({row: (direction,) for row, direction in zip(rows, directions, strict=True)})
     trained("training with canaries", {}, hook)
-    return first.net.cpu()[coordinates].numpy() - signs * np.array(hook.moved)
+    return np.asarray(first.net.cpu()[coordinates].numpy() - signs * np.array(hook.moved), dtype=np.float64)
