@@ -20,12 +20,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from safexplain.audit import Recipe, Signals, holdout_uses
+from safexplain.audit import Population, Recipe, Signals, holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command
 from safexplain.cli.options import Question
-from safexplain.audit import Population
 from safexplain.cli.run import demo
 from safexplain.cli.run.classifiers import check_public
 from safexplain.cli.run.question import parse_hardening, parse_methods
