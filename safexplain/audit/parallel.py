@@ -53,6 +53,15 @@ def parallel() -> bool:
     return workers() > 1
 
 
+def present(device: str | torch.device) -> torch.device:
+    """The device where this process has it, else the CPU: workers may have GPUs where this process has none."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return torch.device("cpu")
+    return torch.device(device)
+
+
 def each(
     work: Callable[..., Any],
     tasks: Sequence[tuple[Any, ...]],
@@ -65,7 +74,8 @@ def each(
 ) -> Iterator[tuple[int, Any]]:
     """(i, `work(*tasks[i], tick=tick)`) for every task, as they are ready; in order where this process does them.
 
-    `tick(share, note="")` moves progress in this process and does nothing in a worker. Each task counts as `sizes`
+    `tick(share, note="")` moves progress in this process and does nothing in a worker; progress counts a task once its
+    result has been taken, and the next is asked for. Each task counts as `sizes`
     units (or one), of `total` with the `before` that were finished earlier. What cannot be pickled, such as an
     endpoint, is done in this process. A task whose worker died is done again, and what `work` raises is raised
     unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on the CPU.
@@ -79,10 +89,9 @@ def each(
             def tick(share: float, note: str = "", before: float = done, own: float = units[i]) -> None:
                 progress(stage, before + share * own, whole, note)
 
-            result = work(*task, tick=tick)
+            yield i, work(*task, tick=tick)
             done += units[i]
             progress(stage, done, whole)
-            yield i, result
     if waiting:
         _prepare(get_active_backend()[0])
     tries = TRIES
@@ -105,9 +114,9 @@ def each(
                 if raised:
                     raise pickle.loads(raw)
                 del waiting[i]
+                yield i, pickle.loads(raw)
                 tries, done = TRIES, done + units[i]
                 progress(stage, done, whole)
-                yield i, pickle.loads(raw)
 
 
 def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generator[tuple[int, bool, bytes]]:
@@ -115,7 +124,7 @@ def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generat
     pool = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
     results = pool(delayed(_do)(i, VERSIONS, raw, *arrays) for i, (raw, arrays) in list(waiting.items()))
     try:
-        for answer in results:  # not `yield from`, which would close it outside the block below
+        for answer in results:  # noqa: UP028  # `yield from` would close it outside the block below
             yield answer
     finally:
         with warnings.catch_warnings(action="ignore"):  # that not all results were taken

@@ -507,7 +507,6 @@ def prepare(
             seed=seed,
             device=place if device is None or executor is None else device,
             cache=cache,
-            executor=executor,
             progress=named(progress, "training reference models"),
         )
         if executor is None:

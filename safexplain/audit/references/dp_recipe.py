@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -190,7 +189,6 @@ class DPTraining:
         y: Tensor,
         *,
         seed: int,
-        checkpoint: Path | None = None,
         tick: Callable[..., None] | None = None,
     ) -> DPFineTuner:
         """The training of one model on (x, y), on its device.
@@ -222,7 +220,6 @@ class DPTraining:
                 device=next(model.parameters()).device,
                 pretrained=False,
                 seed=seed,
-                checkpoint=checkpoint,
                 progress=lambda stage, done, total, note="": tick(done / total, note) if tick else None,
             )
 

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -121,38 +120,13 @@ def train_alone(
     y: Tensor,
     generator: torch.Generator,
     tick: Callable[..., None] | None,
-    checkpoint: Path | None,
 ) -> nn.Module:
-    """Train a model in place by `DPFineTuner`, seeded by the generator, and return it in eval mode.
-
-    Args:
-        how: the rest of the recipe.
-        dp: of the training.
-        model: on the device where it is to train.
-        x: (members, ...) inputs.
-        y: (members,) labels.
-        generator: whose initial seed is that of the batches and the noise.
-        tick: progress.
-        checkpoint: file where the training is kept while it runs; one that does not fit is as if it were not there.
-
-    Raises:
-        ConfigurationError, InputError: as `DPFineTuner`.
-    """
-    seed, kept = generator.initial_seed() % 2**31, checkpoint is not None and checkpoint.exists()
-
-    def fit() -> nn.Module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)
-            return dp.tuner(how, model, x, y, seed=seed, checkpoint=checkpoint, tick=tick).fit().model
-
-    try:
-        trained = fit()
-    except InputError:
-        if not kept or checkpoint is None:
-            raise
-        checkpoint.unlink(missing_ok=True)
-        trained = fit()
-    model.load_state_dict(trained.state_dict())
+    """Train a model in place by `DPFineTuner`, its batches and noise seeded by the generator, and return it in eval
+    mode; raises what that does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        tuner = dp.tuner(how, model, x, y, seed=generator.initial_seed() % 2**31, tick=tick)
+        model.load_state_dict(tuner.fit().model.state_dict())
     return model.eval()
 
 
@@ -165,26 +139,9 @@ def train_private_models(
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Callable[..., None] | None,
-    finished: Callable[[int], None],
-    checkpoints: Sequence[Path | None],
 ) -> None:
-    """Train models in place: heads on the same features together, all others one after the other.
-
-    Args:
-        how: the rest of the recipe.
-        dp: of the training.
-        models: m modules, on one device; they end in eval mode.
-        x: (n, ...) inputs of the pool.
-        y: (n,) labels.
-        members: m index tensors into the pool.
-        generators: one a model.
-        tick: told the share of all m models that is done.
-        finished: told the place of each model as soon as it is trained.
-        checkpoints: a file or None for each model.
-
-    Raises:
-        ConfigurationError, InputError: as `DPFineTuner`.
-    """
+    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one after the
+    other; raises what `DPFineTuner` does."""
     waiting, done = list(range(len(models))), 0
     while waiting:
         first = waiting[0]
@@ -201,12 +158,9 @@ def train_private_models(
             group = alike
         else:
             own_x, own_y = x[own.to(x.device)], y[own.to(y.device)]
-            one = partial(told, size=1)
-            train_alone(how, dp, models[first], own_x, own_y, generators[first], one, checkpoints[first])
+            train_alone(how, dp, models[first], own_x, own_y, generators[first], partial(told, size=1))
         done += len(group)
         waiting = [i for i in waiting if i not in group]
-        for i in group:
-            finished(i)
 
 
 def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraining) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,20 +25,12 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
+from safexplain.audit.parallel import present
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.executors import (
-    Executor,
-    check_code,
-    check_executor,
-    parted,
-    present,
-    train_elsewhere,
-    weights_as_bytes,
-)
 from safexplain.audit.references.shadows import Shadows, mixed_seed
-from safexplain.audit.references.training import groups_by_steps, train_models, train_one
+from safexplain.audit.references.training import groups_by_steps, most_together, train_models, train_one
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -124,9 +116,8 @@ class FineTune:
         Raises:
             InputError: as `fine_tune`, but for what is wrong with a share of the data.
         """
-        one = Shadows((model,), np.zeros((1, 1), dtype=bool))
-        job = _Job(one, self, 0, next((p.device for p in model.parameters()), torch.device("cpu")))
-        job.check(job.start(0))
+        job = _Job(self, np.zeros((1, 1), dtype=bool), (0,), 0, torch.device("cpu"))
+        job.check(job.start(0, model))
 
     def _check_dp(self) -> None:
         from safexplain.dp.sgd.finetune import DPFineTuner
@@ -190,7 +181,6 @@ def fine_tune(
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
-    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
@@ -206,19 +196,16 @@ def fine_tune(
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
         cache: a `ModelCache` or a folder; that of the pre-training may be used.
-        executor: sends groups of models elsewhere, see `train_shadows`. None: this process.
         progress: told after each model.
 
     Returns:
-        The fine-tuned models, on `device` (with an executor: on the CPU where this process has no such device), and the
-        membership and numbers of the pre-training, unchanged. A model is seeded by its number.
+        The fine-tuned models, on `device` (on the CPU where workers have such a device and this process has none), and
+        the membership and numbers of the pre-training, unchanged. A model is seeded by its number.
 
     Raises:
-        ConfigurationError: what is to be sent to workers cannot be.
         InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
             train, a share with fewer than two classes, or a training that diverged.
     """
-    check_executor(executor)
     if not isinstance(pretrained, Shadows):
         raise ConfigurationTypeError(
             f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
@@ -229,51 +216,27 @@ def fine_tune(
             f"overlap: row {int(rows.max())} is beyond the pool of {pretrained.membership.shape[1]} examples"
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
-    job = _Job(pretrained, how, seed, torch.device(device if executor is None else present(device)))
+    job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
     for i in range(len(pretrained.models)):
         job.check_data(i)
-    models = job.starts()
+    models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
     keys = [job.key(i, model) if store else "" for i, model in enumerate(models)]
-    models = job.ready(models)
-    if executor is None:
-        return Shadows(tuple(job.fit(models, keys, store, progress)), pretrained.membership, pretrained.numbers)
+    for i, model in enumerate(models):
+        job.check(model)
+        if how.dp is not None and how.trainable != "head":
+            models[i] = job.dp_architecture(i, model)
 
-    def groups(missing: list[int]) -> list[list[int]]:
-        heads = [i for i in missing if job.on_features(models[i])]
-        others = [i for i in missing if i not in heads]
-        return parted(heads, executor, together=True) + parted(others, executor)
+    def load(i: int) -> nn.Module | None:
+        return models[i] if store and keys[i] and store.load(keys[i], models[i]) else None
 
-    def sent(places: list[int]) -> tuple[Shadows, list[str]]:
-        own = tuple(copy.deepcopy(pretrained.models[i]).cpu() for i in places)
-        part = Shadows(own, pretrained.membership[places], tuple(pretrained.numbers[i] for i in places))
-        return part, [keys[i] for i in places]
+    def save(i: int, model: nn.Module) -> None:
+        if store and keys[i]:
+            store.save(keys[i], model)
 
-    work = _Elsewhere(how, seed, torch.device(device), store.folder if store else None, code_digest(__name__))
-    made = train_elsewhere(
-        executor, work, models, keys, store, groups, stage="fine-tuning", progress=progress, sent=sent
-    )
-    return Shadows(tuple(model.to(job.device) for model in made), pretrained.membership, pretrained.numbers)
-
-
-@dataclass(frozen=True, eq=False)
-class _Elsewhere:
-    """Fine-tunes in a worker."""
-
-    how: FineTune
-    seed: int
-    device: torch.device
-    folder: Path | None
-    code: str
-
-    def __call__(self, group: tuple[Shadows, list[str]], tick: Tick, seen: bool) -> list[bytes | None]:
-        """Of each model its weights, or None where it is in the store."""
-        check_code(self.code, __name__)
-        pretrained, keys = group
-        store = ModelCache(self.folder) if seen and self.folder else None
-        job = _Job(pretrained, self.how, self.seed, self.device)
-        models = job.ready(job.starts())
-        tuned = job.fit(models, keys, store, lambda _, done, total, note="": tick(done / total, note))
-        return [None if store and key else weights_as_bytes(model) for model, key in zip(tuned, keys, strict=True)]
+    groups = partial(job.groups, models)
+    made = load_or_train(job, models, groups, load, save, stage="fine-tuning", progress=progress)
+    tuned = tuple(model.to(present(device)) for model in made)
+    return Shadows(tuned, pretrained.membership, pretrained.numbers)
 
 
 def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
@@ -326,53 +289,34 @@ def head_name(model: nn.Module) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    pretrained: Shadows
+    """Fine-tunes some of the models, here or in a worker."""
+
     how: FineTune
+    membership: NDArray[np.bool_]
+    numbers: tuple[int, ...]
     seed: int
     device: torch.device
 
     # ------------------------------------------------------------------------------------------- what each model is
 
-    def starts(self) -> list[nn.Module]:
-        """All models with their new heads."""
-        return [self.start(i) for i in range(len(self.pretrained.models))]
-
-    def ready(self, models: list[nn.Module]) -> list[nn.Module]:
-        """They, as they train: on the device, and without BatchNorm where that cannot train with DP."""
-        for i, model in enumerate(models):
-            models[i] = model.to(self.device)
-            self.check(models[i])
-            if self.how.dp is not None and self.how.trainable != "head":
-                models[i] = self.dp_architecture(i, models[i])
-        return models
-
-    def fit(
-        self, models: list[nn.Module], keys: Sequence[str], store: ModelCache | None, progress: Progress
-    ) -> list[nn.Module]:
-        """The fine-tuned models, from the store or trained and stored."""
-
-        def train(
-            group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
-        ) -> None:
-            if len(group) > 1 or self.on_features(models[group[0]]):
-                self.train_heads(models, group, tick, finished, checkpoints)
-                return
-            if self.how.dp is not None:
-                self.train_with_dp(models[group[0]], group[0], tick)
-            else:
-                self.train_alone(models[group[0]], group[0], tick, checkpoints[0])
-            finished(0)
-
-        groups = partial(self.groups, models)
-        return load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
+    def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
+        """The models of these places, fine-tuned, on the CPU."""
+        models = [start.to(self.device) for start in starts]
+        if len(models) > 1 or self.on_features(models[0]):
+            self.train_heads(models, places, tick)
+        elif self.how.dp is not None:
+            self.train_with_dp(models[0], places[0], tick)
+        else:
+            self.train_alone(models[0], places[0], tick)
+        return [model.cpu() for model in models]
 
     def number(self, i: int) -> int:
         """By which model i is seeded; that of a target is below 0."""
-        return self.pretrained.numbers[i] % 2**32
+        return self.numbers[i] % 2**32
 
-    def start(self, i: int) -> nn.Module:
+    def start(self, i: int, pretrained: nn.Module) -> nn.Module:
         """Model i with its new head."""
-        return replace_head(self.pretrained.models[i], self.how.classes, seed=self._mixed(i, 0))
+        return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
 
     def key(self, i: int, initial: nn.Module) -> str:
         """Of everything that makes model i; "" where that has no stable identity."""
@@ -411,7 +355,7 @@ class _Job:
         rng = np.random.default_rng([self.seed, self.number(i), _STREAM])
         rows = np.sort(rng.choice(n, count, replace=False))
         pool_rows = self.how.overlap[1] if self.how.overlap else np.zeros(0, dtype=np.int64)
-        return rows, np.flatnonzero(self.pretrained.membership[i, pool_rows])
+        return rows, np.flatnonzero(self.membership[i, pool_rows])
 
     def _mixed(self, i: int, what: int) -> int:
         return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
@@ -425,7 +369,7 @@ class _Job:
         """Raise InputError where model i would see fewer than two classes."""
         if len(torch.unique(y := self._labels(i))) < 2:
             raise InputError(
-                f"model {self.pretrained.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
+                f"model {self.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
                 " classes: raise sample, or use more downstream data"
             )
 
@@ -454,7 +398,7 @@ class _Job:
     def _outputs(self, model: nn.Module, x: Tensor) -> Any:
         model.eval()
         with torch.no_grad():
-            return model(x.to(self.device))
+            return model(x.to(_device_of(model)))
 
     def on_features(self, model: nn.Module) -> bool:
         """Whether training the head on features is training it in the network."""
@@ -486,46 +430,35 @@ class _Job:
         found = []
         for (width, _), counts in sizes.items():
             most = max(1, _FEATURES // (4 * width * max(counts.values())))
-            for group in groups_by_steps(self.how.recipe, counts):
-                found += [group[first : first + most] for first in range(0, len(group), most)]
+            found += groups_by_steps(self.how.recipe, counts, min(most, most_together(len(missing))))
         together = {i for group in found for i in group}
         return found + [[i] for i in missing if i not in together]
 
     # ------------------------------------------------------------------------------------------------- how it trains
 
-    def train_heads(
-        self,
-        models: Sequence[nn.Module],
-        group: list[int],
-        tick: Tick,
-        finished: Callable[[int], None],
-        checkpoints: list[Path | None],
-    ) -> None:
+    def train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
         """Features once, then all heads at once."""
         from safexplain.dp.heads.features import features
 
         inputs, labels, index, heads, first = [], [], [], [], 0
-        for i in group:
+        for i, model in zip(places, models, strict=True):
             x, y = self.data(i)
-            inputs.append(features(models[i], head_name(models[i]), x))
+            inputs.append(features(model, head_name(model), x))
             labels.append(y)
             index.append(torch.arange(first, first + len(y)))
-            heads.append(nn.Sequential(models[i].get_submodule(head_name(models[i]))))
+            heads.append(nn.Sequential(model.get_submodule(head_name(model))))
             first += len(y)
-        generators = [self._generator(i) for i in group]
-        data = torch.cat(inputs), torch.cat(labels), index
-        recipe = self.how.recipe
-        train_models(recipe, heads, *data, generators, tick, finished=finished, checkpoints=checkpoints)
+        generators = [self._generator(i) for i in places]
+        train_models(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
 
-    def train_alone(self, model: nn.Module, i: int, tick: Tick, checkpoint: Path | None) -> None:
+    def train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
         """The plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
         parts = None if self.how.trainable == "all" else [learner.get_submodule(name) for name in self._parts(learner)]
         with _only(learner, [learner] if parts is None else parts):
-            data, generator = self.data(i), self._generator(i)
-            train_one(self.how.recipe, learner, *data, generator, tick, parts=parts, checkpoint=checkpoint)
+            train_one(self.how.recipe, learner, *self.data(i), self._generator(i), tick, parts=parts)
         if learner is not model:
             model.load_state_dict(restore(learner).state_dict())
 
@@ -567,7 +500,7 @@ class _Job:
                 pin(module)  # no dropout in what is frozen
             if isinstance(trainable, int):
                 trainable = [name for name, part in parts.items() if any(True for _ in part.parameters())]
-        return DPFineTuner(model, (x, y), trainable=trainable, device=self.device, progress=progress, **given)
+        return DPFineTuner(model, (x, y), trainable=trainable, device=_device_of(model), progress=progress, **given)
 
     def _parts(self, model: nn.Module) -> list[str]:
         """Names of the modules that train, none within another."""
@@ -602,7 +535,8 @@ class _Job:
         targets, name = self._beside(model), head_name(model)
         head = model.get_submodule(name)
         model = put(model, name, nn.Identity())
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        device = _device_of(model)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self._mixed(i, 2))
             add_lora(model, targets=targets)
         return put(model, name, head)
@@ -619,6 +553,10 @@ class _Job:
                 ' "all"'
             )
         return TARGETS if any(name.rpartition(".")[2] in TARGETS for name in linear) else linear
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
