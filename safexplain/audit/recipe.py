@@ -142,12 +142,8 @@ class Recipe:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
-        """From named values, as TOML has them.
-
-        Args:
-            values: name -> value, `dp` a table.
-            what: how messages call the recipe.
-            statement: of the target's training, from which `dp`, epochs and batch size are filled.
+        """From named values, as TOML has them, `dp` a table. Messages call the recipe `what`; a statement of the
+        target's training fills `dp`, epochs and batch size.
 
         Raises:
             InputError: the statement is about a training that cannot be repeated from it.
@@ -175,11 +171,8 @@ class Recipe:
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + table
 
     def caveat(self, target: nn.Module | None = None) -> str:
-        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing.
-
-        Args:
-            target: the audited model. One whose own weights are in half precision was trained so, and needs no caveat.
-        """
+        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing, as
+        for an audited `target` whose own weights are in half precision: it was trained so."""
         halves = {torch.bfloat16, torch.float16}
         if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
             return ""
@@ -189,11 +182,8 @@ class Recipe:
         )
 
     def privacy_note(self, statement: PrivacyStatement | None) -> str:
-        """What a reader of an audit has to know of differential privacy in its reference models; "": nothing.
-
-        Args:
-            statement: of the target's training; None: there is none.
-        """
+        """What a reader of an audit has to know of differential privacy in its reference models, or "", with the
+        statement of the target's training."""
         if self.dp is not None:
             return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
         if statement is None:
@@ -291,15 +281,7 @@ class Recipe:
 
 
 def check_examples(examples: int | None, rows: int) -> None:
-    """See that reference models train on about as many rows as the target did.
-
-    Args:
-        examples: rows of the target's training; None: not known.
-        rows: that each reference model trains on.
-
-    Raises:
-        InputError: they train on fewer.
-    """
+    """Raise InputError where reference models train on fewer rows than the target did, if that is known."""
     if examples is not None and rows < (1 - FEWER) * examples:
         raise InputError(
             f"the recipe says that the model was trained on {examples:,} rows, and reference models would train on"

@@ -48,13 +48,8 @@ def loss_in(model: nn.Module) -> Loss:
 
 
 class StandIn:
-    """A copy of a model that trains in its place, and in that of others of its architecture.
-
-    Args:
-        model: left as it is.
-        channels_last: memory format of 4-d parameters.
-        compile: compile the loss, for batches of one size; with CUDA graphs on a GPU.
-    """
+    """A copy of a model that trains in its place, and in that of others of its architecture: 4-d parameters lie
+    `channels_last`, and the loss of batches of one size is compiled, with CUDA graphs on a GPU."""
 
     def __init__(self, model: nn.Module, *, channels_last: bool, compile: bool) -> None:
         self.module = copy.deepcopy(model)

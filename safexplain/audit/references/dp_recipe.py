@@ -237,12 +237,8 @@ def left_out(optimizer: str) -> dict[str, float]:
 
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
-    """Values of a recipe, with all that a privacy statement says of the training; epochs and batch size are its.
-
-    Args:
-        values: name -> value as in the file; `dp` may be a part of its table, or missing.
-        statement: of the target's training.
-        what: how messages call the recipe.
+    """Values of a recipe, name -> value as in the file, with all that a privacy statement says of the training: `dp`
+    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`.
 
     Raises:
         InputError: reference models cannot repeat a training of this kind from its statement.
@@ -274,11 +270,6 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
     """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or "".
-
-    Args:
-        values: name -> value as in the file.
-        statement: that can be repeated.
-        what: how messages call the recipe.
 
     Raises:
         ConfigurationError: they are no whole numbers of at least 1.

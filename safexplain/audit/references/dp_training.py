@@ -21,17 +21,11 @@ from safexplain.errors import InputError, PrivacyWarning
 
 @dataclass(frozen=True, eq=False)
 class FrozenAs:
-    """Builds models whose frozen layers are the target's: what did not train was public, and is in both.
-
-    Args:
-        build: makes an untrained model from a seed.
-        target: of whose tensors those that do not train are taken.
-        dp: says which these are.
-    """
+    """Builds models whose frozen layers are the target's: what did not train was public, and is in both."""
 
     build: Callable[[int], nn.Module]
     target: nn.Module
-    dp: DPTraining
+    dp: DPTraining  # says what trains
 
     def __call__(self, seed: int) -> nn.Module:
         """An untrained model.
@@ -63,11 +57,7 @@ class FrozenAs:
 
 @dataclass(frozen=True, eq=False)
 class HeadRedrawn:
-    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built.
-
-    Args:
-        target: whose head is linear.
-    """
+    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built."""
 
     target: nn.Module
 
@@ -90,26 +80,14 @@ class HeadRedrawn:
         return model
 
 
-def starting(build: Callable[[int], nn.Module], target: nn.Module, dp: DPTraining) -> Callable[[int], nn.Module]:
-    """`build`, with the target's own layers where these did not train.
-
-    Adapters are merged into the layers beside which they trained: there the weights of `build` are kept.
-    """
-    return build if dp.trainable == "lora" else FrozenAs(build, copy.deepcopy(target).cpu(), dp)
-
-
-def as_it_trains(model: nn.Module, dp: DPTraining) -> nn.Module:
-    """The model as `DPFineTuner` will leave it: with GroupNorm where BatchNorm would train."""
-    from safexplain.dp.models.prepare import prepare
-    from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+def as_it_trains(model: nn.Module, prepared: Callable[[], nn.Module]) -> nn.Module:
+    """The model as `DPFineTuner` leaves it, which trains `prepared()`: with GroupNorm where BatchNorm would train."""
+    from safexplain.dp.models.replacements import restore
 
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         return model
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchNormReplacedWarning)
-        changed = restore(prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost"))
-    same = changed.state_dict().keys() == model.state_dict().keys()
-    return model if same else changed.requires_grad_(True)
+    changed = restore(prepared())
+    return model if changed.state_dict().keys() == model.state_dict().keys() else changed.requires_grad_(True)
 
 
 def train_alone(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache as cache_of
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,7 @@ from safexplain.audit.parallel import present
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
+from safexplain.audit.references.dp_training import as_it_trains
 from safexplain.audit.references.shadows import Shadows, mixed_seed
 from safexplain.audit.references.training import groups_by_steps, most_together, train_models, train_one
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
@@ -65,14 +67,11 @@ class FineTune:
             the seed come from the recipe where they are not given. Its momentum, weight decay, schedule, precision,
             memory format and compilation are not used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no
             privacy.
-        overlap: examples of the pool with labels of the downstream task, and their (k,) rows in the pool: each model is
-            also fine-tuned on those that are its members.
         outputs: of the new head; None: as many as the downstream labels need.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range, dp without epsilon and
             delta, dp with augmentation.
-        InputError: the overlap's shapes, labels or rows do not fit.
     """
 
     downstream: Population
@@ -80,7 +79,6 @@ class FineTune:
     trainable: Trainable = "head"
     sample: float = 0.85
     dp: Mapping[str, Any] | None = None
-    overlap: tuple[Population, NDArray[np.int64]] | None = None
     outputs: int | None = None
 
     def __post_init__(self) -> None:
@@ -102,13 +100,20 @@ class FineTune:
             )
         if self.dp is not None:
             self._check_dp()
-        if self.overlap is not None:
-            self._check_overlap()
 
     @property
     def classes(self) -> int:
         """Outputs of the new head."""
         return self.outputs or self.downstream.classes
+
+    def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
+        """What the model of a number is fine-tuned on, as rows of populations: a random share of `downstream`.
+
+        `member` (n,) bool, who was in its pre-training, is for classes derived from this one.
+        """
+        n = len(self.downstream)
+        rng = np.random.default_rng([seed, number, _STREAM])
+        return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]
 
     def check(self, model: nn.Module) -> None:
         """See whether a model of this architecture can be fine-tuned so, before anything long.
@@ -138,30 +143,6 @@ class FineTune:
         budget = ("epsilon", "delta", "adjacency", "noise_multiplier")
         TrainingBudget(**{name: self.dp[name] for name in budget if name in self.dp})
         object.__setattr__(self, "dp", dict(self.dp))
-
-    def _check_overlap(self) -> None:
-        if not (isinstance(self.overlap, tuple) and len(self.overlap) == 2 and isinstance(self.overlap[0], Population)):
-            raise ConfigurationTypeError(
-                f"overlap: expected (a Population of examples of the pool, their rows in it), got {self.overlap!r:.60}"
-            )
-        examples, rows = self.overlap[0], np.asarray(self.overlap[1])
-        if rows.shape != (len(examples),) or rows.dtype.kind not in "iu":
-            raise InputError(
-                f"overlap: expected {len(examples)} whole numbers, the examples' rows in the pool,"
-                f" got {rows.dtype} {rows.shape}"
-            )
-        if len(np.unique(rows)) < len(rows) or rows.min() < 0:
-            raise InputError("overlap: rows of the pool are numbers from 0, each at most once")
-        if examples.x.shape[1:] != self.downstream.x.shape[1:]:
-            raise InputError(
-                f"overlap: expected examples of shape {tuple(self.downstream.x.shape[1:])}, as the downstream data has"
-                f" them, got {tuple(examples.x.shape[1:])}"
-            )
-        if examples.classes > self.classes:
-            raise InputError(
-                f"overlap: expected labels of the downstream task, 0 to {self.classes - 1}, got {examples.classes - 1}"
-            )
-        object.__setattr__(self, "overlap", (examples, rows.astype(np.int64)))
 
 
 def check_trainable(trainable: object) -> None:
@@ -210,17 +191,13 @@ def fine_tune(
         raise ConfigurationTypeError(
             f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
         )
-    rows = how.overlap[1] if how.overlap else np.zeros(0, dtype=np.int64)
-    if len(rows) and rows.max() >= pretrained.membership.shape[1]:
-        raise InputError(
-            f"overlap: row {int(rows.max())} is beyond the pool of {pretrained.membership.shape[1]} examples"
-        )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
     for i in range(len(pretrained.models)):
         job.check_data(i)
     models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
-    keys = [job.key(i, model) if store else "" for i, model in enumerate(models)]
+    digest_of = cache_of(Population.digest)
+    keys = [job.key(i, model, digest_of) if store else "" for i, model in enumerate(models)]
     for i, model in enumerate(models):
         job.check(model)
         if how.dp is not None and how.trainable != "head":
@@ -318,44 +295,23 @@ class _Job:
         """Model i with its new head."""
         return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
 
-    def key(self, i: int, initial: nn.Module) -> str:
+    def key(self, i: int, initial: nn.Module, digest_of: Callable[[Population], str]) -> str:
         """Of everything that makes model i; "" where that has no stable identity."""
-        how, number, parts = self.how, self.number(i), [self._data_key, *self._rows(i)]
-        if how.overlap:
-            parts += [self._overlap_key, how.overlap[1]]
+        how, parts = self.how, [(digest_of(data), rows) for data, rows in self.shares(i)]
         try:
             tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
-            return digest("fine-tuning", tuning, parts, initial, self.seed, number, code_digest(__name__))
+            return digest("fine-tuning", tuning, parts, initial, self.seed, self.number(i), code_digest(__name__))
         except Undigestable:
             return ""
 
+    def shares(self, i: int) -> list[tuple[Population, NDArray[np.int64]]]:
+        """What model i is fine-tuned on."""
+        return self.how.shares(self.seed, self.number(i), self.membership[i])
+
     def data(self, i: int) -> tuple[Tensor, Tensor]:
-        """What model i is fine-tuned on: its share of the downstream data, and what of the overlap is its members."""
-        rows, common = self._rows(i)
-        x = self.how.downstream.x[rows]
-        return (torch.cat([x, self.how.overlap[0].x[common]]) if self.how.overlap else x), self._labels(i)
-
-    def _labels(self, i: int) -> Tensor:
-        rows, common = self._rows(i)
-        y = self.how.downstream.y[rows]
-        return torch.cat([y, self.how.overlap[0].y[common]]) if self.how.overlap else y
-
-    @cached_property
-    def _data_key(self) -> str:
-        return self.how.downstream.digest()
-
-    @cached_property
-    def _overlap_key(self) -> str:
-        return self.how.overlap[0].digest() if self.how.overlap else ""
-
-    def _rows(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of the downstream data, and of the overlap."""
-        n = len(self.how.downstream)
-        count = min(max(round(self.how.sample * n), 1), n)
-        rng = np.random.default_rng([self.seed, self.number(i), _STREAM])
-        rows = np.sort(rng.choice(n, count, replace=False))
-        pool_rows = self.how.overlap[1] if self.how.overlap else np.zeros(0, dtype=np.int64)
-        return rows, np.flatnonzero(self.membership[i, pool_rows])
+        """The same as inputs and labels."""
+        shares = self.shares(i)
+        return torch.cat([data.x[rows] for data, rows in shares]), torch.cat([data.y[rows] for data, rows in shares])
 
     def _mixed(self, i: int, what: int) -> int:
         return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
@@ -367,7 +323,7 @@ class _Job:
 
     def check_data(self, i: int) -> None:
         """Raise InputError where model i would see fewer than two classes."""
-        if len(torch.unique(y := self._labels(i))) < 2:
+        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in self.shares(i)]))) < 2:
             raise InputError(
                 f"model {self.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
                 " classes: raise sample, or use more downstream data"
@@ -426,7 +382,9 @@ class _Job:
         for i in missing:
             if self.on_features(models[i]):
                 head = models[i].get_submodule(head_name(models[i]))
-                sizes.setdefault((head.in_features, head.bias is not None), {})[i] = sum(map(len, self._rows(i)))  # type: ignore[arg-type]
+                sizes.setdefault((head.in_features, head.bias is not None), {})[i] = sum(
+                    len(rows) for _, rows in self.shares(i)
+                )  # type: ignore[arg-type]
         found = []
         for (width, _), counts in sizes.items():
             most = max(1, _FEATURES // (4 * width * max(counts.values())))
@@ -469,16 +427,12 @@ class _Job:
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
         """The model as DPFineTuner will leave it: with GroupNorm where BatchNorm would train."""
-        from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+        from safexplain.dp.models.replacements import BatchNormReplacedWarning
 
-        if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
-            return model
         with warnings.catch_warnings():
             if i:
                 warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
-            changed = restore(self._tuner(i, model, silent).prepared())
-        same = changed.state_dict().keys() == model.state_dict().keys()
-        return model if same else changed.requires_grad_(True)
+            return as_it_trains(model, lambda: self._tuner(i, model, silent).prepared())
 
     def _tuner(self, i: int, model: nn.Module, progress: Progress) -> DPFineTuner:
         from safexplain.dp.models.replacements import pin

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from safexplain.audit.parallel import parallel, present
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.dp_training import as_it_trains, starting
+from safexplain.audit.references.dp_training import FrozenAs, as_it_trains
 from safexplain.audit.references.training import (
     EstimatorTraining,
     groups_by_steps,
@@ -205,8 +207,9 @@ class Repeated(NamedTuple):
             check_examples(train.examples, len(member) // 2 if dp is None else int(member.sum()))
         if dp is None:
             return cls(build, None)
-        same = build if build is None or target is None else starting(build, target, dp)
-        return cls(same, int(member.sum()))
+        if build is not None and target is not None and dp.trainable != "lora":
+            build = FrozenAs(build, copy.deepcopy(target).cpu(), dp)  # adapters are merged into the layers beside them
+        return cls(build, int(member.sum()))
 
 
 def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
@@ -244,10 +247,17 @@ def _base_seed(train: object) -> int:
 
 
 def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
-    with torch.random.fork_rng([]):
+    from safexplain.dp.models.prepare import prepare
+    from safexplain.dp.models.replacements import BatchNormReplacedWarning
+
+    with torch.random.fork_rng([]), warnings.catch_warnings():
         torch.manual_seed(seed)
         model = build(seed % 2**31)
-        return as_it_trains(model, train.dp) if isinstance(train, Recipe) and train.dp is not None else model
+        if not isinstance(train, Recipe) or train.dp is None:
+            return model
+        warnings.simplefilter("ignore", BatchNormReplacedWarning)
+        chosen, mode = train.dp.chosen, "hooks" if train.dp.clipping == "per-layer" else "ghost"
+        return as_it_trains(model, lambda: prepare(model, chosen, mode=mode))
 
 
 @dataclass(frozen=True, eq=False)

@@ -217,30 +217,17 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EstimatorTraining:
-    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own.
+    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own."""
 
-    Args:
-        estimator: whose hyper-parameters they have; left as it is.
-        labels: of the outputs, where the estimator is fitted on others than 0, 1, ...; y then counts their places.
-        columns: what the numbers of a row stand for, see `EstimatorModule`.
-        keeper: writes finished ones, so that an interrupted audit is taken up; None: they are not stored.
-        given: hyper-parameters that are said by hand, in place of the estimator's own.
-    """
-
-    estimator: Any
-    labels: NDArray[Any] | None = None
-    columns: Columns | None = None
-    keeper: Keeper | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    estimator: Any  # left as it is
+    labels: NDArray[Any] | None = None  # of the outputs, where they are not 0, 1, ...; y then counts their places
+    columns: Columns | None = None  # what the numbers of a row stand for, see `EstimatorModule`
+    keeper: Keeper | None = None  # writes finished ones; None: they are not stored
+    given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters in place of the estimator's own
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
-        """A clone, seeded where it or its steps have `random_state`, and fitted.
-
-        Args:
-            x: (members, d) inputs.
-            y: (members,) labels.
-            classes: outputs of the module.
-            seed: of everything random in it.
+        """A clone, seeded where it or its steps have `random_state`, and fitted on (members, d) inputs and labels; the
+        module has `classes` outputs.
 
         Raises:
             InputError: it cannot be fitted on these rows.
