@@ -44,8 +44,10 @@ _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads
 
 def workers() -> int:
     """Workers of the active joblib backend; 1 where work is done in this process."""
-    in_threads = getattr(get_active_backend()[0], "supports_sharedmem", False)
-    return 1 if in_threads else int(effective_n_jobs(None))
+    backend = get_active_backend()[0]
+    if getattr(backend, "supports_sharedmem", False):  # threads
+        return 1
+    return max(int(effective_n_jobs(None)), 2 if _is_dask(backend) else 1)
 
 
 def parallel() -> bool:
@@ -137,8 +139,8 @@ def _prepare(backend: Any) -> None:
         backend.supports_return_generator = True  # it says what multiprocessing's pool says, which cannot; Ray's can
     if not backend.supports_return_generator:
         raise ConfigurationError(f'use joblib\'s backend "loky", "dask" or "ray"; got {type(backend).__name__}')
-    if type(backend).__name__ == "DaskDistributedBackend":
-        submit = type(backend).submit
+    if _is_dask(backend):
+        submit, count = type(backend).submit, type(backend).effective_n_jobs
 
         def submitted(func: Any, callback: Callable[[Any], None]) -> Any:  # joblib 1.6 waits forever for a lost task
             future = submit(backend, func, callback)
@@ -146,6 +148,11 @@ def _prepare(backend: Any) -> None:
             return future
 
         backend.submit = submitted
+        backend.effective_n_jobs = lambda n_jobs: max(count(backend, n_jobs), 2)  # joblib does not send to a single one
+
+
+def _is_dask(backend: Any) -> bool:
+    return type(backend).__name__ == "DaskDistributedBackend"
 
 
 def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) -> tuple[int, bool, bytes]:

@@ -25,9 +25,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(b, ...) inputs and (b,) labels -> their mean cross-entropy."""
 
 
-_STATE = ("_parameters", "_buffers", "_modules", "training")
-
-
 class _Last(threading.local):
     """The module that this thread compiled last: threads do not train in the same one."""
 
@@ -67,8 +64,6 @@ class StandIn:
         copy_tensors(model, self.module)
         for source, target in zip(model.parameters(), self.module.parameters(), strict=True):
             target.requires_grad_(source.requires_grad)
-        if all(_equal_settings(a, b) for a, b in zip(self.module.modules(), model.modules(), strict=True)):
-            return True
         try:
             return model_digest(self.module) == model_digest(model)  # of settings: the weights are equal
         except RefusedError:
@@ -113,15 +108,6 @@ def _outline(model: nn.Module) -> list[tuple[object, ...]]:
     """Classes of the modules; sizes, types and devices of the tensors."""
     modules = [(name, type(module)) for name, module in model.named_modules()]
     return [*modules, *((name, t.shape, t.dtype, t.device) for name, t in tensors_of(model))]
-
-
-def _equal_settings(a: nn.Module, b: nn.Module) -> bool:
-    """Whether all attributes that are no tensors, modules or modes compare equal; where they do not compare, not."""
-    ours, theirs = ({k: v for k, v in vars(m).items() if k not in _STATE} for m in (a, b))
-    try:
-        return ours.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in ours.items())
-    except Exception:  # whatever comparisons raise
-        return False
 
 
 def _compiled(loss: Loss, device: torch.device) -> Loss:

@@ -11,9 +11,8 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from safexplain._privacy_loss import Adjacency
@@ -40,37 +39,6 @@ FEWER = 0.05
 """Share of the records of a statement by which the members in the data may be fewer or more."""
 
 Trained = str | tuple[str, ...]
-
-
-class How(Protocol):
-    """What of a recipe counts in a training with differential privacy."""
-
-    @property
-    def optimizer(self) -> str:
-        """adam, adamw or sgd."""
-
-    @property
-    def lr(self) -> float:
-        """Its learning rate."""
-
-    @property
-    def momentum(self) -> float:
-        """Of sgd."""
-
-    @property
-    def weight_decay(self) -> float:
-        """As the optimizer applies it."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the members, in expectation."""
-
-    @property
-    def batch_size(self) -> int:
-        """Expected size of a Poisson batch."""
-
-    def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The optimizer over these tensors."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +151,7 @@ class DPTraining:
 
     def tuner(
         self,
-        how: How,
+        how: Any,
         model: nn.Module,
         x: Tensor,
         y: Tensor,
@@ -191,7 +159,7 @@ class DPTraining:
         seed: int,
         tick: Callable[..., None] | None = None,
     ) -> DPFineTuner:
-        """The training of one model on (x, y), on its device.
+        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands.
 
         Raises:
             ConfigurationError, InputError: as `DPFineTuner`.

@@ -1,7 +1,8 @@
 """Training of reference models with differential privacy, and where they start.
 
 Each trains by `safexplain.dp.DPFineTuner`, with noise of its own seed. Where a linear head alone trains, features are
-computed once and all heads train as one batched computation: the same training, by other random numbers.
+computed once and all heads train as one batched computation: the same training, by other random numbers. `how` is the
+`Recipe` in which `dp` stands.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.references.dp_recipe import DPTraining, How, as_toml
+from safexplain.audit.references.dp_recipe import DPTraining, as_toml
 from safexplain.errors import InputError, PrivacyWarning
 
 
@@ -91,7 +93,7 @@ def as_it_trains(model: nn.Module, prepared: Callable[[], nn.Module]) -> nn.Modu
 
 
 def train_alone(
-    how: How,
+    how: Any,
     dp: DPTraining,
     model: nn.Module,
     x: Tensor,
@@ -109,7 +111,7 @@ def train_alone(
 
 
 def train_private_models(
-    how: How,
+    how: Any,
     dp: DPTraining,
     models: Sequence[nn.Module],
     x: Tensor,
@@ -153,7 +155,7 @@ def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraini
 
 
 def _train_heads(
-    how: How,
+    how: Any,
     dp: DPTraining,
     models: Sequence[nn.Module],
     x: Tensor,

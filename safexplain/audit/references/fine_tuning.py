@@ -378,16 +378,14 @@ class _Job:
 
     def groups(self, models: Sequence[nn.Module], missing: list[int]) -> list[list[int]]:
         """Heads that train together; all else alone."""
-        sizes: dict[tuple[int, bool], dict[int, int]] = {}
+        by_shape: dict[tuple[torch.Size, ...], dict[int, int]] = {}
         for i in missing:
             if self.on_features(models[i]):
-                head = models[i].get_submodule(head_name(models[i]))
-                sizes.setdefault((head.in_features, head.bias is not None), {})[i] = sum(
-                    len(rows) for _, rows in self.shares(i)
-                )  # type: ignore[arg-type]
+                shapes = tuple(p.shape for p in models[i].get_submodule(head_name(models[i])).parameters())
+                by_shape.setdefault(shapes, {})[i] = sum(len(rows) for _, rows in self.shares(i))
         found = []
-        for (width, _), counts in sizes.items():
-            most = max(1, _FEATURES // (4 * width * max(counts.values())))
+        for shapes, counts in by_shape.items():
+            most = max(1, _FEATURES // (4 * shapes[0][1] * max(counts.values())))
             found += groups_by_steps(self.how.recipe, counts, min(most, most_together(len(missing))))
         together = {i for group in found for i in group}
         return found + [[i] for i in missing if i not in together]

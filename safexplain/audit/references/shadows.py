@@ -256,8 +256,10 @@ def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
         if not isinstance(train, Recipe) or train.dp is None:
             return model
         warnings.simplefilter("ignore", BatchNormReplacedWarning)
-        chosen, mode = train.dp.chosen, "hooks" if train.dp.clipping == "per-layer" else "ghost"
-        return as_it_trains(model, lambda: prepare(model, chosen, mode=mode))
+        dp = train.dp
+        return as_it_trains(
+            model, lambda: prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost")
+        )
 
 
 @dataclass(frozen=True, eq=False)
