@@ -130,7 +130,7 @@ def _compiled(loss: Loss, device: torch.device) -> Loss:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """A sentence that says what to do, for whatever torch.compile raises; its advice on TF32 is not said.
+    """A sentence that says what to do, for whatever torch.compile raises; its own advice is not said.
 
     Raises:
         ConfigurationError: compiling is impossible here, or that model cannot be compiled.
@@ -138,6 +138,7 @@ def compiler_errors() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
+            warnings.filterwarnings("ignore", r"\s*Online softmax is disabled")  # of torch 2.7 and 2.8
             yield
     except RuntimeError as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
