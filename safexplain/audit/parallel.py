@@ -15,7 +15,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import cloudpickle
@@ -44,13 +44,24 @@ _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads
 
 def workers() -> int:
     """Workers of the active joblib backend; 1 where work is done in this process."""
-    in_threads = getattr(get_active_backend()[0], "supports_sharedmem", False)
-    return 1 if in_threads else int(effective_n_jobs(None))
+    backend = get_active_backend()[0]
+    if getattr(backend, "supports_sharedmem", False):  # threads
+        return 1
+    return max(int(effective_n_jobs(None)), 2 if _is_dask(backend) else 1)
 
 
 def parallel() -> bool:
     """Whether work is done by workers."""
     return workers() > 1
+
+
+def present(device: str | torch.device) -> torch.device:
+    """The device where this process has it, else the CPU: workers may have GPUs where this process has none."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return torch.device("cpu")
+    return torch.device(device)
 
 
 def each(
@@ -65,7 +76,8 @@ def each(
 ) -> Iterator[tuple[int, Any]]:
     """(i, `work(*tasks[i], tick=tick)`) for every task, as they are ready; in order where this process does them.
 
-    `tick(share, note="")` moves progress in this process and does nothing in a worker. Each task counts as `sizes`
+    `tick(share, note="")` moves progress in this process and does nothing in a worker; progress counts a task once its
+    result has been taken, and the next is asked for. Each task counts as `sizes`
     units (or one), of `total` with the `before` that were finished earlier. What cannot be pickled, such as an
     endpoint, is done in this process. A task whose worker died is done again, and what `work` raises is raised
     unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on the CPU.
@@ -79,22 +91,24 @@ def each(
             def tick(share: float, note: str = "", before: float = done, own: float = units[i]) -> None:
                 progress(stage, before + share * own, whole, note)
 
-            result = work(*task, tick=tick)
+            yield i, work(*task, tick=tick)
             done += units[i]
             progress(stage, done, whole)
-            yield i, result
+    if waiting:
+        _prepare(get_active_backend()[0])
     tries = TRIES
     while waiting:
-        with _sent(waiting) as results:
+        with closing(_answers(waiting)) as answers:
             while True:
                 try:
-                    answer = next(results, None)
-                except Exception as error:  # of the backend: a worker died
+                    answer = next(answers, None)
+                except Exception as error:  # of the backend: a worker died, or none is left
                     tries -= 1
                     if not tries:
-                        error.add_note(f"workers died {TRIES} times in a row ({stage})")
+                        error.add_note(f"workers were lost {TRIES} times in a row, with nothing finished ({stage})")
                         raise
-                    _log.warning("a worker was lost; what it did is done again (%s: %s)", type(error).__name__, error)
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    _log.warning("a worker was lost, and what it had to do is done again (%s)", reason)
                     break
                 if answer is None:
                     break
@@ -102,40 +116,43 @@ def each(
                 if raised:
                     raise pickle.loads(raw)
                 del waiting[i]
+                yield i, pickle.loads(raw)
                 tries, done = TRIES, done + units[i]
                 progress(stage, done, whole)
-                yield i, pickle.loads(raw)
 
 
-@contextmanager
-def _sent(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Iterator[Generator[tuple[int, bool, bytes]]]:
-    """Numbers, whether it was raised, and pickled results of tasks, as workers finish them."""
-    backend = get_active_backend()[0]
-    if type(backend).__name__ == "DaskDistributedBackend":
-        _report_losses(backend)
-    elif type(backend).__name__ == "RayBackend":
-        backend.supports_return_generator = True  # inherited from multiprocessing's pool, which cannot; Ray's can
-    if not backend.supports_return_generator:
-        raise ConfigurationError(f'use a joblib backend "loky", "dask" or "ray"; got {type(backend).__name__}')
+def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generator[tuple[int, bool, bytes]]:
+    """Number, whether it raised, and the pickled result of each task, as workers finish them."""
     pool = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
     results = pool(delayed(_do)(i, VERSIONS, raw, *arrays) for i, (raw, arrays) in list(waiting.items()))
     try:
-        yield results
+        for answer in results:  # noqa: UP028  # `yield from` would close it outside the block below
+            yield answer
     finally:
         with warnings.catch_warnings(action="ignore"):  # that not all results were taken
             results.close()
 
 
-def _report_losses(backend: Any) -> None:
-    """Let joblib hear of tasks that Dask gave up: joblib 1.6 calls back for those that ended, and waits for others."""
-    submit = type(backend).submit
+def _prepare(backend: Any) -> None:
+    """Let results come as they are ready, and lost workers be told."""
+    if type(backend).__name__ == "RayBackend":
+        backend.supports_return_generator = True  # it says what multiprocessing's pool says, which cannot; Ray's can
+    if not backend.supports_return_generator:
+        raise ConfigurationError(f'use joblib\'s backend "loky", "dask" or "ray"; got {type(backend).__name__}')
+    if _is_dask(backend):
+        submit, count = type(backend).submit, type(backend).effective_n_jobs
 
-    def submitted(func: Any, callback: Callable[[Any], None]) -> Any:
-        future = submit(backend, func, callback)
-        future.add_done_callback(lambda lost: callback(lost.exception()) if lost.exception() else None)
-        return future
+        def submitted(func: Any, callback: Callable[[Any], None]) -> Any:  # joblib 1.6 waits forever for a lost task
+            future = submit(backend, func, callback)
+            future.add_done_callback(lambda ended: callback(ended.exception()) if ended.exception() else None)
+            return future
 
-    backend.submit = submitted
+        backend.submit = submitted
+        backend.effective_n_jobs = lambda n_jobs: max(count(backend, n_jobs), 2)  # joblib does not send to a single one
+
+
+def _is_dask(backend: Any) -> bool:
+    return type(backend).__name__ == "DaskDistributedBackend"
 
 
 def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) -> tuple[int, bool, bytes]:
