@@ -53,7 +53,6 @@ from safexplain.audit.references.executors import Executor, check_executor, pres
 from safexplain.audit.references.shadows import Build, Repeated, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import ENDPOINT, Configuration
-from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
@@ -70,6 +69,7 @@ from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import examples_needed
+from safexplain.verdict.words import limits
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
 
@@ -700,7 +700,7 @@ def audit_pools(
         "canaries": options.canaries.to_dict() if options.canaries else None,
         "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
-        "limits": limits(judged.result, None if hardening.noise is None else True, endpoint=endpoint is not None),
+        "limits": limits(judged.result, keyed=hardening.noise is not None, endpoint=endpoint is not None),
         "subject_data": stage,
     }
     report = ReportData(
@@ -716,7 +716,7 @@ def audit_pools(
         canaries=options.canaries,
         root_cause=causes,
         root_cause_sentence=cause,
-        other_key=None if hardening.noise is None else True,
+        keyed=hardening.noise is not None,
         subject_data=stage,
         endpoint=endpoint.url if endpoint else None,
     )

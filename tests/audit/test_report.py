@@ -31,7 +31,7 @@ from safexplain.audit.root_cause import Ablation
 from safexplain.audit.usefulness import Faithfulness, Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.stats import roc, tpr_at_fpr

@@ -11,7 +11,7 @@ import numpy as np
 from safexplain.audit.certify import conclude
 from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.verdict.evidence import Control, Role, at_level
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.thresholds import by_score
 

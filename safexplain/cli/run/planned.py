@@ -21,7 +21,7 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")
 """Where a container is told how much memory it may have."""
 
 
-WHAT = {"excess": "an excess over labels", "whole": "a share of members found", "auc": "an AUC above that of labels"}
+WHAT = {"excess": "an excess over labels", "whole": "a share of members found"}
 """What a limit is of, by claim."""
 
 
@@ -51,7 +51,7 @@ def in_words(plan: Plan) -> str:
     """What an audit does, and how long that takes, in a line."""
     often = " and ".join(map(str, plan.patience)) + (" query" if plan.patience == (1,) else " queries")
     best = f"{100 * plan.best_certifiable:.1f}"
-    limit = {"excess": f"+{best} points", "auc": f"+{plan.best_certifiable:.3f} AUC"}.get(plan.claim, f"{best} % found")
+    limit = f"+{best} points" if plan.claim == "excess" else f"{best} % found"
     what = "nothing certifiable" if plan.obstacles else f"certifiable from {limit}"
     again, total = [], plan.seconds
     for references, scored, seconds in plan.later:
@@ -128,7 +128,7 @@ def best_words(plan: Plan) -> str:
             f" error show an epsilon of at least {plan.best_certifiable:.2f}, beside a claim of {plan.limit:.2f}."
         )
     what = WHAT.get(plan.claim, plan.claim)
-    best, limit = (f"{x:.3f}" if plan.claim == "auc" else f"{x:.1%}" for x in (plan.best_certifiable, plan.limit))
+    best, limit = f"{plan.best_certifiable:.1%}", f"{plan.limit:.1%}"
     reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
     text = (
         f"Best verdict: if nothing leaks, {plan.members:,} members and {plan.non_members:,} non-members that are scored"

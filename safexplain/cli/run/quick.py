@@ -22,7 +22,7 @@ from safexplain.audit.queries import predict
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.run.planned import spoken
 from safexplain.outputs import as_module
-from safexplain.verdict.judgement import AttackResult
+from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 SECONDS = 50.0

@@ -19,6 +19,7 @@ from safexplain._digest import file_sha256
 from safexplain._versions import FORMAT, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
+from safexplain.verdict import words
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
@@ -62,7 +63,7 @@ def verify(
                 name: found.statement["predicate"][name] for name in ("guarantee", "measured", "environment", "notes")
             }
         elif found.verdict != "certified" and not any_verdict:
-            raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
+            raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.sentence}")
         else:
             here = None if of_endpoint else compatibility(found.environment, found.libraries)
             if here is not None and here.problems and not any_version:
@@ -132,10 +133,12 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
 def _content(certificate: Certificate) -> dict[str, Any]:
     """What was certified, for programs."""
     judgement, predicate = certificate.judgement, certificate.statement["predicate"]
-    plain = ("verdict", "sentence", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped")
+    plain = ("verdict", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped", "uses")
+    said = words.written(judgement)
     return {
-        **{name: getattr(judgement, name) for name in (*plain, "uses")},
-        **{name: list(getattr(judgement, name)) for name in ("says", "details", "omitted")},
+        **{name: getattr(judgement, name) for name in plain},
+        **{name: said[name] for name in ("sentence", "says", "details")},
+        "omitted": list(judgement.omitted),
         "policy": judgement.policy.to_dict(),
         "native": certificate.native,
         "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
@@ -166,7 +169,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     alone = policy.release == "prediction"
     return {
         "kind": BY_AUDIT,
-        "verdict": [judgement.sentence, *judgement.says, *judgement.details],
+        "verdict": [words.sentence(judgement), *words.says(judgement), *words.details(judgement)],
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         **(
@@ -181,7 +184,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
         **({"policy": policy.reason} if policy.reason else {}),
-        "levels": [_level(line, judgement.anyway) for line in judgement.levels],
+        "levels": [_level(row, judgement.anyway) for row in words.level_rows(judgement)],
         "native": certificate.native["sentence"]
         if certificate.native
         else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
@@ -239,22 +242,15 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | li
     }
 
 
-def _level(line: Mapping[str, Any], anyway: str) -> str:
+def _level(row: words.LevelRow, anyway: str) -> str:
     """What an attacker finds with so many queries an example."""
-    labels, added, whole = line["labels"], line["added"], line["whole"]
-    often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
+    labels, added, whole = row.labels, row.added, row.whole
     parts = [
-        "" if labels is None else f"{anyway} alone {labels['tpr']:.1%}",
-        "" if added is None else f"explanations add {added['low']:+.1%} to {added['high']:+.1%}",
-        ""
-        if whole is None
-        else f"{'together' if labels or added else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}",
+        "" if labels is None else f"{anyway} alone {labels.text}",
+        "" if added is None else f"explanations add {added.interval} points",
+        "" if whole is None else f"{'together' if labels or added else 'all that is released'} {whole.interval}",
     ]
-    if (area := line.get("auc")) is not None:
-        parts.append(
-            f"AUC of the {anyway} {area['labels']:.3f}, of all {area['low']:+.3f} to {area['high']:+.3f} above"
-        )
-    return f"{often}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
+    return f"asked {words.asks(row.level)}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 
 
 def _printable(text: str) -> str:

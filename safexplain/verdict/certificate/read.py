@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
+from safexplain.verdict import words
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import check_certifiable, finding_of
 from safexplain.verdict.certificate import strict_json
@@ -125,6 +126,11 @@ class Certificate:
     def verdict(self) -> Verdict:
         """Certified, leak or inconclusive; computed from the counts."""
         return self.judgement.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence; computed likewise."""
+        return words.sentence(self.judgement)
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -464,14 +470,12 @@ def recount(audit: Any) -> Judgement:
     try:
         judgement = Judgement.from_dict(audit)
         _check(judgement)
-        computed = judgement.to_dict()
+        computed = {**judgement.to_dict(), **words.written(judgement)}
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
     for name, value in computed.items():
         if name == "others":
             continue  # each is compared by itself
-        if name == "says" and _advised(audit.get(name), value, judgement):
-            continue
         _compare(audit.get(name, _MISSING), value, f"audit.{name}")
     _check_rest(audit, judgement)
     for other in audit["others"]:
@@ -493,12 +497,6 @@ def _check(judgement: Judgement) -> None:
         raise CertificateError("others: expected judgements of the same targets under the same policy")
     if judgement.others and len({judgement.target, *(o.target for o in judgement.others)}) < judgement.targets:
         raise CertificateError("others: two of the judgements are about one target")
-
-
-def _advised(says: Any, computed: list[str], judgement: Judgement) -> bool:
-    """Whether a text of what would decide follows, as `AuditResult.says` has it where the verdict is inconclusive."""
-    more = says[len(computed) :] if isinstance(says, list) and says[: len(computed)] == computed else []
-    return judgement.verdict == "inconclusive" and len(more) == 1 and isinstance(more[0], str)
 
 
 def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:

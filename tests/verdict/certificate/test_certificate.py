@@ -38,7 +38,8 @@ from safexplain.verdict.certificate.write import (
     as_json,
     write_json,
 )
-from safexplain.verdict.judgement import AuditResult, Judgement
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.result import AuditResult
 
 ALONE = ("predicate", "audit")
 WHOLE = replace(results.WHOLE, patience=(1,))
