@@ -69,9 +69,9 @@ from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import examples_needed
-from safexplain.verdict.words import limits
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.words import limits
 
 __all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools", "hardly_better_than_guessing"]
 

@@ -25,8 +25,8 @@ from safexplain.audit.report.figures import CHANCE, INK, LABEL, LIMIT, MUTED, ST
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Examples, Point, Study
 from safexplain.verdict import words
-from safexplain.verdict.result import AuditResult
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.result import AuditResult
 
 SIZE = (5.2, 4.2)
 """Of the plot, in inches."""

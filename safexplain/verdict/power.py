@@ -1,9 +1,9 @@
 """What a sample can decide, before an audit and after an inconclusive one. NumPy and SciPy only.
 
 `best_certifiable` is the smallest limit that a sample would certify if nothing leaks: under the claim "whole", members
-found by guessing above a rank have a beta-binomial distribution; under "excess", the attack finds exactly what the labels find, on a binormal
-curve. From it follows how many examples are scored where nobody says how many (`examples_needed`). `needed` is the
-sample that would decide an inconclusive audit.
+found by guessing above a rank have a beta-binomial distribution; under "excess", the attack finds exactly what the
+labels find, on a binormal curve. From it follows how many examples are scored where nobody says how many
+(`examples_needed`). `needed` is the sample that would decide an inconclusive audit.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from results import POLICY, WHOLE, audited, of_targets
+from safexplain.audit.report.words import limits
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -20,7 +21,6 @@ from safexplain import HardenedSaliency
 from safexplain._versions import RELEASE_FORMAT, VERSION, versions
 from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
-from safexplain.audit.report.words import limits
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model

@@ -13,8 +13,8 @@ from safexplain.audit.root_cause import Ablation
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.result import AuditResult
 from safexplain.verdict.privacy_statement import PrivacyStatement
+from safexplain.verdict.result import AuditResult
 
 NATIVE = "native"
 """Name of the configuration that releases explanations as they are."""

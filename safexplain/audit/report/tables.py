@@ -116,7 +116,7 @@ class Scale:
         return ends + _word(WIDTH - 1, HEIGHT - 2, "end", self.text(self.high, 3))
 
     def bar(self, value: float, low: float, high: float, standing: str) -> Markup:
-        """The interval as a bar and the number as a dot, coloured by a CSS class ("above", "below", "open", "beside")."""
+        """The interval as a bar and the number as a dot, coloured by the CSS class of how it stands."""
         left, right = self.x(low), self.x(high)
         says = f"{self.text(value)}, between {self.text(low)} and {self.text(high)}"
         limit = Markup("")
@@ -467,6 +467,9 @@ NUMBERS = {
     "effect": "effect of membership, over theirs",
 }
 """Numbers behind a control."""
+
+STATES = {True: "failed", False: "passed", None: "not run"}
+"""A control's outcome."""
 
 
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:

@@ -8,7 +8,6 @@ the certificate, the model or the versions, in one line; 2 wrong usage.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
