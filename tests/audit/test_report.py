@@ -28,8 +28,9 @@ from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
 from safexplain.audit.report.tables import Scale, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.usefulness import Faithfulness, Utility
+from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
+from safexplain.faithfulness import Faithfulness
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.release import as_written, in_words

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from results import POLICY, WHOLE, audited, of_targets
-from safexplain.audit.report.words import limits
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -28,6 +27,7 @@ from safexplain.verdict.certificate.by_construction import guarantee_statement
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.words import limits
 
 LEAK = 2.5
 Cli = Callable[..., tuple[int, str, str]]
@@ -46,7 +46,7 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
         environment=versions() | more.get("environment", {}),
         notes=more.get("notes", ["Only 4 reference models"]),
         native=audited(LEAK).summary(),
-        limits=limits(audited(), None),
+        limits=limits(audited()),
         subject_data=more.get("subject_data"),
     )
     return write_json(path, content)

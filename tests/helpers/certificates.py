@@ -139,7 +139,9 @@ def audited(judgement: Judgement, **more: Any) -> dict[str, Any]:
     ]
     scored = judgement.grouped or judgement.members + judgement.non_members
     splits = {"selection": 0, "training": 0, judgement.split: scored}
-    return {**judgement.to_dict(), **written(judgement), "attacks": attacks, "splits": splits, **more}
+    others = [{**one.to_dict(), **written(one)} for one in judgement.others]
+    found = {**judgement.to_dict(), **written(judgement), "others": others}
+    return {**found, "attacks": attacks, "splits": splits, **more}
 
 
 def made(judgement: Judgement = CERTIFIED, **changes: Any) -> dict[str, Any]:
