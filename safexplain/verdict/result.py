@@ -124,9 +124,11 @@ class AuditResult(Judgement):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
+        numbers = super().to_dict()
         return {
-            **super().to_dict(),
+            "verdict": self.verdict,
             **words.written(self),
+            **numbers,
             "attacks": [a.shown() for a in self.attacks],
             "splits": dict(self.sizes),
             "slices": [one.to_dict() for one in self.slices],
