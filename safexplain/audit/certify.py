@@ -25,12 +25,12 @@ from safexplain.audit.holdout_uses import Uses, uses_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import Control, baseline_name, is_judged, title
-from safexplain.verdict.judgement import MAIN, SHOWN_FPRS, AttackResult, AuditResult, lower_risks
+from safexplain.verdict.evidence import Control, baseline_name, is_judged
+from safexplain.verdict.judgement import MAIN, lower_risks
 from safexplain.verdict.policy import Policy
+from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.stats.paired import count_pairs, difference_bounds, rank_at
-from safexplain.verdict.stats.paired_auc import Ties, area_bounds, compare_areas
 from safexplain.verdict.thresholds import (
     by_score,
     found_above,
@@ -40,6 +40,7 @@ from safexplain.verdict.thresholds import (
     upper_bound_rank,
     weights_of,
 )
+from safexplain.verdict.words import title
 
 SplitName = Literal["certification", "selection"]
 
@@ -198,12 +199,7 @@ class _Judge:
         base = _baselines(rows, policy) if result.compared else {}
         bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]
         compared_with = [None if b is None else orders[b] for b in bases]
-        judged_scores = [s for s, j in zip(scores, judged, strict=True) if j]
-        alarm = (
-            _alarm_by_area(result, judged_scores, [None if b is None else scores[b] for b in bases], policy, groups)
-            if result.claim == "auc"
-            else _alarm(result, judged_orders, compared_with, policy, groups)
-        )
+        alarm = _alarm(result, judged_orders, compared_with, policy, groups)
         names = [r.signal for r, j in zip(rows, judged, strict=True) if j]
         found = (
             blind_baseline(signals.inputs, everyone, self.splits.training, scored, policy, self.seed, signals.groups),
@@ -277,7 +273,6 @@ def conclude(
     risks, spare = iter(shared), policy.risk / targets / (sum(judged) + 1)
     fprs = sorted({*SHOWN_FPRS, policy.fpr})
     upper = upper_bound_rank(others, policy.fpr, policy.risk / 2)
-    ties = [Ties.of(s) for s in scores] if policy.claim == "auc" else []
     results, ordered = [], []
     for i, (row, s, order) in enumerate(zip(rows, scores, orders, strict=True)):
         risk = next(risks) if judged[i] else spare
@@ -287,9 +282,6 @@ def conclude(
         pair = None
         if row.level in base and base[row.level] != i:
             pair = count_pairs(order, orders[base[row.level]], member, policy.fpr, weights)
-        area = None
-        if policy.claim == "auc" and base.get(row.level) != i and (not base or row.level in base):
-            area = compare_areas(ties[i], ties[base[row.level]] if base else None, member, groups, weights)
         curve = roc(s, member)
         results.append(
             AttackResult(
@@ -301,7 +293,6 @@ def conclude(
                 max(high, low),
                 low,
                 pair,
-                area,
                 curve=curve,
                 rates=tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs),
             )
@@ -365,37 +356,6 @@ def _alarm(
                 found = found_above(member[order], rank, weights[order], strict=True)
                 low, chance = lower_bound(found, inside, risk / 2) * share, policy.fpr
             if low > chance:
-                return True
-        return False
-
-    return alarm
-
-
-def _alarm_by_area(
-    result: AuditResult,
-    scores: Sequence[NDArray[np.float64]],
-    bases: Sequence[NDArray[np.float64] | None],
-    policy: Policy,
-    groups: NDArray[np.integer[Any]] | None,
-) -> Callable[[NDArray[np.bool_]], bool] | None:
-    """`_alarm` under the claim "auc"; arguments are its own, but scores in place of orders."""
-    if not scores:
-        return None
-    risks = [result.lower_risk(e) for e in result.judged]
-    known = {id(b): Ties.of(b) for b in bases if b is not None}
-    rows = [
-        (Ties.of(s), None if b is None else known[id(b)], risk)
-        for s, b, risk in zip(scores, bases, risks, strict=True)
-        if b is None or not np.array_equal(s, b)
-    ]
-    weights = weights_of(np.zeros(len(scores[0]), dtype=bool), groups)
-
-    def alarm(member: NDArray[np.bool_]) -> bool:
-        sizes = units_of(weights[member]), units_of(weights[~member])
-        heavy = None if groups is None else weights
-        for attack, base, risk in rows:
-            found = compare_areas(attack, base, member, groups, heavy)
-            if found.difference > 0 and area_bounds(found, *sizes, risk, policy.risk)[0] > 0:
                 return True
         return False
 

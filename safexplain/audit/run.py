@@ -38,7 +38,6 @@ from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import ENDPOINT, Configuration
-from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
@@ -52,8 +51,9 @@ from safexplain.outputs import Probability
 from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
-from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.result import AuditResult
+from safexplain.verdict.words import limits
 
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
 
@@ -304,9 +304,7 @@ def judge(question: Question, models: Models) -> AuditRun:
         "canaries": options.canaries.to_dict() if options.canaries else None,
         "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
-        "limits": limits(
-            judged.result, None if question.hardening.noise is None else True, endpoint=endpoint is not None
-        ),
+        "limits": limits(judged.result, keyed=question.hardening.noise is not None, endpoint=endpoint is not None),
         "subject_data": stage,
     }
     pictured = question.explains and endpoint is None
@@ -321,7 +319,7 @@ def judge(question: Question, models: Models) -> AuditRun:
         canaries=options.canaries,
         root_cause=causes,
         root_cause_sentence=cause,
-        other_key=None if question.hardening.noise is None else True,
+        keyed=question.hardening.noise is not None,
         subject_data=stage,
         endpoint=endpoint.url if endpoint else None,
     )

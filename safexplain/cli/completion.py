@@ -44,7 +44,7 @@ def method_names() -> list[str]:
 
 def attack_names() -> list[str]:
     """Names of attacks, in the order in which reports explain them."""
-    tree = ast.parse((PACKAGE / "verdict" / "evidence.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACKAGE / "verdict" / "words.py").read_text(encoding="utf-8"))
     tables = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE
     ]

@@ -20,12 +20,13 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from safexplain._files import write_whole
-from safexplain.audit.report import maps, words
+from safexplain.audit.report import maps
 from safexplain.audit.report.figures import CHANCE, INK, LABEL, LIMIT, MUTED, STRONG, drawn, plain
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Examples, Point, Study
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.result import AuditResult
 
 SIZE = (5.2, 4.2)
 """Of the plot, in inches."""

@@ -21,8 +21,7 @@ from torch import nn
 
 from safexplain.audit import AuditOptions, Policy, Recipe
 from safexplain.audit.planning import Plan, Stage
-from safexplain.audit.planning.plan import planned
-from safexplain.audit.planning.plan import Rates
+from safexplain.audit.planning.plan import Rates, planned
 from safexplain.audit.references.training import train_one
 from safexplain.cli.run import planned
 from safexplain.cli.run.quick import FEWEST, numbers_of

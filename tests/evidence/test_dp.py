@@ -23,8 +23,8 @@ from audit.suites.dp_attacks import released as dp_released
 from audit.suites.dp_attacks import suite as dp_attacks
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, Signals, collect_signals
-from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.audit.asked import SUMMARIES
+from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.dp.heads.closed_form import Heads
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from safexplain.audit.asked import summarise
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.suite import fitting, values_of
-from safexplain.audit.asked import summarise
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.tune.leak import FPRS, LeakMeter, leave_one_out, rates, resampled_rates

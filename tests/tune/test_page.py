@@ -15,7 +15,7 @@ from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet, Un
 from safexplain.errors import InputError
 from safexplain.tune.page import as_python, chosen_words, pareto_figure, render, table_rows, write_page
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 
 CERTIFIED = 0.0
 LEAKS = 2.5

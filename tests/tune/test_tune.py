@@ -19,7 +19,7 @@ from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.tune import Tuned, natives, study, tune
+from safexplain.tune import Tuned, natives, study
 from safexplain.tune.leak import Leakage
 from safexplain.tune.result import front_of
 from safexplain.verdict.certificate.read import load_certificate

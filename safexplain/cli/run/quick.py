@@ -19,7 +19,7 @@ from safexplain.audit.outcome import AuditRun
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
 from safexplain.cli.run.planned import spoken
-from safexplain.verdict.judgement import AttackResult
+from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 SECONDS = 50.0
