@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from safexplain.cli import completion
 from safexplain.cli.console import RUN, Device, Json, Plan_, Quiet, Resume, RunDir, Seed, option
 
 __all__ = ["canaries_command"]
@@ -16,7 +15,7 @@ TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 PRESETS = ("logit-768", "softmax-768", "logit-384", "mlp-446", "mlp-600")
 SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
 METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
-"""What `--preset`, `--scenario` and `--method` may be, for `--help` and completion alone; a test keeps them true."""
+"""What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
 
 
 def canaries_command(
@@ -30,17 +29,11 @@ def canaries_command(
             f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
             TRAINING,
             "--preset",
-            autocompletion=completion.one_of(*PRESETS),
         ),
     ] = None,
     scenario: Annotated[
         str | None,
-        option(
-            "NAMES",
-            f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.",
-            CANARY,
-            autocompletion=completion.one_of(*SCENARIOS, "all"),
-        ),
+        option("NAMES", f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.", CANARY),
     ] = None,
     runs: Annotated[
         int | None, option("N", "Models to train, half on D and half on D'.  \\[default: 1000]", TRAINING)
@@ -50,21 +43,11 @@ def canaries_command(
     ] = None,
     method: Annotated[
         str | None,
-        option(
-            "NAME",
-            f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.",
-            BOUND,
-            autocompletion=completion.one_of(*METHODS),
-        ),
+        option("NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND),
     ] = None,
     threshold: Annotated[
         str | None,
-        option(
-            "T",
-            "Threshold of the scores: auto, split, or a number fixed in advance.",
-            BOUND,
-            autocompletion=completion.one_of("auto", "split"),
-        ),
+        option("T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND),
     ] = None,
     confidence: Annotated[
         float | None, option("NUMBER", "Confidence of the verdict.  \\[default: 0.95]", BOUND)

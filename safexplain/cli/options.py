@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import (
     DATA,
     EXPLANATION,
@@ -38,12 +37,7 @@ if TYPE_CHECKING:
 
 Arch = Annotated[
     str | None,
-    option(
-        "NETWORK",
-        " timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
-        MODEL,
-        autocompletion=completion.architectures,
-    ),
+    option("NETWORK", "timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.", MODEL),
 ]
 TrustPickle = Annotated[bool, option("", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")]
 TrustType = Annotated[
@@ -55,13 +49,7 @@ MaxTpr = Annotated[
     float | None, option("NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
 ]
 Attacks = Annotated[
-    str | None,
-    option(
-        "NAMES",
-        "Attacks to run, separated by commas.  \\[default: all that apply]",
-        POLICY,
-        autocompletion=completion.attacks,
-    ),
+    str | None, option("NAMES", "Attacks to run, separated by commas.  \\[default: all that apply]", POLICY)
 ]
 
 
@@ -98,7 +86,6 @@ class Question:
             "Explanation method, or several released together, as IG,Saliency."
             "  \\[default: IG; FeatureAblation for a classifier of tables]",
             EXPLANATION,
-            autocompletion=completion.explainers,
         ),
     ] = None
     option: Annotated[
@@ -109,12 +96,9 @@ class Question:
             EXPLANATION,
         ),
     ] = None
-    output: Annotated[
-        str,
-        option(
-            "NAME", "Model output to explain: probability or logit.", EXPLANATION, autocompletion=completion.outputs
-        ),
-    ] = "probability"
+    output: Annotated[str, option("NAME", "Model output to explain: probability or logit.", EXPLANATION)] = (
+        "probability"
+    )
     references: Annotated[
         str,
         option(

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of, option
 from safexplain.cli.options import Arch, TrustPickle, TrustType
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
@@ -59,10 +58,7 @@ def serve_command(
     uncertified: Annotated[
         bool, option("", "Serve without a certificate; every answer says so.", EXPLANATION, "--uncertified")
     ] = False,
-    explainer: Annotated[
-        str | None,
-        option("NAME", "Explanation method, with --uncertified.", EXPLANATION, autocompletion=completion.explainers),
-    ] = None,
+    explainer: Annotated[str | None, option("NAME", "Explanation method, with --uncertified.", EXPLANATION)] = None,
     hardening: Annotated[
         str | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
     ] = None,
@@ -71,15 +67,7 @@ def serve_command(
     ] = LEDGER,
     questions: Annotated[int, option("N", "Distinct questions of a client in a period.", LIMITS, min=1)] = 1000,
     looks: Annotated[int, option("N", "Near-duplicates of one question, itself included.", LIMITS, min=1)] = 5,
-    period: Annotated[
-        str,
-        option(
-            "NAME",
-            "day, week, month or lifetime.",
-            LIMITS,
-            autocompletion=completion.one_of("day", "week", "month", "lifetime"),
-        ),
-    ] = "day",
+    period: Annotated[str, option("NAME", "day, week, month or lifetime.", LIMITS)] = "day",
     public_data: Annotated[
         Path | None, option("PATH", "Public rows that tell near-duplicates from new questions.", LIMITS)
     ] = None,

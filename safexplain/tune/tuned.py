@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safexplain._files import made_folder
+from safexplain._files import made_folder, write_whole
 from safexplain.audit.outcome import AuditRun
-from safexplain.tune.page import write_page
+from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import EXIT_CODES
@@ -54,13 +54,12 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        study = self.study.to_dict()
         return {
             "front": [point.to_dict() for point in self.front],
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
             "within": self.within,
             "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
-            **study,
+            **self.study.to_dict(),
             "exit_code": self.exit_code,
         }
 
@@ -80,5 +79,6 @@ class Tuned:
             write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
         write_json(folder / "front.json", self.to_dict())
         result = None if self.confirmed is None else self.confirmed.result
-        write_page(folder / "front.html", self.study, self.front, self.chosen, self.within, result, self.examples)
+        page = render(self.study, self.front, self.chosen, self.within, result, self.examples)
+        write_whole(folder / "front.html", page.encode("utf-8", errors="replace"), "the page")
         return folder
