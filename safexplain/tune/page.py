@@ -37,13 +37,11 @@ MOST_FEATURES = 10
 FIRST_ROWS = 12
 """Rows of the table that are not folded away."""
 
-SIZES = {
-    "selection": "Examples that chose",
-    "certification": "Examples of the verdict",
-    "models": "Models that were asked",
-    "targets": "Models in the target's place",
-}
-"""What `Study.sizes` counts."""
+Picture = tuple[str, list[tuple[str, str, bool]]]
+"""Caption of an image, and its pictures, the input first: name, URI, and whether it is the chosen release."""
+
+Named = list[tuple[str, NDArray[np.float32], bool]]
+"""Name of a release, its maps (k, ...), and whether it is the chosen one."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An example of an image under each release: name -> data URI, the input first."""
-
-    caption: str
-    row: tuple[tuple[str, str, bool], ...]  # name, URI, whether it is the chosen release
-
-
-@dataclass(frozen=True)
 class Bars:
     """An example of a table: its most important columns, and a signed bar of each under each release."""
 
     caption: str
-    names: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[str, str, tuple[float, ...]], ...]
+    names: tuple[tuple[str, bool], ...]  # of the releases, and which is the chosen one
+    rows: tuple[tuple[str, str, tuple[float, ...]], ...]  # column, value, length of each bar in [-1, 1]
     left_out: int
 
 
@@ -211,61 +201,46 @@ def pareto_figure(study: Study, front: tuple[Point, ...], chosen: Point | None) 
 
 
 def pictured(study: Study, chosen: Point | None, examples: Examples | None) -> tuple[list[Picture], list[Bars]]:
-    """The examples as pictures, or as bars where they are no images; the other list is empty."""
+    """The examples as pictures, or as bars if they are no images; the other list is empty."""
     if examples is None or not len(examples.inputs):
         return [], []
-    named = [
-        (name, examples.maps[p.number], mark)
-        for name, p, mark in named_points(study, chosen)
-        if p.number in examples.maps
-    ]
-    if not named:
-        return [], []
+    named = [(n, examples.maps[p.number], m) for n, p, m in named_points(study, chosen) if p.number in examples.maps]
     captions = [
         f"predicted {label} · {'member' if inside else 'non-member'}"
         for label, inside in zip(examples.labels.tolist(), examples.member.tolist(), strict=True)
     ]
-    shape = examples.inputs.shape
-    if len(shape) == 4 and all(m.ndim == 4 and m.shape[0] == shape[0] for _, m, _ in named):
+    if not named:
+        return [], []
+    if all(m.ndim == 4 for m in (examples.inputs, *(m for _, m, _ in named))):
         return _pictures(examples.inputs, captions, named), []
     return [], _bars(examples, captions, named)
 
 
-def _pictures(
-    inputs: NDArray[np.float32], captions: list[str], named: list[tuple[str, NDArray[np.float32], bool]]
-) -> list[Picture]:
-    uris = [(name, maps.heat_maps(m), mark) for name, m, mark in named]
-    photos = [] if inputs.shape[1] not in (1, 3) else [maps.photo(_unit(image)) for image in inputs]
-    out = []
-    for i, caption in enumerate(captions):
-        first = [("input", photos[i], False)] if photos else []
-        out.append(Picture(caption, (*first, *((name, u[i], mark) for name, u, mark in uris))))
-    return out
+def _pictures(inputs: NDArray[np.float32], captions: list[str], named: Named) -> list[Picture]:
+    rows = [[(name, uri, mark) for uri in maps.heat_maps(m)] for name, m, mark in named]
+    if inputs.shape[1] in (1, 3):
+        values = np.nan_to_num(inputs.astype(np.float64)).reshape(len(inputs), -1)
+        low, high = values.min(1, keepdims=True), values.max(1, keepdims=True)
+        unit = ((values - low) / np.maximum(high - low, 1e-12)).reshape(inputs.shape)
+        rows.insert(0, [("input", maps.photo(image), False) for image in unit])
+    return list(zip(captions, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _unit(image: NDArray[np.float32]) -> NDArray[np.float64]:
-    """An image moved to [0, 1]."""
-    values = np.nan_to_num(image.astype(np.float64))
-    unit: NDArray[np.float64] = (values - values.min()) / max(float(np.ptp(values)), 1e-12)
-    return unit
-
-
-def _bars(examples: Examples, captions: list[str], named: list[tuple[str, NDArray[np.float32], bool]]) -> list[Bars]:
+def _bars(examples: Examples, captions: list[str], named: Named) -> list[Bars]:
     k = len(examples.inputs)
-    flat = [np.nan_to_num(m.reshape(k, -1).astype(np.float64)) for _, m, _ in named]
-    d = flat[0].shape[1]
+    flat = np.nan_to_num(np.stack([m.reshape(k, -1) for *_, m, _ in named], axis=1).astype(np.float64))
+    d = flat.shape[2]
     values = examples.inputs.reshape(k, -1)
     features = examples.features if len(examples.features) == d else tuple(f"feature {j + 1}" for j in range(d))
     out = []
     for i, caption in enumerate(captions):
-        units = np.stack([m[i] / max(float(np.abs(m[i]).max()), 1e-300) for m in flat if m.shape[1] == d])
+        units = flat[i] / np.maximum(np.abs(flat[i]).max(1, keepdims=True), 1e-300)
         order = np.argsort(-np.abs(units).max(0) - 1e-6 * np.abs(units[0]), kind="stable")[:MOST_FEATURES]
         rows = tuple(
             (features[j], f"{values[i, j]:.4g}" if values.shape[1] == d else "", tuple(units[:, j].tolist()))
             for j in order.tolist()
         )
-        shown = tuple((name, mark) for (name, _, mark), m in zip(named, flat, strict=True) if m.shape[1] == d)
-        out.append(Bars(caption, shown, rows, d - len(rows)))
+        out.append(Bars(caption, tuple((name, mark) for name, _, mark in named), rows, d - len(rows)))
     return out
 
 
@@ -283,7 +258,8 @@ def render(
     facts = {
         "Space": study.space,
         "Trials": f"{study.trials:,}, of which {study.pruned:,} were cut short and {study.failed:,} failed",
-        **{SIZES.get(name, words.capital(name)): f"{number:,}" for name, number in study.sizes.items()},
+        "Examples that chose": f"{study.sizes['selection']:,}",
+        "Models that were asked": f"{study.sizes['models']:,}",
         "Seed": str(study.seed),
         "Digest of the study": study.digest,
     }

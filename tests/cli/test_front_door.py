@@ -192,7 +192,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ((*PRESET, "--confidence", "2"), "confidence"),
     ((*PRESET, "--runs", "-5"), "runs"),
     ((*SERVE, "--port", "-1"), "--port"),
-    (("ledger", "show", "bad.db", "--last", "-1"), "--last"),
     # names that are nearly right
     (("adit",), "Did you mean 'audit'?"),
     (("ledger", "shw", "bad.db"), "Did you mean 'show'?"),

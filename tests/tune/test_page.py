@@ -55,7 +55,7 @@ def study(trials: int = 60, *, public: bool = True, names: tuple[str, ...] = (),
         given["public models"] = point(-1, 0.0, 0.67, "public models", Hardening.none())
     return Study(
         trials=trials + 3, pruned=4, failed=1, space="default", seed=7, allowance=0.02, digest="0123abcd" * 8,
-        path="runs/one", reference=given, points=points, sizes={"selection": 700, "certification": 1300, "models": 17},
+        path="runs/one", reference=given, points=points, sizes={"selection": 700, "models": 17},
         notes=names, title="digits.pt2", explainer="InputXGradient of the predicted probability",
     )  # fmt: skip
 
