@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,8 +19,6 @@ from safexplain.errors import ConfigurationError, InputError
 if TYPE_CHECKING:
     from safexplain._privacy_loss import Adjacency
     from safexplain.ledger import Account, Ledger
-
-Format = Literal["jsonl", "csv"]
 
 ledger_app = typer.Typer(
     help="Show, set and export privacy budgets.",
@@ -141,12 +139,9 @@ def training_command(
     json_: Json = False,
 ) -> int:
     """Charge a training that was done elsewhere, once, to every account."""
-    from safexplain._privacy_loss import check_adjacency
     from safexplain.ledger.inspection import charge_as_json
     from safexplain.verdict.privacy_statement import PrivacyStatement
 
-    if adjacency is not None:
-        check_adjacency(adjacency)
     content = PrivacyStatement.load(statement)
     with _opened(ledger) as opened:
         charge = opened.charge_training(content, adjacency=cast("Adjacency | None", adjacency))
@@ -163,13 +158,11 @@ def training_command(
 def export_command(
     ledger: Url,
     out: Annotated[Path | None, option("FILE", "File to write.  \\[default: standard output]")] = None,
-    format_: Annotated[str, option("NAME", f"Format: {' or '.join(get_args(Format))}.", None, "--format")] = "jsonl",
+    format_: Annotated[str, option("NAME", "Format: jsonl or csv.", None, "--format")] = "jsonl",
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
-    if format_ not in get_args(Format):
-        raise ConfigurationError(f"--format: expected {' or '.join(get_args(Format))}, got {format_!r}")
     with _opened(ledger) as opened:
-        opened.export(sys.stdout if out is None else out, format=cast(Format, format_))
+        opened.export(sys.stdout if out is None else out, format=format_)
     return 0
 
 

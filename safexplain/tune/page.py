@@ -185,14 +185,14 @@ def pareto_figure(study: Study, front: tuple[Point, ...], chosen: Point | None) 
         axes.set_xlabel("utility: agreement with the native explanation", color=INK, labelpad=6)
         axes.set_ylabel("leak, in points", color=INK, labelpad=4)
         axes.axhline(100 * study.allowance, color=LIMIT, linewidth=1.2, linestyle=(0, (4.5, 2)), zorder=2)
-        for points, style in ((study.points, {"color": MUTED, "linestyle": ""}), (front, {"color": STRONG})):
-            at = [p.utility for p in points], [100 * p.leak for p in points]
-            axes.plot(*at, marker="o", markersize=4.2, linewidth=1.8, zorder=3, **style)
+        for points, colour, line in ((study.points, MUTED, ""), (front, STRONG, "-")):
+            x, y = [p.utility for p in points], [100 * p.leak for p in points]
+            axes.plot(x, y, color=colour, linestyle=line, marker="o", markersize=4.2, linewidth=1.8, zorder=3)
         for (name, p, mark), marker in zip(named, cycle(MARKERS)):
-            x, colour = p.utility, STRONG if mark else LABEL
-            axes.plot([x, x], [100 * bound for bound in bounds(p)], color=colour, linewidth=1.4, zorder=5)
-            shape: dict[str, Any] = {"marker": "*", "markersize": 15} if mark else {"marker": marker, "markersize": 6.5}
-            axes.plot([x], [100 * p.leak], color=colour, linestyle="", label=name, zorder=6, **shape)
+            colour, shape, size = (STRONG, "*", 15.0) if mark else (LABEL, marker, 6.5)
+            axes.plot([p.utility] * 2, [100 * b for b in bounds(p)], color=colour, linewidth=1.4, zorder=5)
+            at = [p.utility], [100 * p.leak]
+            axes.plot(*at, color=colour, linestyle="", marker=shape, markersize=size, label=name, zorder=6)
         if named:
             colours = [STRONG if mark else LABEL for *_, mark in named]
             axes.legend(loc="best", frameon=False, fontsize=10, labelcolor=colours, handletextpad=0.3)

@@ -211,7 +211,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("audit", "--endpoint", "nonsense", "--data", "data.npz"), "nonsense"),
     ((*SERVE, "--input-range", "1"), "LOW:HIGH"),
     ((*SERVE, "--period", "year"), "year"),
-    (("ledger", "export", "bad.db", "--format", "xml"), "xml"),
     *(((*command, "--frobnicate"), "--frobnicate") for command in COMMANDS),
 ]
 

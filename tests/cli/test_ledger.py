@@ -115,7 +115,7 @@ def test_an_export_onto_the_ledger_is_refused_and_a_backup_is_a_ledger(database,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("export", "DB", "--format", "xml"), "--format: expected jsonl or csv, got 'xml'"),
+        (("export", "DB", "--format", "xml"), 'expected "jsonl" or "csv", got \'xml\''),
         (("grant", "DB", "bob", "--epsilon=-1"), "epsilon must be greater than 0"),
         (("show", "mysql://host/db"), "url: expected"),
     ],
