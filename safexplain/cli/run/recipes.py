@@ -97,24 +97,12 @@ class Read(NamedTuple):
 
 
 def stated(path: Path | None) -> tuple[float | None, int | None]:
-    """What a recipe says of the model, or None: its accuracy on examples that it was not trained on, and the number of
-    rows that it was trained on.
-
-    Raises:
-        InputError, ConfigurationError: the file cannot be read, or it is no share or no number of rows.
-    """
+    """What a recipe says of the model, or None: its accuracy on examples that it was not trained on, which
+    `AuditOptions` checks, and the number of rows that it was trained on."""
     written = {} if path is None else read_toml(path, "recipe")
-    accuracy, examples = written.get("accuracy"), written.get("examples")
-    if examples is not None:
+    if (examples := written.get("examples")) is not None:
         check_whole(f"recipe {path}: examples", examples, 1)
-    if accuracy is None:
-        return None, examples
-    if isinstance(accuracy, bool) or not isinstance(accuracy, int | float) or not 0 < accuracy <= 1:
-        raise ConfigurationError(
-            f"recipe {path}: accuracy is a share of the examples that the model was not trained on, in (0, 1], got"
-            f" {accuracy!r:.60}"
-        )
-    return float(accuracy), examples
+    return written.get("accuracy"), examples
 
 
 def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
@@ -137,10 +125,15 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: Priv
     trainable, before = written.pop("trainable", None), written.pop("pretraining", None)
     own = written.get("dp", {})
     if trainable is not None and isinstance(own, dict) and ("dp" in written or statement is not None):
-        written["dp"] = _one_trainable(own, trainable, what)
+        own = {"trainable": trainable, **own} if trainable in BY_BOTH else own
+        if "trainable" not in own or (trainable in BY_BOTH and own["trainable"] != trainable):
+            raise ConfigurationError(
+                f"{what}: trainable = {trainable!r} says nothing of [dp], or contradicts it: write what trained in"
+                ' [dp], as trainable = "last-block"'
+            )
+        written["dp"] = own
     recipe = Recipe.of(written, what, statement)
-    said = "" if statement is None else overruled(written, statement, what)
-    notes = (said,) if said else ()
+    notes = () if statement is None else tuple(filter(None, [overruled(written, statement, what)]))
     if pool is None and trainable is None and before is None:
         return Read(recipe, None, notes)
     if before is not None and not isinstance(before, dict):
@@ -160,19 +153,6 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: Priv
             f'{what}: trainable is "head", "all", "lora", or a number of blocks of at least 1; got {found!r}'
         ) from None
     return Read(recipe, Stages("fine-tuning" if pool is None else "pre-training", pretraining, found), notes)
-
-
-def _one_trainable(own: dict[str, Any], trainable: Any, what: str) -> dict[str, Any]:
-    """`[dp]`, with the recipe's `trainable` where it has none of its own."""
-    said = own.get("trainable", trainable)
-    if trainable in BY_BOTH and said == trainable:
-        return {**own, "trainable": trainable}
-    if trainable not in BY_BOTH and "trainable" in own:
-        return own
-    raise ConfigurationError(
-        f"{what}: trainable = {trainable!r} says nothing of [dp], or contradicts it: write what trained in [dp], as"
-        ' trainable = "last-block"'
-    )
 
 
 def untrained(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
