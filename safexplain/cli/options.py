@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -130,23 +130,14 @@ class Question:
 def asks(command: Callable[..., int]) -> Callable[..., int]:
     """`command(question, **own)` as the command line takes it: each option of both by its own name."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    kinds, only = get_type_hints(Question, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(
-            f.name,
-            only,
-            default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=kinds[f.name],
-        )
-        for f in fields(Question)
-    ]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     @functools.wraps(command)
     def flat(**given: Any) -> int:
         mine = {p.name: given.pop(p.name) for p in own}
         return command(Question(**given), **mine)
 
-    parameters = [*shared, *(p.replace(kind=only) for p in own)]
+    parameters = [*inspect.signature(Question, eval_str=True).parameters.values(), *own]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat
