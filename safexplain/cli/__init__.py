@@ -101,7 +101,7 @@ def _run(arguments: list[str], name: str = "safexplain") -> int:
 
 def _keep_memory() -> None:
     """Let glibc keep freed memory: it gives back arrays of over 32 MiB at once and takes them anew page by page, which
-    was 40 % of the time of integrated gradients of a small CNN. Nothing where there is another C library."""
+    was 40 % of the time of integrated gradients of a small CNN. Other C libraries are left alone."""
     m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
         for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):

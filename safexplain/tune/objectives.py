@@ -48,7 +48,7 @@ class Objectives:
 
     natives: Natives
     meter: LeakMeter
-    model: nn.Module  # the audited one, which is asked whether the named features carry its prediction
+    model: nn.Module  # the audited one, for faithfulness
 
     def kept(self, hardening: Hardening, options: Options) -> Kept:
         """How much a release keeps of the native maps that the search's own options give.
@@ -91,12 +91,12 @@ class Objectives:
         return self.point(number, hardening, self.plain_options(options), kept, leak, released[-1], name)
 
     def plain_options(self, options: Options) -> dict[str, Any]:
-        """As a point has them: without the name of the explainer, where there is one."""
+        """As a point has them: without the name of the explainer if there is only one."""
         named = {name: dict(of) for name, of in options.items() if of}
         return named if len(self.natives.methods) > 1 else next(iter(named.values()), {})
 
     def leak_of(self, views: Sequence[Sequence[Tensor]], hopeless: Callable[[float], bool]) -> Leakage:
-        """The larger leak of several views of the same release, of few targets where these show that it is hopeless."""
+        """The larger leak of several views of the same release; by few targets, if these show that it is hopeless."""
         signals = [self._signals(maps) for maps in views]
         few, many = self.meter.targets[:FEW], self.meter.targets[:MANY]
         worst = max((self.meter.excess(*one, few) for one in signals), key=lambda one: one.excess)

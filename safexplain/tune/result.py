@@ -1,4 +1,4 @@
-"""What a search measures: points, their front, which of them is chosen, and examples for pictures; no key in any."""
+"""What a search measures: points, their front, which of them is chosen, and examples for pictures; none has a key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Point:
     """One release and its figures, measured on the selection split at one query an example.
 
     Args:
-        number: of the trial, from 0; -1 where it is none (public models).
+        number: of the trial, from 0; -1 for public models.
         hardening: what is released, without a key.
-        options: arguments of `attribute` beside those of the search; of several explainers, name -> arguments.
+        options: arguments of `attribute` besides those of the search; for several explainers, name -> arguments.
         leak: largest mean excess TPR over the label at 0.5, 1, 2 and 5 % FPR among the attacks; a share, at least 0.
         leak_error: its standard error, by resampling examples and targets.
         utility: mean of `overlap`, `rank_correlation` and `cosine`.

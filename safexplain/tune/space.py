@@ -265,7 +265,7 @@ def _fits(window: tuple[Any, ...], x: Tensor) -> bool:
 
 
 def sizes_of(maps: Sequence[Tensor]) -> Sizes:
-    """Of native maps (m, n, ...), of which several explainers' are hardened each by itself: those of the first."""
+    """Of native maps (m, n, ...), of several explainers those of the first: each explainer is hardened by itself."""
     rows = maps[0].flatten(0, 1).flatten(1).double()
     norms = torch.linalg.vector_norm(rows, dim=1)
     some = norms[norms > 0]

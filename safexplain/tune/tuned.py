@@ -24,7 +24,7 @@ class Tuned:
 
     Args:
         front: points that no other one dominates in leak and utility, the one that leaks least first.
-        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; where there is
+        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; if there is
             none, the least leaking one (`within` is false then).
         confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
         study: what was searched.
@@ -41,7 +41,7 @@ class Tuned:
 
     @property
     def exit_code(self) -> int:
-        """Of the command line: the confirmation's; 3 (inconclusive) where there is none."""
+        """Of the command line: the confirmation's, or 3 (inconclusive) without one."""
         return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
 
     @property
@@ -67,7 +67,7 @@ class Tuned:
         """Write front.json, front.html, hardening.json and, of a confirmed choice, the files of `AuditRun.save`.
 
         Returns:
-            The folder, which is made where it is missing.
+            The folder, which is made if it is missing.
 
         Raises:
             InputError: a file cannot be written.

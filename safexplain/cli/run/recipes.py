@@ -89,7 +89,7 @@ class TrainingFunction:
 
 
 class Read(NamedTuple):
-    """How the model was trained, what else is said about a training in two stages, and caveats."""
+    """How the model was trained, the other stage if there were two, and caveats."""
 
     recipe: Recipe | TrainingFunction
     stages: Stages | None
@@ -106,7 +106,7 @@ def stated(path: Path | None) -> tuple[float | None, int | None]:
 
 
 def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
-    """How the model was trained, and, where that was in two stages, the rest that is said about these.
+    """How the model was trained, in one stage or two.
 
     The file is a recipe; for a fine-tuned model, that of the fine-tuning. It may then also have `trainable`, and in a
     table `pretraining` the recipe of the pre-training. Or it names a `function`, and nothing else. With the `pool` of a

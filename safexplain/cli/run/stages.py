@@ -30,7 +30,7 @@ from safexplain.loading.models.load import LoadedModel
 
 @dataclass(frozen=True)
 class Stages:
-    """What is said about a training in two stages."""
+    """How a model was pre-trained and fine-tuned, as far as it was said."""
 
     subject: SubjectData  # whose membership is attacked
     recipe: Recipe | None  # of the pre-training, if it was given
