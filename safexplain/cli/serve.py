@@ -18,9 +18,6 @@ from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 LIMITS = "Limits"
 """Heading of the options that limit questions."""
 
-WATCH = 5.0
-"""Seconds between looks at the files of model and certificate, which are loaded again when they change."""
-
 STARTS_WITHIN = 60
 """Seconds after which a silent worker is started anew. uvicorn's 5 may be over before PyTorch and a model are read, and
 a worker that is ended before it is ready never is."""
@@ -75,6 +72,7 @@ def serve_command(
     host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)] = "127.0.0.1",
     port: Annotated[int, option("N", "Port to listen on.", RUN, min=0, max=65535)] = 8000,
     workers: Annotated[int, option("N", "Number of processes.", RUN, min=1)] = 1,
+    watch: Annotated[float, option("SECONDS", "How often to check for changed files and reload.", RUN, min=0)] = 5.0,
     audit_log: Annotated[Path | None, option("FILE", "Log of who asked when.  \\[default: stderr]", RUN)] = None,
     device: Device = "cpu",
 ) -> int:
@@ -111,7 +109,7 @@ def serve_command(
         "trust_types": trust_type or None,
         "input_range": None if input_range is None else _range(input_range),
         "name": name,
-        "watch": WATCH,
+        "watch": watch,
         "device": str(device_of(device)),
     }
     settings = json.dumps({key: value for key, value in given.items() if value is not None})
