@@ -27,8 +27,8 @@ from safexplain.verdict.policy import Policy
 TRIED = 6
 """Trials that are timed."""
 
-FEW, MANY, QUICK = 60, 180, 2.0
-"""Examples on which they are timed: few, and more if that took less than so many seconds."""
+FEW, MANY = 60, 180
+"""Examples on which they are timed: fixed cost and cost of an example are told apart by these two."""
 
 
 def plan_tune(
@@ -53,8 +53,25 @@ def plan_tune(
     """What `tune` with the same arguments will cost, and what the audit of the chosen release can decide at best.
 
     The first trials are timed on copies of the model in place of reference models. How many of the others are pruned,
-    and what the chosen release costs to make, is not known in advance: the recommended hardening stands for it.
-    `budget` is about how many seconds the plan may take; `others` are those of `plan_audit`.
+    and what the chosen release costs to make, is not known before: the recommended hardening stands for it.
+
+    Args:
+        model: see `tune`, as the rest.
+        population: likewise.
+        recipe: likewise.
+        member: likewise.
+        explainer: likewise.
+        space: likewise.
+        trials: likewise.
+        output: likewise.
+        arguments: likewise.
+        references: likewise.
+        policy: likewise.
+        seed: likewise.
+        device: likewise.
+        budget: seconds to be spent, about.
+        progress: told what is measured.
+        **others: see `plan_audit`.
 
     Raises:
         InputError, ConfigurationError, MissingExtraError: as `tune`.
@@ -72,30 +89,43 @@ def plan_tune(
     )  # fmt: skip
     target = as_module(model, population.classes)
     place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
-    clock, optuna = Clock(place, 0.4 * budget), _optuna()
-    rng, rows = np.random.default_rng([seed, 0x7E57]), round(policy.selection * len(population))
+    clock = Clock(place, 0.4 * budget)
+    rng = np.random.default_rng([seed, 0x7E57])
+    rows = round(policy.selection * len(population))
+    methods, optuna = methods_of(explainer, arguments), _optuna()
 
     def timed(number: int) -> float:
-        """Seconds of some trials on so many examples, and of what comes before them."""
+        """Seconds to prepare a search on so many examples, and of some trials."""
         at = np.sort(rng.permutation(len(population))[: round(number / policy.selection)])
         few = Population(population.x[torch.from_numpy(at)], population.y[torch.from_numpy(at)])
         membership = np.concatenate([member[at][None], rng.random((references, len(at))) < 0.5])
         pool = Pool(few, Shadows((target,) * (1 + references), membership))
-        setting = _Setting(pool, methods_of(explainer, arguments), output, space, policy, 256, seed)
-        return clock(lambda: _Search.of(setting, optuna, None, silent).run(min(TRIED, trials)))
 
-    number = min(FEW, rows)
-    seconds = timed(number)
-    if seconds < QUICK and number < rows:
-        number = min(MANY, rows)
-        seconds = timed(number)
-    seconds *= rows / number * trials / min(TRIED, trials)
+        def work() -> None:
+            setting = _Setting(pool, methods, output, space, policy, 256, seed)
+            _Search.of(setting, optuna, None, silent).run(min(TRIED, trials))
+
+        return clock(work)
+
+    short, long = timed(FEW), 0.0
+    more = min(MANY, rows)
+    if more > FEW and short < clock.share(0.3):
+        long = timed(more)
+        each = max(long - short, 0.0) / (more - FEW)
+        fixed = max(short - each * FEW, 0.0)
+    else:
+        fixed, each = 0.0, short / min(FEW, rows)
+    seconds = (fixed + each * rows) * trials / min(TRIED, trials)
     search = Stage("searching", seconds, trials, "trials", "by the first of them")
-    training = [stage for stage in found.stages if stage.name.endswith("reference models")]
-    rest = [replace(stage, name=f"confirming: {stage.name}") for stage in found.stages if stage not in training]
+    confirming = tuple(
+        stage if stage.name.endswith("reference models") else replace(stage, name=f"confirming: {stage.name}")
+        for stage in found.stages
+    )
+    first = [stage for stage in confirming if stage.name.endswith("reference models")]
+    rest = [stage for stage in confirming if stage not in first]
     return replace(
         found,
-        stages=(*training, search, *rest),
+        stages=(*first, search, *rest),
         notes=(*found.notes, "The release that the search chooses is planned as the recommended one."),
         took=found.took + clock.spent,
     )
