@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import (
     DATA,
     EXPLANATION,
@@ -39,12 +38,7 @@ def audit_command(
     question: Question,
     hardening: Annotated[
         str,
-        option(
-            "HARDENING",
-            "recommended, none, deepleak, JSON, or a JSON file.",
-            EXPLANATION,
-            autocompletion=completion.hardenings,
-        ),
+        option("HARDENING", "recommended, none, deepleak, JSON, or a JSON file.", EXPLANATION),
     ] = "recommended",
     pretraining_pool: Annotated[
         Path | None,
@@ -120,12 +114,7 @@ def attack_command(
     attacks: Attacks = None,
     split: Annotated[
         str,
-        option(
-            "NAME",
-            "Examples to use: certification, or selection, which decides nothing.",
-            POLICY,
-            autocompletion=completion.splits,
-        ),
+        option("NAME", "Examples to use: certification, or selection, which decides nothing.", POLICY),
     ] = "certification",
     seed: Seed = 0,
     json_: Json = False,

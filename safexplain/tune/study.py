@@ -308,17 +308,18 @@ class _Search:
     def _trial(self, number: int, points: list[Point]) -> None:
         if number < len(self.given):
             name, hardening, answers = self.given[number]
-            asked: dict[str, Any] = {}
+            parameters: dict[str, Any] = {}
+            distributions: dict[str, Any] = {}
             if answers is not None:
-                hardening, _, asked = self.space.parameters(answers)
+                hardening, parameters, distributions = self.space.known(answers)
             assert hardening is not None
             state, values, noted = self._outcome(number, hardening, {}, points, name)
             self.study.add_trial(
                 self.optuna.trial.create_trial(
                     state=state,
                     values=values,
-                    params={question: answer for question, (answer, _) in asked.items()},
-                    distributions={question: self._distribution(kind) for question, (_, kind) in asked.items()},
+                    params=parameters,
+                    distributions=distributions,
                     user_attrs=noted,
                 )
             )
@@ -362,16 +363,6 @@ class _Search:
         points.append(point)
         noted = {"number": point.number, "point": json.dumps(point.to_dict(), allow_nan=False)}
         return self.optuna.trial.TrialState.COMPLETE, [point.leak, point.utility], noted
-
-    def _distribution(self, kind: tuple[Any, ...]) -> Any:
-        distributions = self.optuna.distributions
-        match kind:
-            case ("float", low, high, log):
-                return distributions.FloatDistribution(low, high, log=log)
-            case ("int", low, high):
-                return distributions.IntDistribution(low, high)
-            case _:
-                return distributions.CategoricalDistribution(kind[1])
 
 
 def _hopeless(points: Sequence[Point], utility: float, leak: float) -> bool:

@@ -21,7 +21,8 @@ from torch import nn
 
 from safexplain.audit import AuditOptions, Policy, Recipe
 from safexplain.audit.planning import Plan, Stage
-from safexplain.audit.planning.plan import Rates, planned
+from safexplain.audit.planning.plan import Rates
+from safexplain.audit.planning.plan import planned as measured
 from safexplain.audit.references.training import train_one
 from safexplain.cli.run import planned
 from safexplain.cli.run.quick import FEWEST, numbers_of
@@ -62,7 +63,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates are measured as fast as they can be."""
-    monkeypatch.setattr("safexplain.audit.planning.plan.planned", partial(planned, budget=0.5))
+    monkeypatch.setattr("safexplain.audit.planning.plan.planned", partial(measured, budget=0.5))
 
 
 def files(folder: Path) -> list[str]:

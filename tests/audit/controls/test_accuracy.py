@@ -173,9 +173,9 @@ def control(result):
 def test_an_audit_of_data_that_were_prepared_otherwise_warns_before_it_trains_and_certifies_nothing(case):
     net, x, y, member, recipe = case
     wrong = 1 - x  # black on white, where the model was trained on white on black
+    how = {"explainer": HardenedInputXGradient, "hardening": Hardening.none(), "references": 0}
+    options = AuditOptions(accuracy=0.9)
     with pytest.warns(DataWarning, match=r"is stated: the data do not look like what the model was trained on"):
-        how = {"explainer": HardenedInputXGradient, "hardening": Hardening.none(), "references": 0}
-        options = AuditOptions(accuracy=0.9)
         trained(Question(net, Population.of(wrong, y), recipe, member=member, options=options, **how))
     with pytest.warns(DataWarning, match="is stated"):
         stated = run(case, wrong, accuracy=0.9)
