@@ -107,7 +107,7 @@ def certify(
         raise InputError(f"no {kind} signal among {sorted(signals.values)}; expected {such}")
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
     if split == "certification" and uses is None:
-        uses = uses_of(signals, policy, [f"{r.name} on {r.title_signal}" for r in rows], seed, force)
+        uses = uses_of(signals, policy, [f"{r.name} on {r.signal}" for r in rows], seed, force)
     counted = uses if split == "certification" and not policy.uncounted else None
     if counted is not None:
         counted.check()
@@ -193,7 +193,7 @@ class _Judge:
         of_null: dict[str, NDArray[np.float64]] = {}
         for read in null:
             of_each = zip(rows, scorer.scores(read), judged, strict=True)
-            of_null = {title(r.name, r.title_signal): found[scored] for r, found, j in of_each if j}
+            of_null = {title(r.name, r.signal): found[scored] for r, found, j in of_each if j}
         judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
         base = _baselines(rows, policy) if result.compared else {}
         bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]
@@ -295,7 +295,7 @@ def conclude(
         results.append(
             AttackResult(
                 row.name,
-                row.title_signal,
+                row.signal,
                 row.role,
                 row.level,
                 found_above(by_rank, rank_at(others, policy.fpr), heavy),
