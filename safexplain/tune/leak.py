@@ -52,7 +52,9 @@ class Leakage:
     all scores together counts in any case, so that a small leak is told from none.
     """
 
-    excess: float  # mean over targets and `FPRS` of its TPR less the label's; at least 0: nobody has to use explanations
+    excess: (
+        float  # mean over targets and `FPRS` of its TPR less the label's; at least 0: nobody has to use explanations
+    )
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0
     attack: str  # its name and signal; "" where none adds anything
     targets: int  # models that were attacked

@@ -271,9 +271,9 @@ def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certif
 def test_what_certifies_was_neither_chosen_on_nor_trained_on():
     @dataclass(frozen=True)
     class Spy(Learned):
-        def fit(self, shadows, membership, rows=None, out_of_distribution=None):
-            seen.append(shadows if rows is None else shadows[:, rows])
-            return super().fit(shadows, membership, rows, out_of_distribution)
+        def fit(self, maps, membership, models=None, examples=None):
+            seen.append(maps[np.ix_(models, examples)])
+            return super().fit(maps, membership, models, examples)
 
     seen = []
     maps = np.random.default_rng(0).normal(size=(9, 300, 5)).astype(np.float32)

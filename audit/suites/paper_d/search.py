@@ -459,7 +459,7 @@ class Honest:
         for t in range(self.size.targets):
             scorer = Scorer(signals, rows, target=t, training=none)
             for row, scores in zip(rows, scorer.scores(t), strict=True):
-                found.setdefault("label" if row.baseline else f"{row.name} on {row.title_signal}", []).append(scores)
+                found.setdefault("label" if row.baseline else f"{row.name} on {row.signal}", []).append(scores)
         return {name: np.stack(scores) for name, scores in found.items()}
 
     def kept(self, explainer: Explainer, maps: list[Tensor]) -> Floats:

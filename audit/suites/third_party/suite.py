@@ -251,7 +251,7 @@ def measure(
     whole = only(signals, trained)
     assert signals.attributions is not None
     whole = replace(whole, attributions=signals.attributions[trained])
-    rows = [r for r in fitting(whole) if not any(p.endswith("_normal") for p in r.parts)]
+    rows = [r for r in fitting(whole) if not any(s.name.endswith("_normal") for s in r.reads)]
     full = certify(whole, POLICY, suite=[*rows, *MISMATCH], progress=progress)
     return {"without_training": written(simple), "with_references": written(full)}
 

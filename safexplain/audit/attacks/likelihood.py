@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
 from safexplain.audit.storage.maps import windows
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]
 Transform = Literal["auto", "log", "identity"]
 View = Callable[[Floats], Floats]
+Tick = Callable[[float], object]
 
 SHRINK = 16.0
 """Observations that the variances of examples with a like centre are worth beside those of the example itself."""
@@ -97,7 +98,8 @@ class LikelihoodRatio:
         target, shadows, membership = check_signals(target, shadows, membership)
         m = len(membership)
         values: Floats = np.concatenate([shadows, target[None]])
-        scores: Array = likelihood_ratios(self, values, membership, [m], [np.arange(m)])[0]
+        everyone = np.arange(m)
+        scores: Array = _ratios(self, values, membership, everyone, [m], [everyone])[0]
         return scores
 
 
@@ -105,19 +107,19 @@ def likelihood_ratios(
     attack: LikelihoodRatio,
     values: Floats,
     membership: Bools,
+    references: NDArray[np.int64],
     reads: Sequence[int],
-    others: Sequence[NDArray[np.int64]],
     view: View | None = None,
-    tick: Callable[[float], object] | None = None,
+    tick: Tick | None = None,
 ) -> Array:
-    """Scores of what each of several models released, compared with references of its own.
+    """Scores of what each of several models released, with the references that `references_for` leaves it.
 
     Args:
         attack: of any transform.
         values: (models, n) or (models, n, d) finite signals, or maps on disk, which are never read as a whole.
-        membership: (models, n) bool; only that of references is read.
+        membership: (models, n) bool.
+        references: indices of the reference models.
         reads: indices of the models to score.
-        others: of each of these, the indices of its references (`references_for`).
         view: what is read of (..., d) maps, made of a few examples at a time.
         tick: told the share that is done, every so often, where there is much to do.
 
@@ -127,13 +129,27 @@ def likelihood_ratios(
     Raises:
         InputError: as the attack.
     """
+    others = [references_for(read, references, membership) for read in reads]
+    return _ratios(attack, values, membership, references, reads, others, view, tick)
+
+
+def _ratios(
+    attack: LikelihoodRatio,
+    values: Floats,
+    membership: Bools,
+    references: NDArray[np.int64],
+    reads: Sequence[int],
+    others: Sequence[NDArray[np.int64]],
+    view: View | None = None,
+    tick: Tick | None = None,
+) -> Array:
+    """`likelihood_ratios` with the references of each model given; only references' membership is looked at."""
     if values.ndim == 3:
         if attack.transform == "log":
             raise InputError("the logarithm is for one-number signals, not for vectors")
-        return _ratios_of_vectors(values, membership, reads, others, view, tick)
-    transform = attack.transform
+        return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view, tick)
     return np.stack([
-        _ratios_of_numbers(transform, values[read], values[refs], membership[refs])
+        _ratios_of_numbers(attack.transform, values[read], values[refs], membership[refs])
         for read, refs in zip(reads, others, strict=True)
     ])
 
@@ -218,13 +234,14 @@ class _Side:
 
 def _ratios_of_vectors(
     values: Floats,
-    membership: Bools,
+    member: Bools,
+    references: Sequence[int],
     reads: Sequence[int],
     others: Sequence[NDArray[np.int64]],
     view: View | None,
-    tick: Callable[[float], object] | None,
+    tick: Tick | None,
 ) -> Array:
-    """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time.
+    """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time; `member` is the references'.
 
     Means and squared deviations are those of all references less the models that a read one is not compared with,
 
@@ -233,12 +250,10 @@ def _ratios_of_vectors(
     so that p models cost O(p n d) beside the O(m n d) of one. What is subtracted is centred; what rounding leaves of
     a variance is far below the floor that is added to all.
     """
-    _, n, d = values.shape
-    references = sorted({int(i) for kept in others for i in kept})
+    (_, n, d), m = values.shape, len(references)
     models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
     place = {int(model): i for i, model in enumerate(models)}
     left_out = [[place[model] for model in references if model not in kept] for kept in others]
-    member, m = membership[references], len(references)
     usable = []
     for left in left_out:
         inside = member.sum(0) - member[left].sum(0)

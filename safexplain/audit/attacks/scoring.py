@@ -6,7 +6,7 @@ target, with the other references as theirs, so that whom the target was trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.base import Threshold, references_for
 from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned import FittedLearned, Learned
-from safexplain.audit.attacks.likelihood import LikelihoodRatio, likelihood_ratios
+from safexplain.audit.attacks.likelihood import LikelihoodRatio, Tick, likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
 from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, SuiteRow, values_of
 from safexplain.audit.signals import Signals
@@ -30,7 +30,6 @@ FEWEST_FOR_NULL = 4
 """Models from which on one of the references plays the null model; with fewer, an untrained one does."""
 
 Array = NDArray[np.float64]
-Tick = Callable[[float], object]
 
 
 def scores_of(
@@ -52,11 +51,10 @@ def scores_of(
         tick: told the share that is done, where there is much to do.
     """
     attack, membership = row.attack, signals.membership
-    others = [references_for(read, references, membership) for read in reads]
     if isinstance(attack, LikelihoodRatio):
         view = VIEWS.get(row.reads[0].view)  # made of a few examples at a time
         values = values_of(signals, [s._replace(view="") for s in row.reads])
-        return likelihood_ratios(attack, values, membership, reads, others, view, tick)
+        return likelihood_ratios(attack, values, membership, references, reads, view, tick)
     values = values_of(signals, row.reads)
     if isinstance(attack, Threshold):
         return np.stack([attack(values[read]) for read in reads])
@@ -64,6 +62,7 @@ def scores_of(
         cut = list(parts(values.shape[1], values.shape[2]))  # as the classifier cuts them itself
         return np.stack([np.concatenate([fitted.scores(values[read, part]) for part in cut]) for read in reads])
     apply = attack if fitted is None else fitted.scores
+    others = [references_for(read, references, membership) for read in reads]
     return np.stack([apply(values[r], values[o], membership[o]) for r, o in zip(reads, others, strict=True)])
 
 

@@ -179,7 +179,7 @@ NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})
 """Names that `Policy.suite` may list."""
 
 
-# ---------------------------------------------------------------------------------------------------- what suits signals
+# --------------------------------------------------------------------------------------------------- what suits signals
 
 
 @dataclass(frozen=True)
@@ -332,9 +332,7 @@ def _labels(signals: Signals, level: int) -> list[SuiteRow]:
     return _suitable(signals, level, LABELS, "label", one=True) if _compared(signals) else []
 
 
-def _suitable(
-    signals: Signals, level: int, lines: Iterable[Line], role: Role, *, one: bool = False
-) -> list[SuiteRow]:
+def _suitable(signals: Signals, level: int, lines: Iterable[Line], role: Role, *, one: bool = False) -> list[SuiteRow]:
     """Rows of the lines of this role that can be run; `one` of them even if nothing in its signals ever differs."""
     rows = [line.row(level) for line in lines if line.role == role and _fits(signals, line, level)]
     return [r for r in rows if any(_varies(signals, s) for s in r.reads)] or (rows[:1] if one else [])

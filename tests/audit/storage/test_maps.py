@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from safexplain.audit import Policy, Signals, certify
-from safexplain.audit.attacks.likelihood import leave_one_out
+from safexplain.audit.attacks import likelihood
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.holdout_uses import _values_digest
@@ -173,7 +173,7 @@ def tiny(monkeypatch):
     """Blocks of a few maps, and no more maps at once than these."""
     monkeypatch.setattr(storage.windows, "__defaults__", (4000,))
     monkeypatch.setattr(storage.blocks, "__defaults__", (600,))
-    monkeypatch.setattr(leave_one_out, "CHUNK", 1000)
+    monkeypatch.setattr(likelihood, "CHUNK", 1000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
@@ -191,7 +191,7 @@ def test_every_attack_on_maps_scores_those_on_disk_as_those_in_memory(tmp_path, 
 
 def test_what_takes_hours_says_how_far_it_is(tmp_path, tiny, monkeypatch):
     here, there = pair(tmp_path)
-    monkeypatch.setattr(leave_one_out, "SILENT", 10 * 12 * 60)
+    monkeypatch.setattr(likelihood, "SILENT", 10 * 12 * 60)
     rows = [row for row in fitting(here, POLICY) if row.signal.startswith("attributions:") and not row.columns]
     told = []
     nobody = np.zeros(len(here), bool)
