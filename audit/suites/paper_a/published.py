@@ -14,7 +14,7 @@ from safexplain.audit.attacks.likelihood import two_sided
 
 @dataclass(frozen=True)
 class ReleasedRatio:
-    """VAR-, L1- and L2-LRT: plain means, one variance for all; the ranking is that of (t - mu_out)^2 - (t - mu_in)^2."""
+    """VAR-, L1- and L2-LRT: plain means, one variance for all; it ranks by (t - mu_out)^2 - (t - mu_in)^2."""
 
     def __call__(self, target: Any, shadows: Any, membership: Any) -> NDArray[np.float64]:
         """(n,) log likelihood ratios of (n,) and (m, n) numbers, higher says "member"."""

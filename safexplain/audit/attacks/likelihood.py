@@ -148,10 +148,12 @@ def _ratios(
         if attack.transform == "log":
             raise InputError("the logarithm is for one-number signals, not for vectors")
         return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view, tick)
-    return np.stack([
-        _ratios_of_numbers(attack.transform, values[read], values[refs], membership[refs])
-        for read, refs in zip(reads, others, strict=True)
-    ])
+    return np.stack(
+        [
+            _ratios_of_numbers(attack.transform, values[read], values[refs], membership[refs])
+            for read, refs in zip(reads, others, strict=True)
+        ]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- one number
@@ -261,7 +263,7 @@ def _ratios_of_vectors(
         if not usable[-1].any():
             raise InputError(NO_SIDES)
 
-    def parts(passes: int) -> Iterator[tuple[slice, Array, _Side, _Side]]:
+    def parts(passes: int) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
         """Slices of the examples, their (p, models, d) values less the references' mean, and both sides of these."""
         every, told = max(1, SILENT // max(models.size * d, 1)), 0
         for start, found in windows(values, models, max(1, CHUNK // (max(d, 1) * (m + 1)))):
@@ -274,25 +276,26 @@ def _ratios_of_vectors(
             x -= x[:, :m].mean(1, keepdims=True)
             known, inside = x[:, :m], member[:, part].T[:, None, :].astype(np.float64)
             squares = np.square(known)
-            yield part, x, _Side.of(known, squares, inside), _Side.of(known, squares, 1 - inside)
+            yield part, x, (_Side.of(known, squares, inside), _Side.of(known, squares, 1 - inside))
 
-    def less(left: Sequence[int], part: slice, x: Array, inside: _Side, outside: _Side) -> tuple[_Side, _Side]:
+    def less(left: Sequence[int], part: slice, x: Array, sides: tuple[_Side, _Side]) -> tuple[_Side, _Side]:
+        inside, outside = sides
         for i in left:
             inside, outside = inside.without(x[:, i], member[i, part]), outside.without(x[:, i], ~member[i, part])
         return inside, outside
 
     total, dof = np.zeros((len(reads), d)), np.zeros(len(reads))
-    for part, *found in parts(0):
+    for part, x, sides in parts(0):
         for k, left in enumerate(left_out):
             good = usable[k][part].astype(np.float64)
-            for side in less(left, part, *found):
+            for side in less(left, part, x, sides):
                 total[k] += good @ side.ss
                 dof[k] += (good * np.maximum(side.count[:, 0] - 1, 0)).sum()
     scores = np.zeros((len(reads), n))
-    for part, x, *sides in parts(1):
+    for part, x, sides in parts(1):
         for k, (read, left) in enumerate(zip(reads, left_out, strict=True)):
             pooled = total[k] / max(dof[k], 1.0)
-            inside, outside = less(left, part, x, *sides)
+            inside, outside = less(left, part, x, sides)
             free = np.maximum(inside.count - 1, 0) + np.maximum(outside.count - 1, 0)
             v = shrunk(inside.ss + outside.ss, free, VECTOR_SHRINK, pooled) + (1e-9 * float(pooled.mean()) or 1.0)
             away = (_distance(x[:, place[read]] - side.mean, v) for side in (outside, inside))
@@ -460,7 +463,8 @@ def two_sided(membership: Bools) -> Bools:
 
 def shrunk(ss: Array, dof: Array, shrink: float, pooled: Array) -> Array:
     """Variances (ss + shrink * pooled) / (dof + shrink), shrunk towards the pooled ones; broadcast."""
-    return (ss + shrink * pooled) / (dof + shrink)
+    out: Array = (ss + shrink * pooled) / (dof + shrink)
+    return out
 
 
 def check_transform(transform: str) -> None:
