@@ -320,7 +320,6 @@ def test_it_is_an_attack_that_compares_and_prints():
         {"penalty": math.nan},
         {"epochs": 0},
         {"seed": -1},
-        {"device": "abacus"},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options):
