@@ -272,9 +272,9 @@ def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certif
 def test_what_certifies_was_neither_chosen_on_nor_trained_on():
     @dataclass(frozen=True)
     class Spy(Learned):
-        def fit(self, shadows, membership, rows=None, out_of_distribution=None):
-            seen.append(shadows if rows is None else shadows[:, rows])
-            return super().fit(shadows, membership, rows, out_of_distribution)
+        def fit(self, maps, membership, models=None, examples=None):
+            seen.append(maps[np.ix_(models, examples)])
+            return super().fit(maps, membership, models, examples)
 
     seen = []
     maps = np.random.default_rng(0).normal(size=(9, 300, 5)).astype(np.float32)
@@ -443,7 +443,7 @@ def test_examples_that_nobody_can_recognise_certify_nothing_unless_the_policy_sa
     assert certify(synthetic(leak=3.0), COUNTED).verdict == "leak"
 
 
-def test_examples_from_another_source_only_train():
+def test_examples_from_another_source_are_not_scored():
     rng = np.random.default_rng(0)
     outside = np.zeros(600, dtype=bool)
     outside[400:] = True
@@ -451,8 +451,8 @@ def test_examples_from_another_source_only_train():
     maps = rng.normal(size=(9, 600, 5)).astype(np.float32)
     inputs = rng.normal(size=(600, 4)) + 2.0 * outside[:, None]
     signals = Signals(member, {"l1": np.abs(maps).sum(2)}, maps, {"targets": [0]}, out_of_distribution=outside)
-    elsewhere = SuiteRow("Learned", Learned(non_members="out-of-distribution"), "attributions", "explanation")
-    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs, suite=[elsewhere])
+    learned = SuiteRow("Learned", Learned(), "attributions", "explanation")
+    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs, suite=[learned])
     assert result.sizes["selection"] == 0
     assert result.sizes["training"] + result.sizes["certification"] == 400
 

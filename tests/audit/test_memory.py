@@ -12,10 +12,8 @@ import pytest
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit import maps as stored
-from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.attacks.learned.attack import Learned
-from safexplain.audit.attacks.likelihood import leave_one_out
-from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
+from safexplain.audit.attacks import Learned, LikelihoodRatio, likelihood
+from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
@@ -60,7 +58,7 @@ def small(monkeypatch):
     """Parts of 2 MiB instead of 128 MiB."""
     monkeypatch.setattr(stored.blocks, "__defaults__", (1 << 19,))
     monkeypatch.setattr(stored.parts, "__defaults__", (1 << 18,))
-    monkeypatch.setattr(leave_one_out, "CHUNK", 1 << 18)
+    monkeypatch.setattr(likelihood, "CHUNK", 1 << 18)
     monkeypatch.setattr(strength, "MOST_NUMBERS", 1 << 19)
     monkeypatch.setitem(utility_of.__globals__, "PART", 1 << 16)
 
@@ -95,7 +93,7 @@ def test_an_audit_holds_a_small_part_of_maps_on_disk_at_a_time(tmp_path, small):
 
 def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatch):
     maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
-    monkeypatch.setattr(leave_one_out, "windows", whole)
+    monkeypatch.setattr(likelihood, "windows", whole)
     assert most_memory(lambda: everything(maps, member)) > ALL
 
 
@@ -173,7 +171,7 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
             assert scores[:, :100].all()
             assert not scores[:, 100:].any()
         places = np.arange(1, m), np.flatnonzero(np.arange(n) < 100)
-        fitted = Learned(epochs=1).fitted(huge, member[np.ix_(*places)], None, None, places)
+        fitted = Learned(epochs=1).fit(huge, member, *places)
         fitted.scores(huge[0, :1000])
     assert memory.gib < 1.5, f"{memory.gib:.2f} GiB after {time.process_time() - started:.0f} s"
 

@@ -31,7 +31,7 @@ class Row:
     """What `conclude` looks at of a row of the suite."""
 
     name: str
-    title_signal: str
+    signal: str
     role: Role
     level: int
 

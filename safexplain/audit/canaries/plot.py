@@ -37,10 +37,10 @@ def plot_canaries(results: Sequence[CanaryResult], path: str | Path) -> None:
     for adjacency, label, color in CURVES:
         axes.plot([0, *at], [0, *(one.of(adjacency) for one in spent)], color=color, label=f"accounting: {label}")
     for one in results:
-        steps, found = [e.step for e in one.errors], [one.lower(e) for e in one.errors]
+        steps, lower = [e.step for e in one.errors], [one.lower(e) for e in one.errors]
         marker = "o" if len(steps) < 40 else None
         label = f"{one.scenario} canary" + (f", class {one.setting['class']}" if "class" in one.setting else "")
-        axes.plot(steps, found, marker=marker, markersize=3, linewidth=1, color=COLORS[one.scenario], label=label)
+        axes.plot(steps, lower, marker=marker, markersize=3, linewidth=1, color=COLORS[one.scenario], label=label)
     axes.set(xlabel="steps", ylabel=f"epsilon at delta {claim.delta:g}", xlim=(0, total * 1.03), ylim=(0, None))
     runs = " / ".join(f"{n:,}" for n in sorted({r.runs for r in results}))
     axes.set_title(

@@ -15,8 +15,6 @@ from safexplain.audit.controls.accuracy import (
     accuracy,
     below_references,
     below_stated,
-    measured,
-    together,
 )
 from safexplain.audit.references.training import train_one
 from safexplain.audit.run import trained
@@ -111,18 +109,6 @@ def test_untrained_statistics_say_nothing():
     settling = convolutional()
     settling(normalised[:100])
     assert Statistics.of(settling.eval(), 255 * normalised[:100]) is None
-
-
-def test_pools_side_by_side_are_counted_together():
-    rng = np.random.default_rng(0)
-    labels, y = rng.integers(0, 3, (4, 60)), rng.integers(0, 3, 60)
-    membership = rng.random((4, 60)) < 0.5
-    whole = measured(labels, y, membership, None, 0.5, Statistics(0.1, 2.0))
-    halves = [
-        measured(labels[:, part], y[part], membership[:, part], None, 0.5, Statistics(0.1, 2.0))
-        for part in (slice(0, 30), slice(30, 60))
-    ]
-    assert together(halves) == whole
 
 
 def test_without_anything_to_compare_with_the_control_is_not_run_and_without_labels_there_is_none():
