@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safexplain.audit.storage.maps import parts
+from safexplain.audit.maps import parts
 
 from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold, learned, map_classifier
 from safexplain.audit.attacks.learned import TrainingPairs
