@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import named
-from safexplain.audit.asked import Explanations, Predictions, explain, patient_queries, predict, signals_of
+from safexplain.audit.asked import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
@@ -144,12 +144,16 @@ class Models:
         return Shadows((*self.shadows.models, self.untrained), np.concatenate([self.shadows.membership, nobody]))
 
     def signals(
-        self, predictions: Predictions | None = None, explanations: Explanations | None = None, **meta: Any
+        self,
+        predictions: Predictions | None = None,
+        explanations: Explanations | None = None,
+        classes: Sequence[int] = (),
+        **meta: Any,
     ) -> Signals:
         """Who is a member of what, and what was answered."""
         return signals_of(
-            self.asked, self.population, predictions, explanations, targets=[0], null=self.null, slices=self.slices,
-            meta=meta,
+            self.asked, self.population, predictions, explanations, targets=[0], null=self.null, classes=classes,
+            slices=self.slices, meta=meta,
         )  # fmt: skip
 
 
@@ -392,7 +396,7 @@ class _Asking:
             noisy = endpoint is not None or hardening.noise is not None  # an endpoint adds noise as it likes
             quiet = [self._release(keyed[-1].without_noise())] * m if noisy else None
             plainly = [released, *[attackers] * (m - 1)]
-            explanations = explain(
+            explanations = explanations_of(
                 models.asked.models,
                 models.population,
                 predictions,
@@ -408,7 +412,9 @@ class _Asking:
                 store=Store.of(None if endpoint else options.store),
                 progress=named(question.progress, f"explaining ({name})"),
             )
-        return models.signals(predictions, explanations, **about), explanations
+        return models.signals(
+            predictions, explanations, options.classes if question.explains else (), **about
+        ), explanations
 
     def _release(self, hardening: HardeningLike) -> Release:
         first, *others = self.models.shadows.models
@@ -439,8 +445,6 @@ class _Asking:
             about[PRIVACY] = {"target": target, "references": question.recipe.dp is not None}
         if not hardening.is_none:
             about["hardening"] = hardening.to_json()
-        if options.classes and question.explains:
-            about["classes"] = list(options.classes)
         (subject,) = _identity(question.target).values()
         return {**about, "subject": subject}
 
