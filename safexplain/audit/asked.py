@@ -1,8 +1,8 @@
 """Asking models: every model is asked about every example, once and by dithered queries, and the answers are a table.
 
 `predict` asks what models predict, `explanations_of` for what they release; both give arrays (models, examples, ...)
-by level: 1 is the plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, in whose file
-format names carry the level ("l1@32"); `collect_signals` does all three.
+by level: 1 is the plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, in
+whose file format names carry the level ("l1@32"); `collect_signals` does all three.
 
 Of each map that comes back, summaries are kept: numbers that an attack can compare between models. `l1`, `l2` and
 `variance` tell how large a map is. The others do not change when the map is multiplied by a positive number: they

@@ -412,9 +412,8 @@ class _Asking:
                 store=Store.of(None if endpoint else options.store),
                 progress=named(question.progress, f"explaining ({name})"),
             )
-        return models.signals(
-            predictions, explanations, options.classes if question.explains else (), **about
-        ), explanations
+        classes = options.classes if question.explains else ()
+        return models.signals(predictions, explanations, classes, **about), explanations
 
     def _release(self, hardening: HardeningLike) -> Release:
         first, *others = self.models.shadows.models
