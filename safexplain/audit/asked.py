@@ -28,13 +28,12 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest, model_digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.maps import LARGEST_MAPS, zeros
 from safexplain.audit.parallel import each, parallel
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, device_of, levels_of
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import Answers, Store
+from safexplain.audit.store import LARGEST_MAPS, Answers, Store, zeros
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
