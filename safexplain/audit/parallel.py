@@ -76,11 +76,11 @@ def each(
 ) -> Iterator[tuple[int, Any]]:
     """(i, `work(*tasks[i], tick=tick)`) for every task, as they are ready; in order where this process does them.
 
-    `tick(share, note="")` moves progress in this process and does nothing in a worker; progress counts a task once its
-    result has been taken, and the next is asked for. Each task counts as `sizes`
-    units (or one), of `total` with the `before` that were finished earlier. What cannot be pickled, such as an
-    endpoint, is done in this process. A task whose worker died is done again, and what `work` raises is raised
-    unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on the CPU.
+    `tick(share, note="")` moves progress in this process and does nothing in a worker. Each task counts as `sizes`
+    units (or one), of `total` with the `before` that were finished earlier, once the next result is asked for. What
+    cannot be pickled, such as an endpoint, is done in this process. A task whose worker died is done again, and what
+    `work` raises is raised unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on
+    the CPU.
     """
     units = [1.0] * len(tasks) if sizes is None else list(sizes)
     whole, done = before + sum(units) if total is None else total, before

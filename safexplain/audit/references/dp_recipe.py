@@ -149,6 +149,15 @@ class DPTraining:
         own = ("epsilon", "delta", "adjacency", "noise_multiplier", "steps", "largest_batch")
         return {**{k: v for k, v in asdict(self).items() if k in own and v is not None}, "clipping": self.rule}
 
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model as `DPFineTuner` trains it."""
+        from safexplain.dp.models.prepare import prepare
+        from safexplain.dp.models.replacements import BatchNormReplacedWarning
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BatchNormReplacedWarning)
+            return prepare(model, self.chosen, mode="hooks" if self.clipping == "per-layer" else "ghost")
+
     def tuner(
         self,
         how: Any,

@@ -82,13 +82,13 @@ class HeadRedrawn:
         return model
 
 
-def as_it_trains(model: nn.Module, prepared: Callable[[], nn.Module]) -> nn.Module:
-    """The model as `DPFineTuner` leaves it, which trains `prepared()`: with GroupNorm where BatchNorm would train."""
+def as_it_trains(model: nn.Module, prepared: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """The model as `DPFineTuner` leaves it, which trains what is `prepared`: with GroupNorm where BatchNorm trains."""
     from safexplain.dp.models.replacements import restore
 
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         return model
-    changed = restore(prepared())
+    changed = restore(prepared(model))
     return model if changed.state_dict().keys() == model.state_dict().keys() else changed.requires_grad_(True)
 
 

@@ -430,7 +430,7 @@ class _Job:
         with warnings.catch_warnings():
             if i:
                 warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
-            return as_it_trains(model, lambda: self._tuner(i, model, silent).prepared())
+            return as_it_trains(model, lambda model: self._tuner(i, model, silent).prepared())
 
     def _tuner(self, i: int, model: nn.Module, progress: Progress) -> DPFineTuner:
         from safexplain.dp.models.replacements import pin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,19 +246,10 @@ def _base_seed(train: object) -> int:
 
 
 def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
-    from safexplain.dp.models.prepare import prepare
-    from safexplain.dp.models.replacements import BatchNormReplacedWarning
-
-    with torch.random.fork_rng([]), warnings.catch_warnings():
+    with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model = build(seed % 2**31)
-        if not isinstance(train, Recipe) or train.dp is None:
-            return model
-        warnings.simplefilter("ignore", BatchNormReplacedWarning)
-        dp = train.dp
-        return as_it_trains(
-            model, lambda: prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost")
-        )
+        return model if not isinstance(train, Recipe) or train.dp is None else as_it_trains(model, train.dp.prepared)
 
 
 @dataclass(frozen=True, eq=False)
