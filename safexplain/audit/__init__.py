@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from safexplain.audit.population import Population
     from safexplain.audit.queries import Dither
     from safexplain.audit.question import AuditOptions, Question
-    from safexplain.audit.recipe import Recipe
     from safexplain.audit.references.cache import ModelCache
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
+    from safexplain.audit.references.recipe import Recipe
     from safexplain.audit.references.shadows import Shadows, train_shadows
     from safexplain.audit.report.outcome import AuditRun
     from safexplain.audit.run import audit
@@ -38,7 +38,7 @@ _LATER = {
     "ModelCache": "references.cache",
     "Population": "population",
     "Question": "question",
-    "Recipe": "recipe",
+    "Recipe": "references.recipe",
     "Shadows": "references.shadows",
     "audit": "run",
     "collect_signals": "asked",

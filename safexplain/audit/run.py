@@ -31,8 +31,8 @@ from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
 from safexplain.audit.queries import levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question, Release
-from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import NATIVE, Configuration

@@ -28,7 +28,7 @@ from safexplain._validate import check_whole
 from safexplain.audit.asked import predict
 from safexplain.audit.population import Population
 from safexplain.audit.question import Question
-from safexplain.audit.recipe import Recipe, Train
+from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.run import Models, judge, trained
 from safexplain.audit.splits import Splits, copies_together

@@ -33,9 +33,9 @@ from safexplain.audit.planning.measure import Clock, rate
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of
 from safexplain.audit.question import Look, Question, Release
-from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
+from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.references.training import groups_by_steps, is_batchable
 from safexplain.audit.report.model import NATIVE

@@ -24,8 +24,8 @@ from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.queries import with_channels_last
 from safexplain.audit.question import HOUR, LOOKS, AuditOptions, Question
-from safexplain.audit.recipe import check_examples
 from safexplain.audit.references.fine_tuning import FineTune
+from safexplain.audit.references.recipe import check_examples
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Question as Options

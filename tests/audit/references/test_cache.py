@@ -346,7 +346,7 @@ def test_what_has_no_stable_identity_is_said():
     ("module", "depends_on", "does_not"),
     [
         ("safexplain.audit.references.shadows", "audit/references/training.py", "audit/certify.py"),
-        ("safexplain.audit.references.shadows", "audit/recipe.py", "explain/wrap.py"),
+        ("safexplain.audit.references.shadows", "audit/references/recipe.py", "explain/wrap.py"),
         ("safexplain.audit.canaries.batched.train", "dp/sgd/clipping.py", "audit/report/page.py"),
         ("safexplain.audit.canaries.batched.train", "audit/canaries/canary.py", "hardening/noise.py"),
     ],

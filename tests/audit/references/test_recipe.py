@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safexplain.audit import Recipe
-from safexplain.audit.recipe import check_examples
+from safexplain.audit.references.recipe import check_examples
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 RECIPES = st.builds(
