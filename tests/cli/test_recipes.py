@@ -13,7 +13,6 @@ from torch import nn
 
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining
-from safexplain.audit.references.dp_training import HeadRedrawn
 from safexplain.cli.run.recipes import TrainingFunction, dp_notes, read_recipe, stated, untrained
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
@@ -207,8 +206,11 @@ def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path: Pa
     build, why = untrained(frozen, DPTraining(1e-5, 8))
     assert (build, "holds batch_norm, which differential privacy" in why) == (None, True)
     build, _ = untrained(frozen, HEAD)
-    assert isinstance(build, HeadRedrawn)
-    assert torch.equal(build(0).state_dict()["0.weight"], normed[0].weight)
+    assert build is not None
+    fresh = build(0).state_dict()
+    assert torch.equal(fresh["0.weight"], normed[0].weight)
+    assert fresh["3.weight"].shape == (3, 5)
+    assert not torch.equal(fresh["3.weight"], normed[3].weight)
 
 
 def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) -> None:

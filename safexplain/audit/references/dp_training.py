@@ -7,7 +7,6 @@ computed once and all heads train as one batched computation: the same training,
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,31 +53,6 @@ class FrozenAs:
                         " target's architecture"
                     )
                 tensor.copy_(known[name])
-        return model
-
-
-@dataclass(frozen=True, eq=False)
-class HeadRedrawn:
-    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built."""
-
-    target: nn.Module
-
-    def __call__(self, seed: int) -> nn.Module:
-        """A copy with an untrained head.
-
-        Raises:
-            InputError: it has no head that could be found.
-        """
-        from safexplain.dp.models.parameters import head_modules
-
-        model = copy.deepcopy(self.target)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            for name in head_modules(model):
-                head = model.get_submodule(name)
-                if not isinstance(head, nn.Linear):
-                    raise InputError(f"the head {name!r} is a {type(head).__name__}: say with --arch how it is built")
-                head.reset_parameters()
         return model
 
 

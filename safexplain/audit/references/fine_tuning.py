@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache as cache_of
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -216,12 +216,12 @@ def fine_tune(
     return Shadows(tuned, pretrained.membership, pretrained.numbers)
 
 
-def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
+def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
     """A copy with a freshly initialised `nn.Linear` of this many outputs in place of the head.
 
     Args:
         model: left as it is; its head is one `nn.Linear`, found by `safexplain.dp.models.parameters.head_modules`.
-        classes: outputs of the new head, which has a bias where the old one had.
+        classes: outputs of the new head, which has a bias where the old one had; None: as many as the old one.
         seed: of the new weights.
 
     Raises:
@@ -231,11 +231,11 @@ def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
 
     name = head_name(model)
     model = copy.deepcopy(model)
-    old = model.get_submodule(name)
+    old = cast("nn.Linear", model.get_submodule(name))
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)  # type: ignore[arg-type]
-    return put(model, name, new.to(old.weight).train(old.training))  # type: ignore[arg-type]
+        new = nn.Linear(old.in_features, classes or old.out_features, bias=old.bias is not None)
+    return put(model, name, new.to(old.weight).train(old.training))
 
 
 def head_name(model: nn.Module) -> str:

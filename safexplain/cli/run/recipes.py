@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from safexplain._validate import check_whole, read_toml
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining, as_toml, check_records, overruled
-from safexplain.audit.references.dp_training import HeadRedrawn
-from safexplain.audit.references.fine_tuning import check_trainable
+from safexplain.audit.references.fine_tuning import check_trainable, replace_head
 from safexplain.audit.references.shadows import Build
 from safexplain.cli.run.stages import Stages
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
@@ -162,7 +161,7 @@ def untrained(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
     frozen = frozen_operation(loaded.model, training=False)
     if fresh is None or frozen is not None:
         if dp.trainable == "head":
-            return HeadRedrawn(layered), ""
+            return lambda seed: replace_head(layered, seed=seed), ""
         mixes = f"the exported graph holds {frozen}, which differential privacy does not allow; pass --arch"
         return None, loaded.fresh_unavailable or mixes
     if dp.trainable != "head" and fresh.__class__ is partial and (bare := without_layer(layered)):

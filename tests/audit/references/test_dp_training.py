@@ -14,7 +14,8 @@ from safexplain._progress import silent
 from safexplain.audit import Population, Recipe, train_shadows
 from safexplain.audit.references import dp_training
 from safexplain.audit.references.dp_recipe import DPTraining
-from safexplain.audit.references.dp_training import FrozenAs, HeadRedrawn
+from safexplain.audit.references.dp_training import FrozenAs
+from safexplain.audit.references.fine_tuning import replace_head
 from safexplain.audit.references.shadows import Repeated, mixed_seed
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import InputError
@@ -181,10 +182,10 @@ def test_a_target_of_another_architecture_is_refused():
 
 def test_a_fresh_head_on_the_target_itself():
     target = build(9)
-    one, other = HeadRedrawn(target)(1), HeadRedrawn(target)(2)
+    one, other, again = (replace_head(target, seed=seed) for seed in (1, 2, 1))
     assert torch.equal(one[0].weight, target[0].weight)
     assert not torch.equal(one[2].weight, other[2].weight)
-    assert torch.equal(one[2].weight, HeadRedrawn(target)(1)[2].weight)
+    assert torch.equal(one[2].weight, again[2].weight)
 
 
 def test_batch_norm_that_trains_becomes_group_norm_before_anything_is_compared():
