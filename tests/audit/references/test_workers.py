@@ -1,18 +1,33 @@
-"""Reference models that are trained in workers: those of one process."""
+"""Models that are trained and explained in workers: those of one process, and the same answers."""
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 
 import cloudpickle
 import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from safexplain.audit import FineTune, Population, Recipe, fine_tune, train_shadows
+from safexplain import HardenedSaliency, Hardening
+from safexplain.audit import (
+    AuditOptions,
+    FineTune,
+    Policy,
+    Population,
+    Recipe,
+    Shadows,
+    audit,
+    collect_signals,
+    fine_tune,
+    train_shadows,
+)
 from safexplain.audit.references.training import most_together
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -90,6 +105,63 @@ def test_heads_and_networks_are_fine_tuned_as_in_one_process(tmp_path):
         with joblib.parallel_config("loky", n_jobs=2):
             assert equal(fine_tune(pretrained, how, seed=2, cache=tmp_path / trainable), whole)
         assert equal(fine_tune(pretrained, how, seed=2, cache=tmp_path / trainable), whole)
+
+
+class Saliency:
+    """Gradients, whose answers a worker can give."""
+
+    def __call__(self, model, x, target):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(model(x).gather(1, target[:, None]).sum(), x)[0]
+
+
+class AtHome(nn.Module):
+    """A model that cannot be sent."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.lock = model, threading.Lock()
+
+    def forward(self, x):
+        return self.model(x)
+
+
+@pytest.mark.parametrize("at_home", [False, True])
+def test_signals_are_those_of_one_process(tmp_path, at_home):
+    models = train_shadows(POOL, RECIPE, build=mlp, models=5)
+    if at_home:
+        models = Shadows((AtHome(models.models[0]), *models.models[1:]), models.membership)
+    asked = {"patience": (1, 6), "classes": (0, 2), "targets": (0,)}
+    whole = collect_signals(models, POOL, Saliency(), **asked)
+    for store in (None, tmp_path / "kept"):
+        with joblib.parallel_config("loky", n_jobs=2):
+            found = collect_signals(models, POOL, Saliency(), **asked, store=store)
+        assert found.values.keys() == whole.values.keys()
+        assert all(np.array_equal(found.values[name], whole.values[name]) for name in whole.values)
+        assert np.array_equal(found.attributions, whole.attributions)
+        assert found.meta == whole.meta
+
+
+@pytest.mark.slow
+def test_an_audit_has_the_result_of_one_process(tmp_path):
+    x, y = load_digits(return_X_y=True)
+    pool, recipe = Population.of(x[:300] / 16, y[:300]), Recipe(epochs=8, batch_size=16, lr=3e-3)
+
+    def build(seed):
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    target = train_shadows(pool, recipe, build=build, models=1, seed=5)
+    options = {"explainer": HardenedSaliency, "hardening": Hardening.recommended(), "references": 4}
+    options |= {"policy": Policy(patience=(1, 5)), "options": AuditOptions(force=True)}
+
+    def judged(**more):
+        found = audit(target.models[0], pool, recipe, build=build, member=target.membership[0], **options, **more)
+        return json.dumps([c.result.to_dict() for c in found.configurations], default=str)
+
+    whole = judged()
+    with joblib.parallel_config("loky", n_jobs=2):
+        assert judged() == whole
+        assert judged(cache=tmp_path) == whole
 
 
 def test_groups_keep_all_workers_busy():
