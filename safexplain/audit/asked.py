@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest, model_digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.parallel import each, parallel
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, device_of, levels_of
+from safexplain.audit.references.parallel import each, parallel
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.store import LARGEST_MAPS, Answers, Store, zeros

@@ -28,13 +28,13 @@ from torch import nn
 
 from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, ExplainModel, predict
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
-from safexplain.audit.parallel import parallel
 from safexplain.audit.planning.measure import Clock, rate
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of
 from safexplain.audit.question import Look, Question, Release
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
+from safexplain.audit.references.parallel import parallel
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.references.training import groups_by_steps, is_batchable

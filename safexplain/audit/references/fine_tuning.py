@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.parallel import present
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import as_it_trains
+from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
 from safexplain.audit.references.shadows import Shadows, mixed_seed
 from safexplain.audit.references.training import groups_by_steps, most_together, train_models, train_one

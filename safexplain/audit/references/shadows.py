@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.parallel import parallel, present
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import FrozenAs, as_it_trains
+from safexplain.audit.references.parallel import parallel, present
 from safexplain.audit.references.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.training import (
     EstimatorTraining,

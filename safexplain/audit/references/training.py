@@ -25,10 +25,10 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from safexplain._digest import digest, estimator_digest
-from safexplain.audit.parallel import workers
 from safexplain.audit.references.batches import fits, moved
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.dp_training import train_private_models
+from safexplain.audit.references.parallel import workers
 from safexplain.audit.references.recipe import Recipe, Tick, check_finite, descend
 from safexplain.columns import Columns
 from safexplain.errors import InputError

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from safexplain.audit import parallel
-from safexplain.audit.parallel import each
+from safexplain.audit.references.parallel import each
 from safexplain.errors import ConfigurationError, InputError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not be able to import this file
