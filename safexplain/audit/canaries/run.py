@@ -108,16 +108,10 @@ def run_canaries(
         known = canary or canary_for(placed, name, target=target, records=copies, seed=seed, progress=progress)
         scores = scores_of(placed, known, runs, every, seed=seed, places=places, cache=cache, progress=progress)
     return judge(
-        scores,
-        claim,
-        scenario=name,
-        method=method,
-        threshold=fixed_threshold(threshold, known),
-        confidence=confidence,
-        seconds=time.monotonic() - began,
-        seed=seed,
+        scores, claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known), confidence=confidence,
+        seconds=time.monotonic() - began, seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
-    )
+    )  # fmt: skip
 
 
 def run_once(
@@ -179,16 +173,9 @@ def run_once(
         generator=generator_of(seed, "train", placed.x.device), progress=progress,
     )[0]  # fmt: skip
     return judge_once(
-        moved,
-        signs.numpy() > 0,
-        setting.claim,
-        guesses=chosen,
-        centre=0.0,
-        method=method,
-        confidence=confidence,
-        seconds=time.monotonic() - began,
-        setting=setting.describe(),
-    )
+        moved, signs.numpy() > 0, setting.claim, guesses=chosen, centre=0.0, method=method, confidence=confidence,
+        seconds=time.monotonic() - began, setting=setting.describe(),
+    )  # fmt: skip
 
 
 def scores_of(
