@@ -212,7 +212,7 @@ class OneRunResult(Finding):
     scenario: ScenarioName = "gradient"
 
     def __post_init__(self) -> None:
-        check_mechanism("f-dp", self.method, self.claim, instead="steinke")
+        check_method(self.method, self.claim, OneRunMethod)
         if not 0 <= self.correct <= self.guesses <= self.canaries or not self.guesses or self.runs != 1:
             raise InputError(
                 "expected 0 <= correct <= guesses <= canaries, at least one guess and one run; got"
@@ -433,16 +433,13 @@ def check_guesses(guesses: int, confidence: float) -> None:
         )
 
 
-def check_method(method: str, claim: Claim) -> None:
-    """Raise ConfigurationError if the method inverts the curve of a mechanism that the claim does not name."""
-    if method not in get_args(BoundMethod):
-        raise ConfigurationError(f"method: expected one of {', '.join(get_args(BoundMethod))}, got {method!r}")
-    check_mechanism("pld", method, claim, instead="clopper-pearson")
-
-
-def check_mechanism(curved: str, method: str, claim: Claim, *, instead: str) -> None:
-    """Raise ConfigurationError if `method` is the one that needs the mechanism, and the claim does not name it."""
+def check_method(method: str, claim: Claim, kind: Any = BoundMethod) -> None:
+    """Raise ConfigurationError unless it is one of this kind; the first inverts the curve of the claim's mechanism."""
+    curved, *others = names = get_args(kind)
+    if method not in names:
+        raise ConfigurationError(f"method: expected one of {', '.join(names)}, got {method!r}")
     if method == curved and claim.mechanism is None:
+        free = next(name for name in others if name in FREE)
         raise ConfigurationError(
-            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{instead}"'
+            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{free}"'
         )

@@ -24,7 +24,7 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.canaries.trainer.runs import Train, call_watched, seed_of_run
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import GUESSED, OneRunResult, check_guesses, check_mechanism, judge_once
+from safexplain.verdict.canaries.result import GUESSED, OneRunResult, check_guesses, check_method, judge_once
 from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["train_once"]
@@ -57,7 +57,7 @@ def train_once(
     """
     count = max(1, round(GUESSED * canaries)) if guesses is None else guesses
     _check(scenario, canaries, count, len(data), claim, auxiliary)
-    check_mechanism("f-dp", method, claim, instead="steinke")
+    check_method(method, claim, OneRunMethod)
     check_guesses(count, confidence)
     began = time.monotonic()
     rng = np.random.default_rng(np.random.SeedSequence([seed % 2**64, *b"one run"]))
