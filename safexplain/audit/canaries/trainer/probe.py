@@ -80,7 +80,7 @@ class CanaryProbe:
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
         runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
-        workers: processes that train.
+        workers: processes that train; 1: this one, or as `joblib.parallel_config` says, on other machines too.
         devices: handed to `train` in turn.
         cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
             its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
