@@ -101,10 +101,10 @@ def audit_training(
         )
     of_records = tuner.persons is None and tuner.plan.largest_batch is None
     if of_records and has_closed_form(model, tuner.records, tuner.config):
-        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+        setting, start = _head_setting(tuner, model, claim, auxiliary, cache)
         if name == "gradient":
             return run_canaries(setting, "gradient", device=tuner.device, cache=cache, progress=progress, **how)
-        return _audit_heads(setting, name or "crafted", progress=progress, **how)
+        return _audit_heads(setting, start, name or "crafted", progress=progress, **how)
 
     def train(dataset: Any, generator: torch.Generator) -> nn.Module:
         return tuner.again(dataset, seed=generator.initial_seed()).fit().model
@@ -120,6 +120,7 @@ def audit_training(
 
 def _audit_heads(
     setting: Setting,
+    start: Heads,
     name: ScenarioName,
     *,
     runs: int,
@@ -147,7 +148,7 @@ def _audit_heads(
     scores = []
     for done in range(0, runs, size):
         progress("training", done, runs)
-        scores.append(_scores(setting, canary, min(size, runs - done), generator))
+        scores.append(_scores(setting, start, canary, min(size, runs - done), generator))
     progress("training", runs, runs)
     d, d_prime = (torch.cat(part)[None].double().cpu().numpy() for part in zip(*scores, strict=True))
     return judge(
@@ -158,7 +159,9 @@ def _audit_heads(
     )  # fmt: skip
 
 
-def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _scores(
+    setting: Setting, start: Heads, canary: RecordCanary, runs: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """(runs / 2,) on D and on D'; of an outlier (runs / 2, s)."""
     n, z = len(setting.x), setting.x[canary.target]
     other = canary.x.to(setting.x)
@@ -168,7 +171,7 @@ def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.
     heads = train_heads(
         torch.cat([setting.x, other[None]]), torch.cat([setting.y, setting.y.new_tensor([canary.y])]), setting.recipe,
         noise_multiplier=setting.mechanism.noise_multiplier, runs=runs, membership=members, shared_batches=False,
-        initial=_initial(setting), generator=generator,
+        initial=start, generator=generator,
     )  # fmt: skip
     logits = heads.logits(torch.stack([z, other]))
     label = int(setting.y[canary.target])
@@ -180,24 +183,14 @@ def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.
     return found[: runs // 2], found[runs // 2 :]
 
 
-def _initial(setting: Setting) -> Heads | None:
-    """Where the setting starts, as heads."""
-    if setting.initial is None:
-        return None
-    r, d = setting.recipe, setting.x.shape[1]
-    theta = setting.initial.view(1, r.outputs, d + r.bias)
-    bias = theta[..., d] if r.bias else theta.new_zeros(1, r.outputs)
-    return Heads(theta[..., :d], bias)
-
-
 def _head_setting(
     tuner: DPFineTuner,
     model: nn.Module,
     claim: Claim,
     auxiliary: tuple[Tensor, Tensor] | None,
     cache: str | Path | None,
-) -> Setting:
-    """The head on its features."""
+) -> tuple[Setting, Heads]:
+    """The head on its features, and where it starts."""
     records = tuner.records
     if not isinstance(records, InMemory):
         raise InputError("expected data in memory, a pair (x, y) of tensors")
@@ -208,13 +201,14 @@ def _head_setting(
         x, y = (torch.as_tensor(part) for part in auxiliary)
         seen = features(model, linear_that_trains(model) or "", x, cache=folder)
         others = (seen.to(problem.x), y.to(problem.x.device).long())
-    start = problem.initial.weight[0]
+    theta = problem.initial.weight[0]
     if problem.recipe.bias:
-        start = torch.cat([start, problem.initial.bias[0][:, None]], 1)
+        theta = torch.cat([theta, problem.initial.bias[0][:, None]], 1)
     network = LinearHead(problem.x.shape[1], problem.recipe.classes, problem.recipe.bias)
     y = records.y.to(problem.x.device).long()
     name = f"head of {type(model).__name__}, {network.parameters:,} parameters"
-    return Setting(name, problem.x, y, problem.recipe, claim, auxiliary=others, initial=start.flatten())
+    setting = Setting(name, problem.x, y, problem.recipe, claim, auxiliary=others, initial=theta.flatten())
+    return setting, problem.initial
 
 
 def _version(tuner: DPFineTuner) -> str:
