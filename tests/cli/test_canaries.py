@@ -181,7 +181,7 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
         (("--canary", "far.npz", "--target", "3", "--scenario", "all"), "one --scenario"),
         (("--canary", "train.npz", "--target", "3"), "one class index"),
         (("--canary", "none.npz", "--target", "3"), "no such file"),
-        (("--threshold", "high"), "--threshold"),
+        (("--threshold", "high"), "threshold"),
         (("--method", "guess"), "method"),
         (("--scenario", "S8"), "scenario"),
         (("--one-run", "5"), "leave out --runs"),

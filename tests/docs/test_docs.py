@@ -18,7 +18,7 @@ import typer
 from audit.shared.run import module_at
 from safexplain.audit import Recipe
 from safexplain.cli import app
-from safexplain.cli.run.canary_config import Data, Options, Promise, Training
+from safexplain.cli.run.canary_config import Data, Promise, Training
 from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
 
@@ -158,7 +158,7 @@ def test_every_name_of_a_recipe_is_documented_with_its_default() -> None:
 def test_every_name_of_a_configuration_of_canaries_is_documented() -> None:
     text = (DOCS / "cli.md").read_text()
     part = text[text.index("### dp.toml") : text.index("### signals.npz")]
-    for table in (Data, Training, Promise, Options):
+    for table in (Data, Training, Promise):
         assert [f.name for f in fields(table) if f"`{f.name}`" not in part] == []
 
 

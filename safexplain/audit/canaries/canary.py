@@ -17,23 +17,6 @@ from torch import Tensor
 
 from safexplain.errors import InputError
 
-__all__ = [
-    "FOR_FUNCTIONS",
-    "Canary",
-    "Direction",
-    "GradientCanary",
-    "LayersCanary",
-    "Model",
-    "RecordCanary",
-    "RecordScenario",
-    "at_least_single",
-    "check_data",
-    "check_records",
-    "check_target",
-    "margins",
-    "record_scores",
-]
-
 RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier", "poison"]
 """Those in which z' is a record: S3 to S5, and two more."""
 

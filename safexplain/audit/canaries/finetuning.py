@@ -8,7 +8,6 @@ Closed-form heads are trained side by side on the features of the backbone, othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ def audit_training(
     scenario: str | None = None,
     *,
     runs: int = 1000,
-    every: int | None = None,
     auxiliary: tuple[Tensor, Tensor] | None = None,
     method: BoundMethod = "pld",
     threshold: Threshold = "auto",
@@ -75,7 +73,6 @@ def audit_training(
             is substituted, and "gradient" is none. None: crafted for a head, otherwise
             mislabelled.
         runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
-        every: for the gradient canary of a head, audit after each so many steps too.
         auxiliary: (x, y) of records that are not trained on, for "natural".
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: see `run_canaries`.
@@ -88,8 +85,12 @@ def audit_training(
     Raises:
         ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
     """
-    claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
-    model = tuner.prepared()
+    budget, model = tuner.plan.budget, tuner.prepared()
+    adjacency = "add_remove" if budget.adjacency == "zero_out" else budget.adjacency
+    claim = Claim(tuner.plan.phase(), budget.delta, adjacency=adjacency)
+    how: dict[str, Any] = {
+        "runs": runs, "method": method, "threshold": threshold, "confidence": confidence, "seed": seed,
+    }  # fmt: skip
     name = None if scenario is None else scenario_of(scenario)
     if name == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
@@ -99,49 +100,27 @@ def audit_training(
             ' groups=, "mislabelled" or "natural" replace a record of a person'
         )
     of_records = tuner.persons is None and tuner.plan.largest_batch is None
-    head = of_records and has_closed_form(model, tuner.records, tuner.config)
-    if every is not None and not (head and name == "gradient"):
-        raise InputError(
-            "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
-            " out"
-        )
-    if head:
-        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+    if of_records and has_closed_form(model, tuner.records, tuner.config):
+        setting, start = _head_setting(tuner, model, claim, auxiliary, cache)
         if name == "gradient":
-            return run_canaries(
-                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
-                seed=seed, device=tuner.device, cache=cache, progress=progress,
-            )  # fmt: skip
-        return _audit_heads(
-            setting, name or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
-            seed=seed, progress=progress,
-        )  # fmt: skip
+            return run_canaries(setting, "gradient", device=tuner.device, cache=cache, progress=progress, **how)
+        return _audit_heads(setting, start, name or "crafted", progress=progress, **how)
+
+    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
+        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
+
+    records = tuner.records
     probe = CanaryProbe(
-        _train(tuner),
-        _data(tuner),
-        claim=claim,
-        scenario=name or "mislabelled",
-        model=model,
-        auxiliary=auxiliary,
-        runs=runs,
-        seed=seed,
-        workers=workers,
-        cache=cache,
-        version=_version(tuner),
-        method=method,
-        threshold=threshold,
-        confidence=confidence,
-    )
+        train, (records.x, records.y) if isinstance(records, InMemory) else records.dataset, claim=claim,
+        scenario=name or "mislabelled", model=model, auxiliary=auxiliary, workers=workers, cache=cache,
+        version=_version(tuner), **how,
+    )  # fmt: skip
     return probe.run(progress=progress)
-
-
-def _adjacency(tuner: DPFineTuner) -> Any:
-    adjacency = tuner.plan.budget.adjacency
-    return "add_remove" if adjacency == "zero_out" else adjacency
 
 
 def _audit_heads(
     setting: Setting,
+    start: Heads,
     name: ScenarioName,
     *,
     runs: int,
@@ -160,33 +139,29 @@ def _audit_heads(
     check_method(method, setting.claim)
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
-    began = time.monotonic()
     if name not in HEAD_SCENARIOS:
         raise ConfigurationError(f"scenario: for a head expected gradient, {', '.join(HEAD_SCENARIOS)}; got {name!r}")
-    canary = canary_for(setting, name, seed=seed)
+    began, canary = time.monotonic(), canary_for(setting, name, seed=seed)
     assert isinstance(canary, RecordCanary)
     generator = generator_of(seed, "train", setting.x.device)
     size = max(2, AT_ONCE // setting.network.parameters // 2 * 2)
     scores = []
     for done in range(0, runs, size):
         progress("training", done, runs)
-        scores.append(_scores(setting, canary, min(size, runs - done), generator))
+        scores.append(_scores(setting, start, canary, min(size, runs - done), generator))
     progress("training", runs, runs)
     d, d_prime = (torch.cat(part)[None].double().cpu().numpy() for part in zip(*scores, strict=True))
     return judge(
-        Scores((setting.recipe.steps,), d, d_prime, OUTLIER_SCORES if name == "outlier" else ()),
-        setting.claim,
-        scenario=name,
-        method=method,
-        threshold=fixed_threshold(checked_threshold(threshold), canary),
-        confidence=confidence,
-        seconds=time.monotonic() - began,
-        seed=seed,
+        Scores((setting.recipe.steps,), d, d_prime, OUTLIER_SCORES if name == "outlier" else ()), setting.claim,
+        scenario=name, method=method, threshold=fixed_threshold(checked_threshold(threshold), canary),
+        confidence=confidence, seconds=time.monotonic() - began, seed=seed,
         setting={**setting.describe(), "trained": "safexplain.dp.heads.closed_form.train_heads"},
-    )
+    )  # fmt: skip
 
 
-def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _scores(
+    setting: Setting, start: Heads, canary: RecordCanary, runs: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """(runs / 2,) on D and on D'; of an outlier (runs / 2, s)."""
     n, z = len(setting.x), setting.x[canary.target]
     other = canary.x.to(setting.x)
@@ -194,16 +169,10 @@ def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.
     members[: runs // 2, n] = False
     members[runs // 2 :, canary.target] = False
     heads = train_heads(
-        torch.cat([setting.x, other[None]]),
-        torch.cat([setting.y, setting.y.new_tensor([canary.y])]),
-        setting.recipe,
-        noise_multiplier=setting.mechanism.noise_multiplier,
-        runs=runs,
-        membership=members,
-        shared_batches=False,
-        initial=_initial(setting),
-        generator=generator,
-    )
+        torch.cat([setting.x, other[None]]), torch.cat([setting.y, setting.y.new_tensor([canary.y])]), setting.recipe,
+        noise_multiplier=setting.mechanism.noise_multiplier, runs=runs, membership=members, shared_batches=False,
+        initial=start, generator=generator,
+    )  # fmt: skip
     logits = heads.logits(torch.stack([z, other]))
     label = int(setting.y[canary.target])
     if canary.scenario == "outlier":
@@ -214,24 +183,14 @@ def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.
     return found[: runs // 2], found[runs // 2 :]
 
 
-def _initial(setting: Setting) -> Heads | None:
-    """Where the setting starts, as heads."""
-    if setting.initial is None:
-        return None
-    r, d = setting.recipe, setting.x.shape[1]
-    theta = setting.initial.view(1, r.outputs, d + r.bias)
-    bias = theta[..., d] if r.bias else theta.new_zeros(1, r.outputs)
-    return Heads(theta[..., :d], bias)
-
-
 def _head_setting(
     tuner: DPFineTuner,
     model: nn.Module,
     claim: Claim,
     auxiliary: tuple[Tensor, Tensor] | None,
     cache: str | Path | None,
-) -> Setting:
-    """The head on its features."""
+) -> tuple[Setting, Heads]:
+    """The head on its features, and where it starts."""
     records = tuner.records
     if not isinstance(records, InMemory):
         raise InputError("expected data in memory, a pair (x, y) of tensors")
@@ -242,28 +201,14 @@ def _head_setting(
         x, y = (torch.as_tensor(part) for part in auxiliary)
         seen = features(model, linear_that_trains(model) or "", x, cache=folder)
         others = (seen.to(problem.x), y.to(problem.x.device).long())
-    start = problem.initial.weight[0]
+    theta = problem.initial.weight[0]
     if problem.recipe.bias:
-        start = torch.cat([start, problem.initial.bias[0][:, None]], 1)
+        theta = torch.cat([theta, problem.initial.bias[0][:, None]], 1)
     network = LinearHead(problem.x.shape[1], problem.recipe.classes, problem.recipe.bias)
-    return Setting(
-        f"head of {type(model).__name__}, {network.parameters:,} parameters",
-        problem.x,
-        records.y.to(problem.x.device).long(),
-        problem.recipe,
-        claim,
-        auxiliary=others,
-        initial=start.flatten(),
-    )
-
-
-def _train(tuner: DPFineTuner) -> Callable[[Any, torch.Generator], nn.Module]:
-    """Trains as the tuner would, on other data and with the generator's seed."""
-
-    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
-        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
-
-    return train
+    y = records.y.to(problem.x.device).long()
+    name = f"head of {type(model).__name__}, {network.parameters:,} parameters"
+    setting = Setting(name, problem.x, y, problem.recipe, claim, auxiliary=others, initial=theta.flatten())
+    return setting, problem.initial
 
 
 def _version(tuner: DPFineTuner) -> str:
@@ -278,8 +223,3 @@ def _version(tuner: DPFineTuner) -> str:
         ) from None
     whose = [] if tuner.persons is None else [tuner.persons.digest()]
     return repr([tuner.plan, sorted(config.purpose().items()), config.mode, tuner.statement.trained, functions, *whose])
-
-
-def _data(tuner: DPFineTuner) -> Any:
-    records = tuner.records
-    return (records.x, records.y) if isinstance(records, InMemory) else getattr(records, "dataset", None)

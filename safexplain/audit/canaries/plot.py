@@ -33,7 +33,7 @@ def plot_canaries(results: Sequence[CanaryResult], path: str | Path) -> None:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     at = np.unique(np.ceil(total * np.linspace(0, 1, POINTS)[1:] ** 2).astype(int))  # denser where it is steep
-    spent = [found for t in at if (found := claim.after(int(t)).accounted)]
+    spent = [accounted for t in at if (accounted := claim.after(int(t)).accounted)]
     for adjacency, label, color in CURVES:
         axes.plot([0, *at], [0, *(one.of(adjacency) for one in spent)], color=color, label=f"accounting: {label}")
     for one in results:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.canary import Model, at_least_single, check_data
+from safexplain.audit.canaries.canary import Model, at_least_single
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 
 __all__ = ["Reference", "least_sure", "reference", "true_class_probability"]
 
@@ -43,11 +43,7 @@ class Reference:
     @property
     def least_moving(self) -> int:
         """The flat coordinate of the parameter that moves least."""
-        if self.movement is None:
-            raise ConfigurationError(
-                "a gradient canary needs the clipped training: give the recipe a clipping and call reference with"
-                " movement=True"
-            )
+        assert self.movement is not None, "made with movement=False"
         return int(self.movement.argmin())
 
 
@@ -59,29 +55,16 @@ def reference(
     *,
     generator: torch.Generator,
     initial: Tensor | None = None,
-    movement: bool | None = None,
+    movement: bool = True,
     progress: Progress = silent,
 ) -> Reference:
     """Train without noise, once as it is and once with clipping, with the recipe's optimizer, batches and steps.
 
-    The clipped training, which only a gradient canary needs (`movement`; None: if the recipe clips), leaves the target
-    out: its gradient is not there in D and D' of such a canary.
-
-    Raises:
-        InputError: data that cannot be used, or the parameters diverged.
-        ConfigurationError: `movement` of a recipe without clipping, or a value out of range.
+    The clipped training, which only a gradient canary needs (`movement`), leaves the target out: its gradient is not
+    there in D and D' of such a canary. InputError: the parameters diverged.
     """
-    check_data(network, x, y)
-    if movement is None:
-        movement = recipe.clipping is not None
-    elif movement and recipe.clipping is None:
-        raise ConfigurationError("movement is that of a clipped training: give the recipe a clipping")
-    if generator.device.type != x.device.type:
-        raise InputError(f"the generator is on {generator.device}, the data are on {x.device}; make it there")
     x, y = at_least_single(x), y.long()
     start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
-    if start.shape[1] != network.parameters:
-        raise InputError(f"initial: expected {network.parameters} parameters, got {start.shape[1]}")
     rows = Rows.of(x, y, bias=network.bias)
 
     every, theta = max(1, recipe.steps // _LOOKS), start

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +34,6 @@ from safexplain.verdict.canaries.result import (
     OneRunResult,
     Scores,
     check_guesses,
-    check_mechanism,
     check_method,
     judge,
     judge_once,
@@ -108,16 +108,10 @@ def run_canaries(
         known = canary or canary_for(placed, name, target=target, records=copies, seed=seed, progress=progress)
         scores = scores_of(placed, known, runs, every, seed=seed, places=places, cache=cache, progress=progress)
     return judge(
-        scores,
-        claim,
-        scenario=name,
-        method=method,
-        threshold=fixed_threshold(threshold, known),
-        confidence=confidence,
-        seconds=time.monotonic() - began,
-        seed=seed,
+        scores, claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known), confidence=confidence,
+        seconds=time.monotonic() - began, seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
-    )
+    )  # fmt: skip
 
 
 def run_once(
@@ -159,7 +153,7 @@ def run_once(
             f"expected 1 <= guesses <= canaries <= {most} (the records, or the parameters), got {chosen} guesses of"
             f" {canaries} canaries"
         )
-    check_mechanism("f-dp", method, setting.claim, instead="steinke")
+    check_method(method, setting.claim, OneRunMethod)
     check_guesses(chosen, confidence)
     began = time.monotonic()
     placed = setting.to(device)
@@ -179,16 +173,9 @@ def run_once(
         generator=generator_of(seed, "train", placed.x.device), progress=progress,
     )[0]  # fmt: skip
     return judge_once(
-        moved,
-        signs.numpy() > 0,
-        setting.claim,
-        guesses=chosen,
-        centre=0.0,
-        method=method,
-        confidence=confidence,
-        seconds=time.monotonic() - began,
-        setting=setting.describe(),
-    )
+        moved, signs.numpy() > 0, setting.claim, guesses=chosen, centre=0.0, method=method, confidence=confidence,
+        seconds=time.monotonic() - began, setting=setting.describe(),
+    )  # fmt: skip
 
 
 def scores_of(
@@ -285,9 +272,12 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
 
 
 def checked_threshold(threshold: Any) -> Threshold:
-    """The threshold, if it is "auto", "split" or a finite number; otherwise ConfigurationError."""
-    if isinstance(threshold, str) and threshold in ("auto", "split"):
-        return "split" if threshold == "split" else "auto"
+    """The threshold, if it is "auto", "split" or a finite number, also as a text; otherwise ConfigurationError."""
+    if isinstance(threshold, str):
+        if threshold in ("auto", "split"):
+            return "split" if threshold == "split" else "auto"
+        with suppress(ValueError):
+            threshold = float(threshold)
     return check_number('threshold (neither "auto" nor "split")', threshold)
 
 

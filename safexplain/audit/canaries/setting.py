@@ -61,6 +61,8 @@ class Setting:
         check_data(self.network, self.x, self.y)
         if self.auxiliary is not None:
             check_records("auxiliary records", self.network, *self.auxiliary)
+        if self.initial is not None and self.initial.shape != (self.network.parameters,):
+            raise InputError(f"initial: expected {self.network.parameters} numbers, got shape {self.initial.shape}")
         m = self.mechanism
         if (m.sample_rate, m.steps) != (self.recipe.sample_rate, self.recipe.steps) or m.sampling == "fixed-size":
             raise ConfigurationError(

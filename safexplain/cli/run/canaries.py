@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 import typer
@@ -81,8 +81,13 @@ def audit_by_canaries(
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
     read = None if config is None else load_canary_config(config)
-    if plan and options.one_run:
-        raise ConfigurationError("--plan: --one-run trains once, and that is what a plan would cost; leave one out")
+    o = options
+    many = (o.runs, o.every, o.threshold, o.records, o.target, o.canary, o.score, plan)
+    if o.one_run and many != (1000, 0, "auto", 2, "", None, "", False):
+        raise ConfigurationError(
+            "--one-run trains a single model: leave out --runs, --every, --threshold, --target, --canary, --score,"
+            " --records and --plan"
+        )
     where, folder = device_of(device), choose_folder(run_dir, resume)
     with nullcontext() if plan else resumable(folder), shown(quiet) as progress:
         if read is not None and read.training.function:
@@ -98,7 +103,7 @@ def audit_by_canaries(
 def _of_setting(
     setting: Setting, options: Options, device: torch.device, folder: Path, plan: bool, progress: Progress
 ) -> Plan | Found:
-    """Heads and MLPs, whose runs are computed side by side."""
+    """A linear head, whose runs are computed side by side."""
     o = options
     if o.score or o.canary or o.target == "classes":
         raise ConfigurationError(
@@ -106,24 +111,27 @@ def _of_setting(
             " records alike"
         )
     if o.one_run:
-        once: dict[str, Any] = {"method": _one_run_method(o), "confidence": o.confidence, "device": device}
         if o.scenario:
             raise ConfigurationError("--one-run trains a description with gradient canaries: leave out --scenario")
         make_folder(folder)
-        once |= {"seed": o.seed, "cache": folder / "runs", "progress": progress}
-        return [run_once(setting, o.one_run, **once)], {}
+        once = run_once(
+            setting, o.one_run, method=cast(OneRunMethod, o.method or "f-dp"), confidence=o.confidence, seed=o.seed,
+            device=device, cache=folder / "runs", progress=progress,
+        )  # fmt: skip
+        return [once], {}
     natural = () if setting.auxiliary is None else ("natural",)
     names = _scenarios(o, "gradient", ("worst-case", "gradient", "crafted", "mislabelled", *natural))
-    how: dict[str, Any] = {"runs": o.runs, "method": o.method or "pld", "threshold": _threshold(o), "device": device}
-    how["confidence"], target = _each(o, names), _target(o)
+    how: dict[str, Any] = {"runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "device": device}
+    how["confidence"] = _each(o, names)
     if plan:
         return plan_canaries(setting, names, records=o.records, **how)
     make_folder(folder)
     how |= {"every": o.every or max(1, setting.recipe.steps // 10), "seed": o.seed, "cache": folder / "runs"}
+    how["target"] = _target(o)
     found: list[Finding] = []
     for name in names:
         records, told = o.records if name == "poison" else None, _about(name, progress)
-        found.append(run_canaries(setting, name, target=target, records=records, progress=told, **how))
+        found.append(run_canaries(setting, name, records=records, progress=told, **how))
     return found, {}
 
 
@@ -135,14 +143,13 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
     what = imported(config.training.function, "[training] function"), (config.x, config.y)
     common: dict[str, Any] = {"claim": config.claim, "auxiliary": config.auxiliary, "seed": o.seed}
     if o.one_run:
-        method = _one_run_method(o)
         make_folder(folder)
         probe = CanaryProbe(*what, scenario=o.scenario or "mislabelled", confidence=o.confidence, **common)
-        return [probe.run_once(o.one_run, method=method)], {}
+        return [probe.run_once(o.one_run, method=cast(OneRunMethod, o.method or "f-dp"))], {}
     common |= {
-        "runs": o.runs, "method": o.method or "pld", "threshold": _threshold(o), "canary": _given(o),
+        "runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "canary": _given(o),
         "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs", "workers": o.workers,
-        "target": "classes" if o.target == "classes" else _target(o),
+        "target": _target(o),
     }  # fmt: skip
 
     def probes(names: Sequence[ScenarioName]) -> dict[ScenarioName, CanaryProbe]:
@@ -172,30 +179,11 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
         return [one for name in made for one in made[name].each(_about(name, progress))], skipped
 
 
-def _one_run_method(options: Options) -> OneRunMethod:
-    """The method, if no option was given that is about many runs."""
-    o = options
-    if (o.runs, o.every, o.threshold, o.records) != (1000, 0, "auto", 2) or o.target or o.canary or o.score:
-        raise ConfigurationError(
-            "--one-run trains a single model: leave out --runs, --every, --threshold, --target, --canary, --score and"
-            " --records"
-        )
-    methods = get_args(OneRunMethod)
-    if o.method and o.method not in methods:
-        raise ConfigurationError(f"--method: expected one of {', '.join(methods)}, got {o.method!r}")
-    return cast(OneRunMethod, o.method or "f-dp")
-
-
-def _threshold(options: Options) -> str | float:
+def _target(options: Options) -> int | Literal["classes"] | None:
+    if options.target in ("classes", ""):
+        return "classes" if options.target else None
     try:
-        return options.threshold if options.threshold in ("auto", "split") else float(options.threshold)
-    except ValueError:
-        raise ConfigurationError(f"--threshold: expected auto, split or a number, got {options.threshold!r}") from None
-
-
-def _target(options: Options) -> int | None:
-    try:
-        return int(options.target) if options.target else None
+        return int(options.target)
     except ValueError:
         raise ConfigurationError(f"--target: expected a row of the data or classes, got {options.target!r}") from None
 

@@ -194,14 +194,10 @@ class Finding(ABC):
             "method": self.method,
             "claim": self.claim.to_dict(),
         }
-        counts = asdict(self)  # type: ignore[call-overload]
-        if "errors" in counts:
-            counts["errors"] = [at | {"threshold": _plain(at["threshold"])} for at in counts["errors"]]
-        return (
-            content
-            | {name: counts[name] for name in counts if name not in {*content, "setting"}}
-            | {"setting": dict(self.setting)}
-        )
+        counts = {k: v for k, v in asdict(self).items() if k not in {*content, "setting"}}  # type: ignore[call-overload]
+        for at in counts.get("errors", ()):
+            at["threshold"] = at["threshold"] if math.isfinite(at["threshold"]) else str(at["threshold"])
+        return content | {k: [*v] if k == "errors" else v for k, v in counts.items()} | {"setting": dict(self.setting)}
 
     def check(self, content: Mapping[str, Any]) -> None:
         """Raise InputError where what is stated differs from what follows from the counts."""
@@ -221,10 +217,6 @@ class Finding(ABC):
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def _percent(share: float) -> str:

@@ -111,21 +111,15 @@ class Scores:
 class Errors:
     """How often the adversary was wrong about the models after so many steps, at one threshold.
 
-    Args:
-        step: after which the models were looked at.
-        threshold: at and above which a run was said to be on D; fixed without looking at the runs counted.
-        false_positives: runs on D' that were said to be on D.
-        negatives: runs on D' that were counted.
-        false_negatives: runs on D that were said to be on D'.
-        positives: runs on D that were counted.
+    A run was said to be on D at and above the threshold, which was fixed without looking at the runs counted.
     """
 
     step: int
     threshold: float
-    false_positives: int
-    negatives: int
-    false_negatives: int
-    positives: int
+    false_positives: int  # runs on D' that were said to be on D
+    negatives: int  # runs on D' that were counted
+    false_negatives: int  # runs on D that were said to be on D'
+    positives: int  # runs on D that were counted
 
 
 @dataclass(frozen=True)
@@ -134,16 +128,6 @@ class CanaryResult(Finding):
 
     Bounds are computed from the counts, never stored beside them. Each holds at `confidence` by itself; the verdict
     rests on the last step alone, the released model.
-
-    Args:
-        scenario: which canary.
-        claim: what was audited.
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        confidence: of each bound.
-        errors: at each audited step, in order.
-        runs: that were trained, on D and D' together.
-        seconds: that they took.
-        setting: what was trained on what, for readers; plain values by name.
 
     Raises:
         ConfigurationError: a method that needs the mechanism, which the claim does not name.
@@ -154,10 +138,10 @@ class CanaryResult(Finding):
     claim: Claim
     method: BoundMethod
     confidence: float
-    errors: tuple[Errors, ...]
-    runs: int
+    errors: tuple[Errors, ...]  # at each audited step, in order
+    runs: int  # on D and D' together
     seconds: float
-    setting: Mapping[str, Any] = field(default_factory=dict)
+    setting: Mapping[str, Any] = field(default_factory=dict)  # what was trained on what, for readers
 
     def __post_init__(self) -> None:
         check_method(self.method, self.claim)
@@ -211,16 +195,6 @@ class CanaryResult(Finding):
 class OneRunResult(Finding):
     """Guesses of the coins of many canaries in one training.
 
-    Args:
-        claim: what was audited.
-        method: of `safexplain.verdict.stats.one_run_lower_bound`.
-        confidence: of the bound.
-        canaries: coins, each of which chose one of two records, or of two opposite gradients.
-        guesses: coins that were guessed, a number fixed beforehand; those whose score was the largest.
-        correct: guesses that were right.
-        seconds: that the training took.
-        setting: what was trained on what, for readers; plain values by name.
-
     Raises:
         ConfigurationError: method "f-dp", and the claim names no mechanism.
         InputError: not 0 <= correct <= guesses <= canaries.
@@ -229,8 +203,8 @@ class OneRunResult(Finding):
     claim: Claim
     method: OneRunMethod
     confidence: float
-    canaries: int
-    guesses: int
+    canaries: int  # coins, each of which chose one of two records, or of two opposite gradients
+    guesses: int  # a number fixed beforehand, of those whose score was the largest
     correct: int
     seconds: float
     setting: Mapping[str, Any] = field(default_factory=dict)
@@ -238,7 +212,7 @@ class OneRunResult(Finding):
     scenario: ScenarioName = "gradient"
 
     def __post_init__(self) -> None:
-        check_mechanism("f-dp", self.method, self.claim, instead="steinke")
+        check_method(self.method, self.claim, OneRunMethod)
         if not 0 <= self.correct <= self.guesses <= self.canaries or not self.guesses or self.runs != 1:
             raise InputError(
                 "expected 0 <= correct <= guesses <= canaries, at least one guess and one run; got"
@@ -459,16 +433,13 @@ def check_guesses(guesses: int, confidence: float) -> None:
         )
 
 
-def check_method(method: str, claim: Claim) -> None:
-    """Raise ConfigurationError if the method inverts the curve of a mechanism that the claim does not name."""
-    if method not in get_args(BoundMethod):
-        raise ConfigurationError(f"method: expected one of {', '.join(get_args(BoundMethod))}, got {method!r}")
-    check_mechanism("pld", method, claim, instead="clopper-pearson")
-
-
-def check_mechanism(curved: str, method: str, claim: Claim, *, instead: str) -> None:
-    """Raise ConfigurationError if `method` is the one that needs the mechanism, and the claim does not name it."""
+def check_method(method: str, claim: Claim, kind: Any = BoundMethod) -> None:
+    """Raise ConfigurationError unless it is one of this kind; the first inverts the curve of the claim's mechanism."""
+    curved, *others = names = get_args(kind)
+    if method not in names:
+        raise ConfigurationError(f"method: expected one of {', '.join(names)}, got {method!r}")
     if method == curved and claim.mechanism is None:
+        free = next(name for name in others if name in FREE)
         raise ConfigurationError(
-            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{instead}"'
+            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{free}"'
         )

@@ -293,8 +293,6 @@ def test_data_and_references_that_do_not_fit_are_refused():
         make_canary("crafted", HEAD, x[:10], y[:10], replace(found, target=12))
     with pytest.raises(InputError, match="the same network"):
         make_canary("crafted", LinearHead(D, CLASSES, bias=False), x, y, found)
-    with pytest.raises(ConfigurationError, match="movement=True"):
-        make_canary("gradient", HEAD, x, y, replace(found, movement=None))
 
 
 def test_inputs_that_are_no_real_numbers_cannot_be_crafted_but_mislabelled():

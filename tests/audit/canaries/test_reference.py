@@ -17,7 +17,7 @@ from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 
 N, D, CLASSES, STEPS = 14, 4, 3, 12
 RECIPE = HeadRecipe(CLASSES, STEPS, 1.0, float(N), FlatClipping(0.7), lr=0.3, momentum=0.5)
@@ -117,16 +117,9 @@ def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
     torch.testing.assert_close(found.confidence, torch.where(y % 2 == 1, p, 1 - p))
 
 
-def test_the_clipped_training_is_run_only_where_there_is_clipping_and_it_is_wanted():
+def test_the_clipped_training_is_run_only_where_it_is_wanted():
     x, y = data()
-    network = LinearHead(D, CLASSES)
-    for found in (
-        reference(network, x, y, RECIPE, generator=seeded(), movement=False),
-        reference(network, x, y, replace(RECIPE, clipping=None), generator=seeded()),
-    ):
-        assert found.movement is None
-        with pytest.raises(ConfigurationError, match="movement=True"):
-            _ = found.least_moving
+    assert reference(LinearHead(D, CLASSES), x, y, RECIPE, generator=seeded(), movement=False).movement is None
 
 
 def test_adam_has_no_drift_to_take_off():
@@ -191,51 +184,10 @@ def test_a_module_is_left_as_it_was_and_frozen_parameters_are_no_part_of_theta()
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-def spoiled(x, y, what):
-    x, y = x.clone(), y.clone()
-    if what == "NaN":
-        x[3, 1] = torch.nan
-    elif what == "one class":
-        y[:] = 1
-    elif what == "label":
-        y[0] = CLASSES
-    elif what == "columns":
-        x = x[:, 1:]
-    elif what == "lengths":
-        y = y[1:]
-    elif what == "none":
-        x, y = x[:0], y[:0]
-    return x, y
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("NaN", "1 of 14 records, the first is row 3; remove or impute"),
-        ("one class", "at least two classes"),
-        ("label", "labels 0 to 2, got 0 to 3"),
-        ("columns", r"\(n, 4\)"),
-        ("lengths", "each of 14 records"),
-        ("none", "at least one record"),
-    ],
-)
-def test_data_that_cannot_be_used_are_refused(what, says):
-    with pytest.raises(InputError, match=says):
-        reference(LinearHead(D, CLASSES), *spoiled(*data(), what), RECIPE, generator=seeded())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "says"),
-    [
-        ({"initial": torch.zeros(3)}, InputError, "expected 15 parameters, got 3"),
-        ({"recipe": replace(RECIPE, clipping=None), "movement": True}, ConfigurationError, "give the recipe"),
-        ({"recipe": replace(RECIPE, lr=1e300, clipping=None, l2=1e9)}, InputError, "lower the learning rate"),
-    ],
-)
-def test_what_cannot_be_trained_is_named(arguments, error, says):
-    recipe = arguments.pop("recipe", RECIPE)
-    with pytest.raises(error, match=says):
-        reference(LinearHead(D, CLASSES), *data(), recipe, generator=seeded(), **arguments)
+def test_a_training_that_diverges_is_named():
+    recipe = replace(RECIPE, lr=1e300, clipping=None, l2=1e9)
+    with pytest.raises(InputError, match="lower the learning rate"):
+        reference(LinearHead(D, CLASSES), *data(), recipe, generator=seeded(), movement=False)
 
 
 def test_a_module_of_other_outputs_or_nothing_to_train_is_refused():

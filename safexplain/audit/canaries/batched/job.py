@@ -21,7 +21,7 @@ from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.blocks import Block, Tick, TrainBlock, blocks_of, rows_at_once, train_blocks
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import START, Inserted, KeyedDraws, stream
-from safexplain.audit.canaries.canary import check_records, check_target
+from safexplain.audit.canaries.canary import at_least_single, check_target
 from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -97,12 +97,7 @@ TRAINERS = ("safexplain.audit.canaries.batched.train",)
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What all blocks of runs share.
-
-    Raises:
-        InputError: something has another shape than said here, or is not finite.
-        ConfigurationError: arguments that contradict each other.
-    """
+    """What all blocks of runs share; the generator's next number is the seed of all randomness."""
 
     network: LinearHead
     x: Tensor  # (n, d) features of all records, in whose precision is trained; half precision is raised
@@ -111,45 +106,17 @@ class Job:
     recipe: HeadRecipe
     noise_multiplier: float
     runs: int
-    generator: InitVar[torch.Generator]  # its next number is the seed of all randomness
+    generator: InitVar[torch.Generator]
     initial: Tensor | None  # (P,) or (runs, P)
     seed: int = field(init=False)
 
     def __post_init__(self, generator: torch.Generator) -> None:
-        def keep(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        keep("seed", int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-        keep("x", self.x if self.x.dtype == torch.float64 else self.x.float())
-        keep("targets", tuple(int(t) for t in self.targets))
-        if self.initial is not None and self.initial.dim() == 1:
-            keep("initial", self.initial[None])
-        check_records("data", self.network, self.x, self.y)
         for target in self.targets:
             check_target(target, len(self.x))
-        if len(set(self.targets)) < len(self.targets):
-            raise InputError("targets: expected different rows, got one of them twice")
-        ours = (self.recipe.classes, self.recipe.bias, self.recipe.one_logit)
-        theirs = (self.network.classes, self.network.bias, self.network.one_logit)
-        if ours != theirs:
-            raise ConfigurationError(
-                f"classes, bias and one_logit: the recipe has {ours} and the network {theirs}; make them agree"
-            )
-        if not 0 <= self.noise_multiplier < float("inf"):
-            raise ConfigurationError(
-                f"noise_multiplier: expected a finite number of at least 0, got {self.noise_multiplier!r}"
-            )
-        if self.recipe.clipping is None and self.noise_multiplier:
-            raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
+        object.__setattr__(self, "seed", int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        object.__setattr__(self, "x", at_least_single(self.x))
         if self.initial is not None:
-            parameters = self.network.parameters
-            if self.initial.shape not in ((1, parameters), (self.runs, parameters)):
-                raise InputError(
-                    f"initial: expected shape ({parameters},) or ({self.runs}, {parameters}), got"
-                    f" {tuple(self.initial.shape)}"
-                )
-            if not bool(self.initial.isfinite().all()):
-                raise InputError("initial: expected finite parameters, got NaN or infinity")
+            object.__setattr__(self, "initial", self.initial.reshape(-1, self.network.parameters))
 
     def start(self, block: Block, device: torch.device) -> Tensor:
         """(runs of the block, P) before the first step."""

@@ -66,9 +66,8 @@ def train_runs(
     its own. Finished blocks of runs are kept in the folder `cache`. Even runs are on D.
 
     Raises:
-        InputError: data or a canary that cannot be used, or weights that diverged.
-        ConfigurationError: network and recipe contradict each other, too few runs, or there is noise
-            without clipping.
+        InputError: a canary that cannot be used, or weights that diverged.
+        ConfigurationError: too few runs, or steps to score after that there are not.
     """
     if runs < 2:
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
@@ -118,13 +117,6 @@ def train_one_run(
     in `train_runs`.
     """
     signs = signs[None] if signs.dim() == 1 else signs
-    m = len(coordinates)
-    if coordinates.dim() != 1 or not m or len(set(coordinates.tolist())) < m or len(targets) != m:
-        raise InputError(f"coordinates: expected different ones, one for each of {len(targets)} targets, got {m}")
-    if int(coordinates.min()) < 0 or int(coordinates.max()) >= network.parameters:
-        raise InputError(f"coordinates: expected 0 to {network.parameters - 1}, got others")
-    if signs.shape[1:] != (m,) or not bool((signs.abs() == 1).all()):
-        raise InputError(f"signs: expected 1 and -1 of shape ({m},) or (runs, {m}), got {tuple(signs.shape)}")
     job = Job(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial)
 
     def train(block: Block, device: torch.device, tick: Tick) -> Array:

@@ -27,20 +27,6 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-__all__ = [
-    "ModuleNetwork",
-    "class_targets",
-    "find_coordinate",
-    "find_layers",
-    "given_canary",
-    "load_canary",
-    "logits_of",
-    "make_outlier",
-    "make_record",
-    "save_canary",
-]
-
-
 SOME = 1024
 """Records of a data set on demand that are read for an outlier."""
 

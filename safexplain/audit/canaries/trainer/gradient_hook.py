@@ -42,7 +42,7 @@ class GradientHook:
 
     Args:
         instead: number of a record -> the directions of its new gradient, each within one parameter tensor and `OVER`
-            times as long as the bound; of several, now and then one in turn is far in front. None: zeros.
+            times as long as the bound; of several, now and then one in turn is far in front. Without any: zeros.
         sign: of the gradients, +1 on D, -1 on D'.
         first: number of the turn that begins.
         trace: for the reference: leave the noise out, and keep how far every parameter moves.

@@ -24,7 +24,7 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.canaries.trainer.runs import Train, call_watched, seed_of_run
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import GUESSED, OneRunResult, check_guesses, check_mechanism, judge_once
+from safexplain.verdict.canaries.result import GUESSED, OneRunResult, check_guesses, check_method, judge_once
 from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["train_once"]
@@ -56,8 +56,8 @@ def train_once(
     and arguments are those of `CanaryProbe.run_once`.
     """
     count = max(1, round(GUESSED * canaries)) if guesses is None else guesses
-    _check(scenario, canaries, count, len(data), claim, auxiliary)
-    check_mechanism("f-dp", method, claim, instead="steinke")
+    _check(scenario, canaries, count, len(data), claim)
+    check_method(method, claim, OneRunMethod)
     check_guesses(count, confidence)
     began = time.monotonic()
     rng = np.random.default_rng(np.random.SeedSequence([seed % 2**64, *b"one run"]))
@@ -86,9 +86,7 @@ def train_once(
     )  # fmt: skip
 
 
-def _check(
-    scenario: ScenarioName, canaries: int, guesses: int, records: int, claim: Claim, auxiliary: Any | None
-) -> None:
+def _check(scenario: ScenarioName, canaries: int, guesses: int, records: int, claim: Claim) -> None:
     if scenario not in ALLOWED:
         raise ConfigurationError(
             f"scenario: expected one of {', '.join(ALLOWED)} for many canaries in one run, got {scenario!r}; judge"
@@ -100,8 +98,6 @@ def _check(
         )
     if claim.group != 1:
         raise ConfigurationError(f"claim: canaries of one run are single records, got a claim about {claim.group}")
-    if scenario == "natural" and auxiliary is None:
-        raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
 
 
 def _relabelled(data: Any, own: Sequence[Record], rng: np.random.Generator) -> list[Record]:

@@ -80,7 +80,7 @@ class CanaryProbe:
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
         runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
-        workers: processes that train.
+        workers: processes that train; 1: this one, or as `joblib.parallel_config` says, on other machines too.
         devices: handed to `train` in turn.
         cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
             its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
@@ -184,12 +184,6 @@ class CanaryProbe:
         """The result of `run` for every target: a single one, or with "classes" one of each class, the rarest first.
 
         Each bound holds with its share of the risk, so that all of them hold at `confidence`.
-
-        Args:
-            progress: as for `run`.
-
-        Raises:
-            InputError, RefusedError: as `run`.
         """
         if not self._classes:
             return (self.run(progress),)
@@ -218,28 +212,20 @@ class CanaryProbe:
         """
         if self._classes:
             return decisive(self.each(progress))
-        store = FinishedRuns(self.folder, "run")
         with nullcontext(progress) if progress else shown() as told:
             told("canary", 0, 1)
             canary = self.canary
             told("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
+            store = FinishedRuns(self.folder, "run")
             d, d_prime = run_all(run, self.runs, store, workers=self.workers, devices=self.devices, progress=told)
+        name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
         return judge(
-            self._scores(d[:, 1:], d_prime[:, 1:]),
-            self.claim,
-            scenario=self.scenario,
-            method=self.method,
-            threshold=fixed_threshold(self.threshold, canary),
-            confidence=self.confidence,
-            seconds=float(d[:, 0].sum() + d_prime[:, 0].sum()),
-            seed=self.seed,
-            setting={
-                "trained": getattr(self.train, "__qualname__", type(self.train).__qualname__),
-                "records": len(self.data),
-                "target": canary.target,
-            },
-        )
+            self._scores(d[:, 1:], d_prime[:, 1:]), self.claim, scenario=self.scenario, method=self.method,
+            threshold=fixed_threshold(self.threshold, canary), confidence=self.confidence,
+            seconds=float(d[:, 0].sum() + d_prime[:, 0].sum()), seed=self.seed,
+            setting={"trained": name, "records": len(self.data), "target": canary.target},
+        )  # fmt: skip
 
     def run_once(
         self, canaries: int = 250, *, guesses: int | None = None, method: OneRunMethod = "f-dp"

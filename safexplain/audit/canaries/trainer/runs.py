@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import parallel_config  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from torch import nn
 
@@ -22,6 +23,7 @@ from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
+from safexplain.audit.parallel import each
 from safexplain.errors import InputError, RefusedError
 
 __all__ = ["Run", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
@@ -43,7 +45,7 @@ class Run:
         if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
             self.canary = replace(canary, x=canary.x.cpu())
 
-    def __call__(self, number: int, device: str | None) -> Array:
+    def __call__(self, number: int, device: str | None, tick: Any = None) -> Array:
         """Seconds and scores of a run, on D where its number is even.
 
         Raises:
@@ -148,19 +150,22 @@ def run_all(
 ) -> tuple[Array, Array]:
     """Seconds and scores (runs on D or D', 1 + s), of runs on D and on D' in turn, of which the store has some already.
 
+    With one worker they are taken where `joblib.parallel_config` says.
+
     Raises:
         InputError: a run failed, and those that were finished are in the store; or runs differ in how many scores they
             have.
     """
     found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
     missing = [number for number in range(runs) if number not in found]
-    tasks = [(run, number, devices[i % len(devices)] if devices else None) for i, number in enumerate(missing)]
-    progress("training", len(found), runs)
+    tasks = [(number, devices[i % len(devices)] if devices else None) for i, number in enumerate(missing)]
+    before = len(found)
+    progress("training", before, runs)
     try:
-        for i, values in _each(tasks, workers):
-            found[missing[i]] = values
-            store.save(missing[i], values)
-            progress("training", len(found), runs)
+        with parallel_config("loky", n_jobs=workers) if workers > 1 else nullcontext():
+            for i, values in each(run, tasks, stage="training", progress=progress, before=before, total=runs):
+                found[missing[i]] = values
+                store.save(missing[i], values)
     except InputError as error:
         kept = f"kept in {store.folder}" if store.folder else "lost: give cache= a folder to keep them"
         raise InputError(f"{error}; {len(found)} of {runs} runs are finished and {kept}") from error.__cause__
@@ -168,20 +173,3 @@ def run_all(
         raise InputError(f"score: expected as many numbers of every run, got {sorted(several)}")
     together = np.stack([found[number] for number in range(runs)])
     return together[::2], together[1::2]
-
-
-def _each(tasks: Sequence[tuple[Run, int, str | None]], workers: int) -> Iterator[tuple[int, Array]]:
-    """Number of a task and its result, in this process or in so many others."""
-    if workers == 1 or len(tasks) < 2:
-        yield from ((i, run(number, device)) for i, (run, number, device) in enumerate(tasks))
-        return
-    from joblib import Parallel, delayed  # type: ignore[import-untyped]
-
-    threads = max(1, torch.get_num_threads() // workers)
-    pool = Parallel(min(workers, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
-    yield from pool(delayed(_one)(i, threads, *task) for i, task in enumerate(tasks))
-
-
-def _one(i: int, threads: int, run: Run, number: int, device: str | None) -> tuple[int, Array]:
-    torch.set_num_threads(threads)
-    return i, run(number, device)
