@@ -158,8 +158,8 @@ def difference_bounds(
 ) -> tuple[float, float]:
     """Lower and upper bound of the difference of the two true-positive rates at exactly this false-positive rate.
 
-    Members and non-members are units (groups) scored; the true difference is below the lower bound with a probability of
-    at most `low_risk`, and above the upper bound of at most `high_risk`.
+    Members and non-members are units (groups) scored; the true difference is below the lower bound with a probability
+    of at most `low_risk`, and above the upper bound of at most `high_risk`.
     """
     c = counts
     only, missed = np.array([c.only, c.missed]), np.array([c.missed, c.only])  # for the upper bound they change places
