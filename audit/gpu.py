@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,7 +172,7 @@ def keep(folder: Path, step: Step, command: list[str], code: int | None, finishe
         "exit_code": code,
         "expected_minutes": step.minutes,
         **provenance(seconds, on()),
-        "command": " ".join(["python", *(Path(a).name if a.startswith("/") else a for a in command[1:])]),
+        "command": " ".join(["python", *(re.sub(r"(^|=)/.*/", r"\1", a) for a in command[1:])]),
     }
     write_json(folder / "steps.json", {"steps": recorded(folder) | {step.name: ran}})
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+from collections.abc import Iterator
 
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
@@ -17,6 +19,13 @@ torch.set_num_threads(1)
 # The same examples in every run, and no time limit for one of them: machines that run tests are busy.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    """A test module that cannot be imported is an error; taken for one with doctests, it would be skipped."""
+    found = yield
+    return [collector for collector in found if not isinstance(collector, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit.usefulness import Faithfulness, Utility, faithfulness, utility
+from safexplain.audit.usefulness import Utility, utility
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.faithfulness import Faithfulness, faithfulness
 from safexplain.outputs import Probability
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -73,7 +73,7 @@ NAMES = {
         "audit",
         "certify",
     ],
-    "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold", "Learned", "RMIA", "AtTargetLabel", "Metaclassifier"],
+    "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold", "Learned", "RMIA"],
     "safexplain.audit.canaries": ["CanaryProbe", "run_canaries", "Claim", "preset", "audit_training"],
     "safexplain.dp": [
         "epsilons",

@@ -3,11 +3,11 @@
 
 500 x 768 features, 500 steps, q = .25: R = 2,500 heads with one logit, R = 200 heads of 10 classes. Opacus:
 `PrivacyEngine.make_private` with Poisson sampling in the loop of its tutorial, one run (making the engine is part of
-it, as every run needs one). Here: all R runs, scores included, with batches of the other records that runs share or
-have of their own, on one thread; and with shared batches on `--workers` threads. A round times each of them once, in an
-order that turns. Figures are medians over rounds: for each run the processor time, which other processes on the machine
-disturb less than the time on the clock, and the ratio of two in the same round (on a GPU, both on the clock); for all
-runs the time on the clock. That both ways compute the same is tested in tests/audit/canaries/test_canaries_train.py.
+it, as every run needs one). Here: all R runs, scores included, on one thread and on `--workers` threads; they share the
+batches of the other records. A round times each of them once, in an order that turns. Figures are medians over rounds:
+for each run the processor time, which other processes on the machine disturb less than the time on the clock, and the
+ratio of two in the same round (on a GPU, both on the clock); for all runs the time on the clock. That both ways compute
+the same is tested in tests/audit/canaries/batched/test_train.py.
 
 On a GPU also: Figure 3 of arXiv 2511.21804 in full (500 x 768, 10 classes, R = 2,500, three sample rates, S2 to S5, 3
 repeats, canaries crafted anew each time), and steps of its MLP for Purchase100 (600-128-100, 50,000 records, q = .25,
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import make_canary
@@ -50,6 +50,7 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import RESULTS, provenance, table, write_json
+from ..suites.paper_c_canaries.mlp import MLP
 
 RECORDS, FEATURES, SIGMA, LR, BOUND, RATE = 500, 768, 5.5728, 0.001, 2.0, 0.25
 SIGMAS = {1.0: 22.3557, 0.25: 5.5728, 0.0625: 1.4028}
@@ -115,20 +116,20 @@ def by_opacus(case: Case, x: Tensor, y: Tensor, steps: int) -> Tensor:
                 return weight
 
 
-def batched(case: Case, x: Tensor, y: Tensor, steps: int, shared: bool, devices: Sequence[str]) -> Tensor:
+def batched(case: Case, x: Tensor, y: Tensor, steps: int, devices: Sequence[str]) -> Tensor:
     """All runs; their scores."""
     found = train_runs(
         case.network, x, y, GradientCanary(0, 5), recipe(case.network, steps), noise_multiplier=SIGMA, runs=case.runs,
         every=max(1, steps // 20), generator=torch.Generator().manual_seed(time.perf_counter_ns()),
-        shared_batches=shared, devices=devices,
+        devices=devices,
     )  # fmt: skip
     return torch.from_numpy(found.d)
 
 
-def kinds(device: str, workers: int) -> dict[str, tuple[bool, list[str]]]:
-    """Name -> whether runs share batches, and the devices."""
-    found = {"shared batches": (True, [device]), "batches of its own": (False, [device])}
-    return found | ({} if workers < 2 else {f"shared batches, {workers} threads": (True, [device] * workers)})
+def kinds(device: str, workers: int) -> dict[str, list[str]]:
+    """Name -> devices."""
+    more = {} if workers < 2 else {f"shared batches, {workers} threads": [device] * workers}
+    return {"shared batches": [device]} | more
 
 
 def seconds(call: Callable[[], Tensor]) -> tuple[float, float]:
@@ -142,12 +143,12 @@ def measure(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any
     """Seconds for each run of each way, and the ratio of Opacus to it."""
     x, y = data(case.network.classes, options.device)
     calls: dict[str, tuple[int, Callable[[], Tensor]]] = {OPACUS: (1, lambda: by_opacus(case, x, y, options.steps))}
-    for kind, (shared, devices) in kinds(options.device, options.workers).items():
+    for kind, devices in kinds(options.device, options.workers).items():
         calls[f"R = {case.runs}, {kind}"] = (
             case.runs,
-            lambda shared=shared, devices=devices: batched(case, x, y, options.steps, shared, devices),
+            lambda devices=devices: batched(case, x, y, options.steps, devices),
         )
-    by_opacus(case, x, y, 5), batched(replace(case, runs=8), x, y, 5, True, [options.device])
+    by_opacus(case, x, y, 5), batched(replace(case, runs=8), x, y, 5, [options.device])
     times: dict[str, list[tuple[float, float]]] = {n: [] for n in calls}
     names = list(calls)
     for i in range(options.rounds):
@@ -184,9 +185,7 @@ def figure_3(options: argparse.Namespace) -> dict[str, Any]:
             for repeat in range(options.repeats):
                 generator = torch.Generator(options.device).manual_seed(repeat)
                 known = reference(network, x, y, made_by, generator=generator, movement=scenario == "gradient")
-                canary: Canary = make_canary(
-                    scenario, network, x, y, known, auxiliary=auxiliary, classes=10, generator=generator
-                )
+                canary: Canary = make_canary(scenario, network, x, y, known, auxiliary=auxiliary, generator=generator)
                 train_runs(
                     network, x, y, canary, made_by, noise_multiplier=sigma, runs=runs,
                     every=max(1, options.steps // 20), generator=generator,

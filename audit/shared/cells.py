@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 
 HARDENINGS = ("native", "ranks with noise")
 FPRS = (0.001, 0.01, 0.05)

@@ -37,7 +37,7 @@ from safexplain.audit import train_shadows as train
 from safexplain.audit.signals import side_by_side
 from safexplain.cli.run.demo import POLICY as DEMO
 from safexplain.cli.run.demo import RECIPE, REFERENCES, build, pools
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)

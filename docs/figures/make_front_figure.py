@@ -25,7 +25,7 @@ from matplotlib.colors import ListedColormap
 from safexplain._progress import shown
 from safexplain.audit.outcome import AuditRun
 from safexplain.cli.run.demo import pools, run_demo
-from safexplain.verdict.judgement import AttackResult, AuditResult
+from safexplain.verdict.result import AttackResult, AuditResult
 
 HERE = Path(__file__).parent
 EXAMPLES = (14, 9)

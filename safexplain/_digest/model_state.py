@@ -462,8 +462,8 @@ def _names_of_code(code: CodeType) -> _Names:
     for i, (step, after) in enumerate(zip(steps, [*steps[1:], None], strict=True)):
         if step.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
             writes.add(step.argval)
-        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            writes |= _container(steps, i)
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):  # the last one from Python 3.12 on
+            writes |= _container(steps, i, 2 if step.opname == "STORE_SLICE" else 1)
         elif step.opname.startswith("LOAD_") and after and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             method = str(after.argval)
             if _is_called(after) and (method in _CHANGERS or (method.endswith("_") and not method.endswith("__"))):
@@ -482,12 +482,13 @@ def _is_called(step: dis.Instruction) -> bool:
     return step.opname == "LOAD_METHOD"
 
 
-def _container(steps: list[dis.Instruction], at: int) -> set[str]:
-    """Name of what `container[key] = value` writes into: its load comes before all that makes the key."""
+def _container(steps: list[dis.Instruction], at: int, keys: int) -> set[str]:
+    """Name of what `container[key] = value` writes into: its load comes before all that makes the key (of a slice, its
+    two ends)."""
     depth = 0
     for i in range(at - 1, 0, -1):
         depth += dis.stack_effect(steps[i].opcode, steps[i].arg if steps[i].opcode >= dis.HAVE_ARGUMENT else None)
-        if depth == 1:
+        if depth == keys:
             before = steps[i - 1]
             return {before.argval} if before.opname.startswith("LOAD_") and isinstance(before.argval, str) else set()
     return set()

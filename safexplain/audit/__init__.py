@@ -1,11 +1,11 @@
 """Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
 
-    population, recipe -> references (train, fine-tune) -> collect, queries (ask) -> signals -> splits -> attacks,
-    controls -> certify (judge) -> utility, root_cause, ablation (describe) -> outcome, report (files)
+    question -> references (train, fine-tune) -> asked (ask, write signals) -> splits -> attacks, controls -> certify
+    (judge) -> usefulness, root_cause (describe) -> outcome, report (files)
 
-`storage` keeps on disk what does not fit in memory, and what is finished. `holdout_uses` counts verdicts on the same
-examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as nothing here knows the
-package's own or its hardening.
+`store` keeps what is finished, so that a run resumes, and `maps` what does not fit in memory. `holdout_uses` counts
+verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as
+nothing here knows the package's own or its hardening.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from safexplain.audit.signals import Signals
 from safexplain.verdict.policy import Policy
 
 if TYPE_CHECKING:
-    from safexplain.audit.collect import collect_signals
+    from safexplain.audit.asked import collect_signals
     from safexplain.audit.outcome import AuditRun
     from safexplain.audit.population import Population
     from safexplain.audit.queries import Dither
+    from safexplain.audit.question import AuditOptions, Question
     from safexplain.audit.recipe import Recipe
     from safexplain.audit.references.cache import ModelCache
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
     from safexplain.audit.references.shadows import Shadows, train_shadows
-    from safexplain.audit.run import AuditOptions, audit
+    from safexplain.audit.run import audit
     from safexplain.audit.usefulness import utility
 
 _LATER = {
-    "AuditOptions": "run",
+    "AuditOptions": "question",
     "AuditRun": "outcome",
     "Dither": "queries",
     "FineTune": "references.fine_tuning",
     "ModelCache": "references.cache",
     "Population": "population",
+    "Question": "question",
     "Recipe": "recipe",
     "Shadows": "references.shadows",
     "audit": "run",
-    "collect_signals": "collect",
+    "collect_signals": "asked",
     "fine_tune": "references.fine_tuning",
     "train_shadows": "references.shadows",
     "utility": "usefulness",
@@ -54,6 +56,7 @@ __all__ = [
     "ModelCache",
     "Policy",
     "Population",
+    "Question",
     "Recipe",
     "Shadows",
     "Signals",

@@ -26,7 +26,7 @@ from safexplain.errors import RefusedError
 from safexplain.native_maps import Finding
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Verdict
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 
 SHOWN = 6
 """Examples pictured in the report."""

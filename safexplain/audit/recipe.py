@@ -15,22 +15,16 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from safexplain._digest import code_digest, digest
 from safexplain._validate import check_whole, from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
-from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for, tensors_of
+from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for
 from safexplain.audit.references.dp_recipe import FEWER, DPTraining, as_toml, filled, left_out
 from safexplain.audit.references.dp_training import train_alone
-from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 TELL_SECONDS = 0.5
 """Within an epoch, progress is told this often; at the end of each epoch it always is."""
-
-
-ROWS = 256
-"""About so many rows of the inputs tell one training from another, beside all labels."""
 
 
 class Tick(Protocol):
@@ -148,12 +142,8 @@ class Recipe:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
-        """From named values, as TOML has them.
-
-        Args:
-            values: name -> value, `dp` a table.
-            what: how messages call the recipe.
-            statement: of the target's training, from which `dp`, epochs and batch size are filled.
+        """From named values, as TOML has them, `dp` a table. Messages call the recipe `what`; a statement of the
+        target's training fills `dp`, epochs and batch size.
 
         Raises:
             InputError: the statement is about a training that cannot be repeated from it.
@@ -181,11 +171,8 @@ class Recipe:
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + table
 
     def caveat(self, target: nn.Module | None = None) -> str:
-        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing.
-
-        Args:
-            target: the audited model. One whose own weights are in half precision was trained so, and needs no caveat.
-        """
+        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing, as
+        for an audited `target` whose own weights are in half precision: it was trained so."""
         halves = {torch.bfloat16, torch.float16}
         if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
             return ""
@@ -195,11 +182,8 @@ class Recipe:
         )
 
     def privacy_note(self, statement: PrivacyStatement | None) -> str:
-        """What a reader of an audit has to know of differential privacy in its reference models; "": nothing.
-
-        Args:
-            statement: of the target's training; None: there is none.
-        """
+        """What a reader of an audit has to know of differential privacy in its reference models, or "", with the
+        statement of the target's training."""
         if self.dp is not None:
             return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
         if statement is None:
@@ -247,7 +231,6 @@ class Recipe:
         tick: Tick | None = None,
         *,
         parts: Sequence[nn.Module] | None = None,
-        checkpoint: Path | None = None,
     ) -> nn.Module:
         """Train `model` in place on all of (x, y) and return it in eval mode.
 
@@ -258,10 +241,6 @@ class Recipe:
             generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
             tick: progress.
             parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
-            checkpoint: file where the training is kept while it runs, for whoever stores the model to remove. One that
-                was interrupted goes on there, and ends bit for bit where it would have ended, on a GPU as far as its
-                kernels add up in a fixed order. A damaged file, or that of another training, is as if it were not
-                there.
 
         Raises:
             InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
@@ -271,7 +250,7 @@ class Recipe:
         if self.dp is not None:
             if parts is not None:
                 raise ConfigurationError("a recipe with dp names what trains in dp: leave parts out")
-            return train_alone(self, self.dp, model, x, y, generator, tick, checkpoint)
+            return train_alone(self, self.dp, model, x, y, generator, tick)
         device = next(model.parameters()).device
         batches = Batches(x, y, self.batch_sizes(len(y)), self.augmentation, device, generator, self.channels_last)
         learner, training, loss = model, [model] if parts is None else list(parts), loss_in(model)
@@ -280,11 +259,6 @@ class Recipe:
             stand_in = stand_in_for(model, channels_last=self.channels_last, compile=self.compile)
             learner, training = stand_in.module, stand_in.parts(model, training)
             loss, of_full_batch = stand_in.loss, stand_in.compiled_loss
-        kept = None
-        if checkpoint:
-            changing = dict(tensors_of(learner))
-            data = (*x.shape, x[:: max(1, len(x) // ROWS)], y)
-            kept = Checkpoint(checkpoint, self.identity(changing, [generator], *data), changing)
 
         def loss_of(x: Tensor, y: Tensor) -> Tensor:
             with self.autocast(device):
@@ -295,7 +269,7 @@ class Recipe:
             torch.manual_seed(generator.initial_seed())
             learner.train(parts is None)
             parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.train().parameters()))
-            descend(self, parameters, batches, loss_of, tick, kept)
+            descend(self, parameters, batches, loss_of, tick)
         if learner is not model:
             copy_tensors(learner, model)
         check_finite(model)
@@ -305,22 +279,9 @@ class Recipe:
         """In which forward pass and loss run."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def identity(self, tensors: Mapping[str, Tensor], generators: Sequence[torch.Generator], *data: object) -> str:
-        """A digest that tells one training from others: of recipe, code, initial weights, random streams and data."""
-        named = [(name, t, t.device.type, t.requires_grad) for name, t in tensors.items()]
-        return digest(self.to_toml(), code_digest(__name__), named, [g.get_state() for g in generators], data)
-
 
 def check_examples(examples: int | None, rows: int) -> None:
-    """See that reference models train on about as many rows as the target did.
-
-    Args:
-        examples: rows of the target's training; None: not known.
-        rows: that each reference model trains on.
-
-    Raises:
-        InputError: they train on fewer.
-    """
+    """Raise InputError where reference models train on fewer rows than the target did, if that is known."""
     if examples is not None and rows < (1 - FEWER) * examples:
         raise InputError(
             f"the recipe says that the model was trained on {examples:,} rows, and reference models would train on"
@@ -332,53 +293,31 @@ def check_examples(examples: int | None, rows: int) -> None:
 class EpochBatches(Protocol):
     """Batches of a training, epoch after epoch."""
 
-    generators: Sequence[torch.Generator]
-    """CPU generators of all that is random in them."""
     steps: int
     """Batches an epoch."""
 
-    def epoch(self, first: int = 0) -> Iterable[tuple[Tensor, ...]]:
-        """Draw all batches of the next epoch, and give those from number `first` on."""
+    def epoch(self) -> Iterable[tuple[Tensor, ...]]:
+        """Draw all batches of the next epoch."""
 
 
 def descend(
-    recipe: Recipe,
-    parameters: list[Tensor],
-    batches: EpochBatches,
-    loss: Callable[..., Tensor],
-    tick: Tick | None,
-    kept: Checkpoint | None,
+    recipe: Recipe, parameters: list[Tensor], batches: EpochBatches, loss: Callable[..., Tensor], tick: Tick | None
 ) -> None:
-    """All steps of a recipe.
-
-    Args:
-        recipe: of the training.
-        parameters: what the optimizer moves.
-        batches: of each epoch.
-        loss: of the tensors of one batch.
-        tick: progress.
-        kept: where the training is stored now and then, and from where it goes on.
-    """
+    """All steps of a recipe, by which the optimizer moves these parameters; `loss` is of the tensors of one batch."""
     optimizer = recipe.make_optimizer(parameters)
-    each = batches.steps
-    steps = each * recipe.epochs
+    steps = batches.steps * recipe.epochs
     schedule = recipe.make_schedule(optimizer, steps)
-    done = kept.load(optimizer, schedule, batches.generators) if kept else 0
-    told = time.monotonic()
+    done, told = 0, time.monotonic()
     optimizer.zero_grad(set_to_none=True)
     with torch.enable_grad():
-        for epoch in range(done // each, recipe.epochs):
-            begun = [g.get_state() for g in batches.generators]
-            for batch in batches.epoch(done % each):
+        for epoch in range(recipe.epochs):
+            for batch in batches.epoch():
                 loss(*batch).backward()
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)
                 done, now = done + 1, time.monotonic()
-                if kept and kept.due:
-                    begins = [g.get_state() for g in batches.generators] if done % each == 0 else begun
-                    kept.save(done, optimizer, schedule, begins)
-                if tick and (done % each == 0 or now - told >= TELL_SECONDS):
+                if tick and (done % batches.steps == 0 or now - told >= TELL_SECONDS):
                     told = now
                     tick(done / steps, f"epoch {epoch + 1} of {recipe.epochs}")
 

@@ -9,7 +9,7 @@ can.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -61,17 +61,10 @@ PLURAL = ("signs", "strongest")
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the attack finds in one version of the maps.
+    """What the attack finds in one version of the maps: the native map as it is, or one property alone, or removed.
 
-    Args:
-        name: short, such as "norm removed".
-        says: what was done to the maps.
-        auc, auc_low, auc_high: area under the ROC and its 95 % interval (DeLong).
-        tpr, tpr_low, tpr_high: share of the members found at the false-positive rate, and bounds that hold with the
-            threshold's own uncertainty (see `thresholds`), 95 % together.
-        fpr: that rate.
-        kind: the native map as it is, one property alone, or one removed.
-        of: which property.
+    Bounds of the AUC are DeLong's, those of the share of members found hold with the threshold's own uncertainty (see
+    `thresholds`); each at 95 %.
     """
 
     name: str
@@ -94,28 +87,20 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Version:
-    """A row of the table: one version of the maps.
-
-    Args:
-        name, says, kind, of: as in `Ablation`.
-        make: (k, d) maps of one model and (k, d) which coordinates are the strongest -> (k,) or (k, d').
-        scalar: signal that is the same number, for where no maps are stored.
-    """
+    """A row of the table: one version of the maps."""
 
     name: str
     says: str
     kind: Kind
     of: Property
     make: Callable[[Maps, NDArray[np.bool_]], Maps]
+    """(k, d) maps of one model and (k, d) which coordinates are the strongest -> (k,) or (k, d')."""
     scalar: str = ""
+    """Signal that is the same number, for where no maps are stored."""
 
 
-def _unit(a: Maps) -> Maps:
-    """Maps divided by their root mean square; zeros stay zeros."""
-    largest = np.abs(a).max(1, keepdims=True)
-    part = a / np.where(largest > 0, largest, 1)
-    rms = np.sqrt(np.square(part).mean(1, keepdims=True))
-    out: Maps = part / np.where(rms > 0, rms, 1)
+def _l1(a: Maps) -> Maps:
+    out: Maps = np.abs(a).sum(1, dtype=np.float64)
     return out
 
 
@@ -125,59 +110,38 @@ def _rms(a: Maps) -> Maps:
     return out
 
 
+def _unit(a: Maps) -> Maps:
+    """Maps divided by their root mean square; zeros stay zeros."""
+    rms = _rms(a)
+    out: Maps = a / np.where(rms > 0, rms, 1)
+    return out
+
+
 def _ranks(a: Maps) -> Maps:
     out: Maps = (np.argsort(np.argsort(a, axis=1, kind="stable"), axis=1) / max(a.shape[1] - 1, 1)).astype(np.float32)
     return out
 
 
+def _rest(a: Maps, top: NDArray[np.bool_]) -> Maps:
+    return a[~top].reshape(len(a), -1)
+
+
+STRONGEST = "the coordinates that are largest on average over the reference models"
+
 VERSIONS: tuple[Version, ...] = (
-    Version("L1 norm", "sum of all magnitudes", "native", "", lambda a, top: np.abs(a).sum(1, dtype=np.float64), "l1"),
+    Version("L1 norm", "sum of all magnitudes", "native", "", lambda a, top: _l1(a), "l1"),
     Version("whole map", "every entry, as it is", "native", "", lambda a, top: a),
-    Version(
-        "norm alone", "L1 norm, nothing else", "alone", "norm", lambda a, top: np.abs(a).sum(1, dtype=np.float64), "l1"
-    ),
-    Version(
-        "variance alone",
-        "variance over the entries",
-        "alone",
-        "norm",
-        lambda a, top: a.var(1, dtype=np.float64),
-        "variance",
-    ),
+    Version("norm alone", "L1 norm, nothing else", "alone", "norm", lambda a, top: _l1(a), "l1"),
+    Version("variance alone", "over the entries", "alone", "norm", lambda a, top: a.var(1, dtype=float), "variance"),
     Version("signs alone", "−1, 0 or +1 for each entry", "alone", "signs", lambda a, top: np.sign(a)),
     Version("magnitudes alone", "no signs, unit norm", "alone", "magnitudes", lambda a, top: _unit(np.abs(a))),
     Version("ranks alone", "each entry's place in the order", "alone", "ranks", lambda a, top: _ranks(a)),
-    Version(
-        "sparsity alone",
-        "mean magnitude / RMS",
-        "alone",
-        "sparsity",
-        lambda a, top: np.abs(_unit(a)).mean(1),
-        "sparsity",
-    ),
-    Version(
-        f"strongest {TOP:.0%} alone",
-        "the coordinates that are largest on average over the reference models",
-        "alone",
-        "strongest",
-        lambda a, top: a[top].reshape(len(a), -1),
-    ),
+    Version("sparsity alone", "mean magnitude / RMS", "alone", "sparsity", lambda a, top: _l1(_unit(a)), "sparsity"),
+    Version(f"strongest {TOP:.0%} alone", STRONGEST, "alone", "strongest", lambda a, top: a[top].reshape(len(a), -1)),
     Version("norm removed", "each map divided by its RMS", "removed", "norm", lambda a, top: _unit(a)),
     Version("signs removed", "magnitudes at their size", "removed", "signs", lambda a, top: np.abs(a)),
-    Version(
-        "magnitudes removed",
-        "signs times the RMS of the map",
-        "removed",
-        "magnitudes",
-        lambda a, top: np.sign(a) * _rms(a),
-    ),
-    Version(
-        f"strongest {TOP:.0%} removed",
-        "all coordinates but these",
-        "removed",
-        "strongest",
-        lambda a, top: a[~top].reshape(len(a), -1),
-    ),
+    Version("magnitudes removed", "signs times the RMS", "removed", "magnitudes", lambda a, top: np.sign(a) * _rms(a)),
+    Version(f"strongest {TOP:.0%} removed", "all others", "removed", "strongest", lambda a, top: _rest(a, top)),
 )
 """The versions that are attacked, fixed before anything is measured."""
 
@@ -241,7 +205,6 @@ FEWEST = 100
 MOST_NUMBERS = 1 << 26
 """Numbers in the maps of all models that are looked at; of more examples a part is drawn at random."""
 
-
 MOST_TARGETS = 64
 """Most models that take turns as the target; more would only cost time, as each example is looked at once."""
 
@@ -257,18 +220,8 @@ def drawn_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
 
 
 def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> tuple[NDArray[np.bool_], str]:
-    """The examples outside of the certification split, or all where these are too few.
-
-    Args:
-        signals: as audited under the policy.
-        policy: says how the examples are split.
-        trains: whether the audit trained something: an attack that learns, or, when it was given inputs, a blind
-            control.
-        seed: of the draw of the target that each example is looked at with, as in `root_cause`.
-
-    Returns:
-        (n,) bool, and which examples these are, in a sentence.
-    """
+    """(n,) bool, the examples outside of the certification split, or all where these are too few, and a sentence on
+    which these are; `trains` says whether the audit trained something, an attack or a blind control."""
     splits = Splits.of(signals, policy, trains=trains)
     outside = splits.selection | splits.training
     member = signals.membership[drawn_targets(signals, seed), np.arange(len(signals))]
@@ -294,8 +247,10 @@ def root_cause(
 ) -> tuple[Ablation, ...]:
     """Attack the native maps, and versions of them with one property alone or without it.
 
+    Versions for which neither maps nor the scalar are stored are left out.
+
     Args:
-        signals: of the native release; versions for which neither maps nor the scalar are stored are left out.
+        signals: of the native release.
         rows: (n,) bool, the examples to look at (see `sample`); default all.
         target: (n,) which model each example is looked at with; default one of the targets, drawn from the seed.
         seed: of that, and of the draw where there are more than `MOST_NUMBERS` numbers.
@@ -315,8 +270,13 @@ def root_cause(
     member = signals.membership[target, np.arange(len(signals))][chosen]
     if member.all() or not member.any():
         raise InputError(f"the rows hold {int(member.sum())} members and {int((~member).sum())} non-members; need both")
-    found = _possible(signals, VERSIONS)
-    top = None if signals.attributions is None else _strongest(signals, signals.attributions, target, chosen)
+    maps = signals.attributions
+    found = [
+        v
+        for v in VERSIONS
+        if (v.scalar in signals.values if maps is None else maps.shape[2] > 1 or v.of != "strongest")
+    ]
+    top = None if maps is None else _strongest(signals, maps, target, chosen)
     out = []
     for i, version in enumerate(found):
         scores = _scores(signals, version, target, chosen, top)
@@ -339,13 +299,6 @@ def _groups(targets: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[t
     """Each target with the places in `chosen` of the examples looked at with it."""
     for target in np.unique(targets[chosen]).tolist():
         yield target, np.flatnonzero(targets[chosen] == target)
-
-
-def _possible(signals: Signals, versions: Iterable[Version]) -> list[Version]:
-    """The versions for which the maps, or else the scalar, are stored; one number has no strongest coordinates."""
-    if signals.attributions is None:
-        return [v for v in versions if v.scalar in signals.values]
-    return [v for v in versions if v.of != "strongest" or signals.attributions.shape[2] > 1]
 
 
 def _scores(

@@ -1,7 +1,6 @@
 """Signals: what each model released about each example, and who was a member. Also a file format (.npz).
 
-Signals of several pools of examples are put side by side, so that their targets are judged together. `hash_examples`
-gives examples an identity that does not depend on where they stand.
+`hash_examples` gives examples an identity that does not depend on where they stand.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
-from safexplain.audit.controls.accuracy import together
-from safexplain.audit.storage.maps import StoredMaps, all_finite, are_stored, joined
-from safexplain.audit.storage.pieces import LARGEST_MAPS, on_disk
+from safexplain.audit.maps import LARGEST_MAPS, all_finite, are_stored, filled
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -105,13 +102,13 @@ class Signals:
         meta                 optional JSON object as a string
 
     Of `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
-    untrained models, `shape` is the shape of one map, `population` the digest of what was asked about, and `mixture`
-    in how many audits of disjoint pools these signals stand side by side. Everything else is kept as it is.
+    untrained models, `shape` is the shape of one map, `population` the digest of what was asked about. Everything
+    else is kept as it is.
 
     Args:
         membership: (m, n) bool.
         values: name -> (m, n) or (m, n, k) numbers.
-        attributions: (m, n, d) float, or maps on disk (`audit.storage`), or None. Those of other levels likewise.
+        attributions: (m, n, d) float, or maps on disk (`audit.maps`), or None. Those of other levels likewise.
         meta: JSON-able.
         inputs: (n, ...) float or None.
         out_of_distribution: (n,) bool or None; only used to train attacks.
@@ -279,7 +276,7 @@ class Signals:
         return models
 
     @property
-    def on_disk(self) -> dict[str, StoredMaps]:
+    def on_disk(self) -> dict[str, Numbers]:
         """The maps that do not fit in memory, by name."""
         found = {**self.values, **({} if self.attributions is None else {WHOLE_MAP: self.attributions})}
         return {name: a for name, a in found.items() if are_stored(a)}
@@ -309,7 +306,7 @@ class Signals:
     def load(cls, path: str | Path) -> Signals:
         """Read an .npz in the format above; pickled arrays are refused.
 
-        Whole maps of more than 2 GiB in single precision go to a temporary folder, 16 bits a number (`audit.storage`).
+        Whole maps of more than 2 GiB in single precision go to a temporary file, where attacks read them.
 
         Raises:
             InputError: missing, not an .npz, without membership, or as the constructor.
@@ -325,7 +322,7 @@ class Signals:
             if 4 * sum(map(math.prod, sizes.values())) <= LARGEST_MAPS:
                 sizes = {}
             arrays: dict[str, Any] = file.read(*(name for name in file.names if name not in sizes))
-            arrays |= {name: on_disk(file.entries(name), *size) for name, size in sizes.items()}
+            arrays |= {name: filled(file.entries(name), size) for name, size in sizes.items()}
         for name in ("membership", "out_of_distribution"):
             if name in arrays and arrays[name].dtype != np.bool_ and np.isin(arrays[name], (0, 1)).all():
                 arrays[name] = arrays[name].astype(bool)
@@ -373,76 +370,3 @@ def _meta(path: str | Path, raw: NDArray[Any] | None) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise InputError(f"{path}: meta must be a JSON object, got {meta!r:.60}")
     return meta
-
-
-def side_by_side(parts: Sequence[Signals]) -> Signals:
-    """One set of signals from audits of disjoint pools: row i holds model i of each, the examples follow each other.
-
-    Reference models of one pool know nothing of another pool's examples, and need not: every attack looks at one
-    example at a time.
-
-    Args:
-        parts: with equal numbers of models, the same signals and sizes, slices, targets and null models. Of the meta
-            data the first part's are kept; the digests of the populations are joined by "+", and `mixture` says how
-            many parts there are. Groups of different parts are different groups. Hashes of the examples are kept where
-            all parts have them.
-
-    Raises:
-        InputError: they differ in one of these.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if any(_layout(p) != _layout(first) for p in parts):
-        raise InputError(
-            "only signals with the same models, names, features, targets and null models can be put side by side"
-        )
-    meta = dict(first.meta)
-    digests = [p.meta.get("population") for p in parts]
-    meta.pop("population", None)
-    if all(digests):
-        meta["population"] = "+".join(str(d) for d in digests)
-    meta["mixture"] = sum(int(p.meta.get("mixture", 1)) for p in parts)
-    accuracies = [p.meta.get("accuracy") for p in parts]
-    if all(isinstance(a, Mapping) for a in accuracies):
-        meta["accuracy"] = together([a for a in accuracies if a is not None])
-    hashes = [p.examples for p in parts if p.examples is not None]
-    outside = None
-    if any(p.out_of_distribution is not None for p in parts):
-        flags = [np.zeros(len(p), bool) if (o := p.out_of_distribution) is None else o for p in parts]
-        outside = np.concatenate(flags)
-    return Signals(
-        np.concatenate([p.membership for p in parts], axis=1),
-        {name: joined([p.values[name] for p in parts]) for name in first.values},
-        None if first.attributions is None else joined([p.attributions for p in parts]),
-        meta,
-        None if first.inputs is None else np.concatenate([np.asarray(p.inputs) for p in parts]),
-        outside,
-        _distinct([p.groups for p in parts], [len(p) for p in parts]),
-        {name: np.concatenate([p.slices[name] for p in parts]) for name in first.slices},
-        np.concatenate(hashes) if len(hashes) == len(parts) else None,
-    )
-
-
-def _distinct(
-    groups: Sequence[NDArray[np.integer[Any]] | None], sizes: Sequence[int]
-) -> NDArray[np.integer[Any]] | None:
-    """Groups of several parts under numbers of their own; an example of a part without groups is one by itself."""
-    if all(g is None for g in groups):
-        return None
-    numbered, after = [], 0
-    for g, size in zip(groups, sizes, strict=True):
-        own = np.arange(size) if g is None else np.unique(g, return_inverse=True)[1].reshape(-1)
-        numbered.append(own + after)
-        after += int(own.max(initial=-1)) + 1
-    together: NDArray[np.integer[Any]] = np.concatenate(numbered)
-    return together
-
-
-def _layout(s: Signals) -> tuple[Any, ...]:
-    """All that signals must have in common to stand side by side."""
-    sizes = {name: a.shape[2:] for name, a in s.values.items()}
-    maps = None if s.attributions is None else s.attributions.shape[2:]
-    inputs = None if s.inputs is None else s.inputs.shape[1:]
-    slices = {name: a.dtype.kind == "U" for name, a in s.slices.items()}
-    return len(s.membership), sizes, maps, inputs, slices, s.targets, s.null, s.shape

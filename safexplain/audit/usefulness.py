@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from torch import Tensor, nn
 
-from safexplain.audit.storage.maps import parts
+from safexplain.audit.maps import parts
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
-
-__all__ = ["Faithfulness", "Sample", "Utility", "faithfulness", "utility", "utility_of"]
 
 TOP_FRACTION = 0.1
 """Share of the features that count as top where nothing else is said."""
@@ -141,16 +139,8 @@ def _agreement(
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Examples of which a model is asked what the features carry that their maps name.
-
-    Args:
-        model: (batch, ...) -> (batch, classes).
-        x: (n, ...) on the model's device.
-        outputs: (n, classes) of the model.
-        batch_size: examples in one call.
-        native: of each explainer, (n, ...).
-        released: likewise.
-    """
+    """Examples (n, ...) on the model's device, its (n, classes) outputs, and their maps by each explainer, native and
+    released (n, ...): a model is asked what the features carry that these name."""
 
     model: nn.Module
     x: Tensor
@@ -178,11 +168,8 @@ class Sample:
 
     def beside(self, native: Tensor, released: Tensor) -> Sample:
         """With the maps of one more explainer; of the native ones, NaN and infinity are zero, as in a release."""
-        return replace(
-            self,
-            native=(*self.native, native.nan_to_num(0.0, 0.0, 0.0)),
-            released=(*self.released, released),
-        )
+        clean = native.nan_to_num(0.0, 0.0, 0.0)
+        return replace(self, native=(*self.native, clean), released=(*self.released, released))
 
     def faithfulness(self, maps: Sequence[Tensor]) -> list[Faithfulness]:
         """Of the maps of each explainer that are about the input; one of a layer is enlarged to the image."""
@@ -198,15 +185,8 @@ class Sample:
 
 
 def utility_of(samples: Sequence[Sample], maps: tuple[Any, Any] | None = None) -> Utility | None:
-    """Utility of a release by all maps of one model where they were kept, else by samples; faithfulness by samples.
-
-    Args:
-        samples: of one or several models, with maps.
-        maps: native and released, (m, n, d) in memory or on disk, of which those of model 0 are looked at.
-
-    Returns:
-        None where every native map is zero, so that there is nothing to compare with.
-    """
+    """Utility of a release by all (m, n, d) `maps` of model 0, native and released, where they were kept, else by
+    samples; faithfulness by samples. None where every native map is zero, so that there is nothing to compare with."""
     if maps is None:
         native, released = (
             np.concatenate([torch.cat([m.flatten(1).cpu() for m in each], 1).numpy() for each in side])[None]

@@ -1,9 +1,7 @@
 """The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
 
-`app` lists the commands, each a function in `audit` (with `attack` and `demo`), `tune`, `canaries`, `serve`,
-`certificates` or `ledger`: options in, exit code out. `options` has those that `audit` and `tune` share, `console`
-those of all commands, the run directory and errors in one line; `completion` completes names. What commands run is in
-`run`, which they import only then: `--help`, completion and usage errors come without PyTorch.
+`app` lists the commands, one function each: options in, exit code out. What they run is in `run`, which they import
+only then: `--help` and usage errors come without PyTorch.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted (143 by
 SIGTERM). `verify` gives 0 or 1.
@@ -22,13 +20,9 @@ import typer
 import safexplain
 
 HELP = "Prove or refute that explanations leak the training set."
-
 EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
 AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
 """Headings under which commands are listed."""
-
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Options of glibc's `mallopt` (malloc.h)."""
 
 
 def app() -> typer.Typer:
@@ -93,7 +87,7 @@ def audit_main() -> None:
 
 
 def _run(arguments: list[str], name: str = "safexplain") -> int:
-    # Threads that wait by spinning make small matrix products 20 times slower as soon as the cores are shared.
+    # Threads that spin while they wait make small matrix products 20 times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _keep_memory()
     try:
@@ -107,7 +101,8 @@ def _run(arguments: list[str], name: str = "safexplain") -> int:
 
 def _keep_memory() -> None:
     """Let glibc keep freed memory: it gives back arrays of over 32 MiB at once and takes them anew page by page, which
-    was 40 % of the time of integrated gradients of a small CNN. Nothing where there is another C library."""
+    was 40 % of the time of integrated gradients of a small CNN. Other C libraries are left alone."""
+    m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
-        for option, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, 2**31 - 1)):
+        for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):
             ctypes.CDLL(None).mallopt(option, value)

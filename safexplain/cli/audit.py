@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import (
     DATA,
     EXPLANATION,
@@ -39,12 +38,7 @@ def audit_command(
     question: Question,
     hardening: Annotated[
         str,
-        option(
-            "HARDENING",
-            "recommended, none, deepleak, JSON, or a JSON file.",
-            EXPLANATION,
-            autocompletion=completion.hardenings,
-        ),
+        option("HARDENING", "recommended, none, deepleak, JSON, or a JSON file.", EXPLANATION),
     ] = "recommended",
     pretraining_pool: Annotated[
         Path | None,
@@ -77,34 +71,33 @@ def audit_command(
     ] = None,
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
-    from safexplain.audit import audit
     from safexplain.audit.endpoint.payload import Payload
-    from safexplain.audit.planning import plan_audit
+    from safexplain.audit.planning.plan import planned
+    from safexplain.audit.run import answered
     from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
     from safexplain.cli.run.question import Service, begun, parse_hardening
     from safexplain.cli.run.quick import PLANNING, numbers_of, seen_in_losses, show_quick
     from safexplain.cli.run.tables import show_audit
 
-    chosen = parse_hardening(hardening)
     if endpoint is None and format_ is not None:
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with begun(question, kept, pool=pretraining_pool, service=service, scored=scored, public=public, grows=True) as run:
-        plan = plan_audit(**run.arguments | ({"budget": PLANNING} if quick else {}), hardening=chosen)
+    chosen = parse_hardening(hardening)
+    with begun(question, chosen, kept, pretraining_pool, service, scored, public, grows=True) as run:
+        plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))
         if question.plan:
             plan = replace(plan, notes=(*run.says, *plan.notes))
             return show_plan(plan, run.folder, question.json_, question.quiet)
         if not (question.quiet or quick):
-            gradients, gpu = not is_classifier_file(question.model), run.arguments["device"].type == "cuda"
+            gradients, gpu = not is_classifier_file(question.model), run.question.place.type == "cuda"
             announce(plan, run.says, gradients=gradients, gpu=gpu)
         if not quick:
-            run.arguments["progress"].expect((stage.name, stage.seconds) for stage in plan.stages)
-        changes = numbers_of(plan, run.arguments) if quick else {}
-        found = audit(**run.ready(**changes), hardening=chosen)
+            run.progress.expect((stage.name, stage.seconds) for stage in plan.stages)
+        found = answered(run.ready(**numbers_of(plan, run.question) if quick else {}))
         found.save(run.folder)
-        losses = seen_in_losses(plan, run.arguments, found) if quick else None
+        losses = seen_in_losses(plan, run.question, found) if quick else None
     if quick:
         return show_quick(found, plan, losses, run.folder, json_=question.json_, quiet=question.quiet)
     return show_audit(found, run.folder, question.json_, question.quiet)
@@ -121,12 +114,7 @@ def attack_command(
     attacks: Attacks = None,
     split: Annotated[
         str,
-        option(
-            "NAME",
-            "Examples to use: certification, or selection, which decides nothing.",
-            POLICY,
-            autocompletion=completion.splits,
-        ),
+        option("NAME", "Examples to use: certification, or selection, which decides nothing.", POLICY),
     ] = "certification",
     seed: Seed = 0,
     json_: Json = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from safexplain.cli import completion
 from safexplain.cli.console import RUN, Device, Json, Plan_, Quiet, Resume, RunDir, Seed, option
 
 __all__ = ["canaries_command"]
@@ -13,10 +12,10 @@ __all__ = ["canaries_command"]
 TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 """Headings of the options."""
 
-PRESETS = ("logit-768", "softmax-768", "logit-384", "mlp-446", "mlp-600")
+PRESETS = ("logit-768", "softmax-768", "logit-384")
 SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
 METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
-"""What `--preset`, `--scenario` and `--method` may be, for `--help` and completion alone; a test keeps them true."""
+"""What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
 
 
 def canaries_command(
@@ -30,58 +29,30 @@ def canaries_command(
             f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
             TRAINING,
             "--preset",
-            autocompletion=completion.one_of(*PRESETS),
         ),
     ] = None,
     scenario: Annotated[
-        str | None,
-        option(
-            "NAMES",
-            f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.",
-            CANARY,
-            autocompletion=completion.one_of(*SCENARIOS, "all"),
-        ),
-    ] = None,
-    runs: Annotated[
-        int | None, option("N", "Models to train, half on D and half on D'.  \\[default: 1000]", TRAINING)
-    ] = None,
+        str, option("NAMES", f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.", CANARY)
+    ] = "",
+    runs: Annotated[int, option("N", "Models to train, half on D and half on D'.", TRAINING)] = 1000,
     every: Annotated[
-        int | None, option("N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING)
-    ] = None,
-    method: Annotated[
-        str | None,
-        option(
-            "NAME",
-            f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.",
-            BOUND,
-            autocompletion=completion.one_of(*METHODS),
-        ),
-    ] = None,
+        int, option("N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING, min=0)
+    ] = 0,
+    method: Annotated[str, option("NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)] = "",
     threshold: Annotated[
-        str | None,
-        option(
-            "T",
-            "Threshold of the scores: auto, split, or a number fixed in advance.",
-            BOUND,
-            autocompletion=completion.one_of("auto", "split"),
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None, option("NUMBER", "Confidence of the verdict.  \\[default: 0.95]", BOUND)
-    ] = None,
+        str, option("T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)
+    ] = "auto",
+    confidence: Annotated[float, option("NUMBER", "Confidence of the verdict.", BOUND)] = 0.95,
     target: Annotated[
-        str | None, option("ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
-    ] = None,
+        str, option("ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
+    ] = "",
     canary: Annotated[
         Path | None, option("FILE", ".npz file with x and y of your own record to put in --target's place.", CANARY)
     ] = None,
     score: Annotated[
-        str | None,
-        option("FUNCTION", "package.module:function that scores what your training function returns.", CANARY),
-    ] = None,
-    records: Annotated[
-        int | None, option("N", "Records that a poison replaces.  \\[default: 2]", CANARY, min=2)
-    ] = None,
+        str, option("FUNCTION", "package.module:function that scores what your training function returns.", CANARY)
+    ] = "",
+    records: Annotated[int, option("N", "Records that a poison replaces.", CANARY, min=2)] = 2,
     one_run: Annotated[
         int, option("N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
     ] = 0,
@@ -95,31 +66,11 @@ def canaries_command(
     quiet: Quiet = False,
 ) -> int:
     """Audit training with DP by canaries: a lower bound on epsilon, beside the epsilons that are claimed."""
-    from safexplain.cli.run.canaries import audit_by_canaries
+    from safexplain.cli.run.canaries import Options, audit_by_canaries
 
-    given = {
-        "scenario": scenario,
-        "runs": runs,
-        "every": every,
-        "method": method,
-        "threshold": threshold,
-        "confidence": confidence,
-        "target": target,
-        "canary": None if canary is None else str(canary),
-        "score": score,
-        "records": records,
-    }
+    options = Options(
+        scenario, runs, every, method, threshold, confidence, target, canary, score, records, one_run, workers, seed
+    )
     return audit_by_canaries(
-        config,
-        preset_,
-        {name: value for name, value in given.items() if value is not None},
-        one_run=one_run,
-        workers=workers,
-        seed=seed,
-        device=device,
-        run_dir=run_dir,
-        resume=resume,
-        plan=plan,
-        json_=json_,
-        quiet=quiet,
+        config, preset_, options, device=device, run_dir=run_dir, resume=resume, plan=plan, json_=json_, quiet=quiet
     )

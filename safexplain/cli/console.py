@@ -14,15 +14,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
-from safexplain.cli import completion
-from safexplain.errors import InputError, SafexplainError, near
+from safexplain.errors import InputError, SafexplainError
 
 if TYPE_CHECKING:
     import torch
@@ -35,42 +34,30 @@ REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 
 
 def option(metavar: str, says: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option as `--help` shows it.
-
-    Args:
-        metavar: what stands for its value; "" for a switch.
-        says: what it does.
-        panel: the heading that it stands under.
-        *names: as it is typed; none: the parameter's name.
-        **more: of `typer.Option`.
-    """
+    """An option as `--help` shows it: `metavar` stands for its value ("" for a switch), `panel` is its heading, `names`
+    are as it is typed (none: the parameter's name), and `more` goes to `typer.Option`."""
     return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
 
 
 Json = Annotated[bool, option("", "Print one JSON object.", RUN, "--json")]
 Quiet = Annotated[bool, option("", "Print only the verdict: no progress, no tables.", RUN, "--quiet", "-q")]
 Seed = Annotated[int, option("N", "Seed of all random numbers.", RUN, min=0)]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.", RUN, autocompletion=completion.devices)]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.", RUN)]
 RunDir = Annotated[Path | None, option("FOLDER", "Folder for the results.  \\[default: safexplain-runs/TIME]", RUN)]
 Plan_ = Annotated[bool, option("", "Estimate cost and best possible verdict; run nothing.", RUN, "--plan")]
-Resume = Annotated[bool, option("", "Continue the run in --run-dir; finished models are kept.", RUN, "--resume")]
+Resume = Annotated[bool, option("", "Continue the run in --run-dir, keeping finished models.", RUN, "--resume")]
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM in the middle of a run that can be resumed.
-
-    Args:
-        folder: its run directory.
-        kept: what is kept there, in words.
-        found: entries of the JSON object, if something can be shown.
-    """
+    """Ctrl-C or SIGTERM during a run that can be resumed: what is `kept` in its folder, in words, and what was `found`,
+    for the JSON object."""
 
     def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"interrupted; {kept} are kept in {folder}")
         self.folder, self.kept, self.found = folder, kept, dict(found or {})
 
     def resume(self, name: str, arguments: list[str]) -> str:
-        """The command that continues, to be pasted into a shell."""
+        """The command that continues."""
         words = [name, *arguments]
         if not any(word.partition("=")[0] == "--run-dir" for word in words):
             words += ["--run-dir", str(self.folder)]
@@ -108,11 +95,7 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the run directory and check that it is writable, before anything long begins.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Make the run directory and check that it is writable, before anything long begins, or raise InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -123,11 +106,7 @@ def make_folder(folder: Path) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device: "auto" is a GPU when there is one.
-
-    Raises:
-        InputError: unknown, or CUDA where there is none.
-    """
+    """The torch device ("auto": a GPU if there is one), or InputError."""
     import torch
 
     if name == "auto":
@@ -143,44 +122,38 @@ def device_of(name: str) -> torch.device:
 
 
 def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int:
-    """Run the command line and return its exit code; errors become one line, never a traceback.
+    """Run the command line (`arguments` without the program's `name`) and return its exit code; errors become one line.
 
     With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too; that of an
     interrupted run also has "run_dir", "kept" and "resume", the command that continues. SIGTERM interrupts as Ctrl-C
     does. With SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. A closed pipe changes no exit code.
-
-    Args:
-        app: the commands.
-        arguments: as typed, without the program's name.
-        name: of the program, for help and completion.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
-    streams, warned = (sys.stdout, sys.stderr), warnings.formatwarning
-    sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
     warnings.formatwarning = _warning
     content: dict[str, Any] = {}
-    with _terminable() as terminated:
+    out, err = (cast(TextIO, _Pipe(stream)) for stream in (sys.stdout, sys.stderr))
+    with _terminable() as terminated, redirect_stdout(out), redirect_stderr(err):
         try:
             code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
-            said = "interrupted" if code == INTERRUPTED else ""
+            message = "interrupted" if code == INTERRUPTED else ""
         except Interrupted as error:
             command = error.resume(name, arguments)
-            said, code = f"{error}. To continue: {command}", INTERRUPTED
+            message, code = f"{error}. To continue: {command}", INTERRUPTED
             content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
         except Exception as error:
-            said, code = _line(error, arguments)
-            if os.environ.get("SAFEXPLAIN_DEBUG") and said.endswith(DEBUG):
+            message, code = _line(error, arguments)
+            if os.environ.get("SAFEXPLAIN_DEBUG") and message.endswith(DEBUG):
                 raise
         except KeyboardInterrupt:
-            said, code = "interrupted", INTERRUPTED
-        finally:
-            sys.stdout.flush()
-            sys.stdout, sys.stderr = streams
-            warnings.formatwarning = warned
-    if code == INTERRUPTED and terminated:
-        code = TERMINATED
-    if said:
-        _fail(said, code, content if "--json" in arguments else None)
+            message, code = "interrupted", INTERRUPTED
+        if code == INTERRUPTED and terminated:
+            code = TERMINATED
+        if message:
+            line = " ".join(message.split())
+            if "--json" in arguments:
+                print(json.dumps({**content, "error": line, "exit_code": code}))
+            print(line if code in (INTERRUPTED, TERMINATED) else f"error: {line}", file=err)
+        out.flush()
     return code if isinstance(code, int) else 0
 
 
@@ -223,25 +196,22 @@ DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
 """How the line of an unexpected error ends."""
 
 
-class _Unheard:
+class _Pipe:
     """A stream that discards what is written once its reader is gone, as in `safexplain ... | head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._or_nowhere():
-            return self._stream.write(text)
+        self._attempt(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._or_nowhere():
-            self._stream.flush()
+        self._attempt(self._stream.flush)
 
-    @contextmanager
-    def _or_nowhere(self) -> Iterator[None]:
+    def _attempt(self, call: Callable[..., Any], *arguments: str) -> None:
         try:
-            yield
+            call(*arguments)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what is still in the stream's buffer goes there at exit
@@ -264,72 +234,7 @@ def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # usage errors of the parser
-        return _usage(error, arguments), USAGE
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else " ".join(["safexplain", *arguments[:1]])
+        return f"{error.format_message() or 'expected a command'} (see {path} --help)", USAGE
     return f"{type(error).__name__}: {error} {DEBUG}", USAGE
-
-
-def _usage(error: Any, arguments: list[str]) -> str:
-    """The message for a command line that the parser refuses: expected, got, and where to find help."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else " ".join(["safexplain", *arguments[:1]])
-    kind, message, help_ = type(error).__name__, error.format_message().rstrip("."), f"(see {path} --help)"
-    if kind == "NoArgsIsHelpError":
-        typer.echo(error.format_message())
-        return f"expected a command after {path}, got none; choose one of those above"
-    if kind == "NoSuchOption":
-        known = [flag for p in context.command.params for flag in (*p.opts, *p.secondary_opts)] if context else []
-        return f"expected an option of {path}, got {error.option_name}{near(error.option_name, known)} {help_}"
-    if found := re.match(r"No such command '(.*?)'", message):
-        known = list(context.command.commands) if context else []
-        return f"expected a command ({', '.join(known)}), got {found[1]!r}{near(found[1], known)} {help_}"
-    if kind == "MissingParameter" and error.param is not None:
-        return f"expected {_name(error.param)}, got none {help_}"
-    if kind == "BadOptionUsage":
-        return f"expected a value after {error.option_name}, got none {help_}"
-    if found := re.match(r"Got unexpected extra argument\S* \((.*)\)", message):
-        return f"expected no further argument, got {found[1]!r} {help_}"
-    if kind == "BadParameter" and error.param is not None:
-        name, said = _name(error.param), error.message.rstrip(".")
-        given = _given(name, arguments)
-        return f"{name}: expected {_wanted(said) or said}{'' if given is None else f', got {given}'} {help_}"
-    return f"{message} {help_}"
-
-
-def _wanted(message: str) -> str:
-    """What a value must be, from the parser's message; "": not known."""
-    for pattern, wanted in (
-        (r"greater than or equal to (\S+)", "a number of at least {}"),
-        (r"less than or equal to (\S+)", "a number of at most {}"),
-        (r"not in the range (.*)", "a number in the range {}"),
-        (r"valid integer", "a whole number"),
-        (r"valid (?:number|float)", "a number"),
-    ):
-        if found := re.search(pattern, message):
-            return wanted.format(*found.groups())
-    return ""
-
-
-def _given(name: str, arguments: list[str]) -> str | None:
-    """The value typed for an option; None: not found."""
-    for i, word in enumerate(arguments):
-        if word == name and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
-
-
-def _name(parameter: Any) -> str:
-    """An option's flag or an argument's name, as in `--help`."""
-    flag: str = parameter.opts[0]
-    return flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
-
-
-def _fail(message: str, code: int, content: Mapping[str, Any] | None) -> None:
-    """One line on standard error, and an object with `content` on standard output unless that is None."""
-    line = " ".join(message.split())
-    told = [] if content is None else [(sys.stdout, json.dumps({**content, "error": line, "exit_code": code}))]
-    for stream, text in [*told, (sys.stderr, line if code in (INTERRUPTED, TERMINATED) else f"error: {line}")]:
-        heard = _Unheard(stream)
-        heard.write(f"{text}\n")
-        heard.flush()

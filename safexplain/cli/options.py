@@ -1,7 +1,6 @@
 """The options that `audit` and `tune` have in common, and how a command takes them all at once.
 
-Nothing here imports what the options are about: `--help`, completion and usage errors come without PyTorch. What the
-options become is in `cli.run.question`, but for the policy, which `attack` has too.
+Nothing here imports PyTorch; `cli.run.question` reads what the options name.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import (
     DATA,
     EXPLANATION,
@@ -38,12 +36,7 @@ if TYPE_CHECKING:
 
 Arch = Annotated[
     str | None,
-    option(
-        "NETWORK",
-        " timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.",
-        MODEL,
-        autocompletion=completion.architectures,
-    ),
+    option("NETWORK", "timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.", MODEL),
 ]
 TrustPickle = Annotated[bool, option("", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")]
 TrustType = Annotated[
@@ -55,13 +48,7 @@ MaxTpr = Annotated[
     float | None, option("NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
 ]
 Attacks = Annotated[
-    str | None,
-    option(
-        "NAMES",
-        "Attacks to run, separated by commas.  \\[default: all that apply]",
-        POLICY,
-        autocompletion=completion.attacks,
-    ),
+    str | None, option("NAMES", "Attacks to run, separated by commas.  \\[default: all that apply]", POLICY)
 ]
 
 
@@ -86,19 +73,18 @@ class Question:
         option("COLUMN", "Column that is equal for all rows of one person.  \\[default: groups of an .npz file]", DATA),
     ] = None
     slice_by: Annotated[
-        list[str] | None, option("COLUMN", "Column by whose values the report breaks down results. Repeatable.", DATA)
+        list[str] | None, option("COLUMN", "Column whose values break down the report. Repeatable.", DATA)
     ] = None
     drop_copies: Annotated[
-        bool, option("", "Leave out examples of which a copy is on the other side.", DATA, "--drop-copies")
+        bool, option("", "Leave out members that are copies of non-members, and vice versa.", DATA, "--drop-copies")
     ] = False
     explainer: Annotated[
         str | None,
         option(
             "NAMES",
             "Explanation method, or several released together, as IG,Saliency."
-            "  \\[default: IG; FeatureAblation for a classifier of tables]",
+            "  \\[default: IG; for a classifier of tables, one that fits it]",
             EXPLANATION,
-            autocompletion=completion.explainers,
         ),
     ] = None
     option: Annotated[
@@ -109,18 +95,15 @@ class Question:
             EXPLANATION,
         ),
     ] = None
-    output: Annotated[
-        str,
-        option(
-            "NAME", "Model output to explain: probability or logit.", EXPLANATION, autocompletion=completion.outputs
-        ),
-    ] = "probability"
+    output: Annotated[str, option("NAME", "Model output to explain: probability or logit.", EXPLANATION)] = (
+        "probability"
+    )
     references: Annotated[
         str,
         option(
             "N",
-            "Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more of them, and more"
-            " examples, while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
+            "Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more models and examples"
+            " while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
             REFERENCES,
         ),
     ] = ""
@@ -145,49 +128,32 @@ class Question:
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:
-    """A command as the command line knows it: `command(question, **own)` with each option of both by its own name."""
+    """`command(question, **own)` as the command line takes it: each option of both by its own name."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    kinds, only = get_type_hints(Question, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(
-            f.name,
-            only,
-            default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=kinds[f.name],
-        )
-        for f in fields(Question)
-    ]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     @functools.wraps(command)
     def flat(**given: Any) -> int:
         mine = {p.name: given.pop(p.name) for p in own}
         return command(Question(**given), **mine)
 
-    run = next(i for i, p in enumerate(shared) if p.name == "seed")  # own options come before those of every command
-    parameters = [*shared[:run], *(p.replace(kind=only) for p in own), *shared[run:]]
+    parameters = [*inspect.signature(Question, eval_str=True).parameters.values(), *own]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat
 
 
 def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
-    """The policy of the file, or the default one, with the options that were given.
-
-    Raises:
-        InputError, ConfigurationError: as `Policy`.
-    """
+    """The policy of the file, or the default one, with the options that were given; errors as those of `Policy`."""
     from safexplain.audit.attacks.suite import check_suite
     from safexplain.verdict.policy import Policy
 
-    given: dict[str, Any] = {
-        "fpr": fpr,
-        "max_tpr": max_tpr,
-        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
-    }
-    values = {name: value for name, value in given.items() if value is not None}
-    if attacks is not None and not values["suite"]:
-        raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
+    given: dict[str, Any] = {"fpr": fpr, "max_tpr": max_tpr}
+    if attacks is not None:
+        given["suite"] = tuple(name.strip() for name in attacks.split(",") if name.strip())
+        if not given["suite"]:
+            raise ConfigurationError("--attacks: expected names of attacks separated by commas, got nothing")
     start = Policy() if file is None else Policy.from_toml(file)
-    found = replace(start, **values)
+    found = replace(start, **{name: value for name, value in given.items() if value is not None})
     check_suite(found)  # before anything is trained
     return found

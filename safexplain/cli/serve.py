@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from safexplain.cli import completion
 from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of, option
 from safexplain.cli.options import Arch, TrustPickle, TrustType
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
@@ -19,12 +18,9 @@ from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 LIMITS = "Limits"
 """Heading of the options that limit questions."""
 
-LEDGER = "sqlite:///safexplain-ledger.db"
-"""Where questions are counted where nothing else is said: in the working directory."""
-
-_STARTS_WITHIN = 60
-"""Seconds after which a silent worker is started anew. The 5 of uvicorn may be over before PyTorch and a model are
-read, and a worker that is ended before it is ready never is."""
+STARTS_WITHIN = 60
+"""Seconds after which a silent worker is started anew. uvicorn's 5 may be over before PyTorch and a model are read, and
+a worker that is ended before it is ready never is."""
 
 
 def serve_command(
@@ -59,27 +55,16 @@ def serve_command(
     uncertified: Annotated[
         bool, option("", "Serve without a certificate; every answer says so.", EXPLANATION, "--uncertified")
     ] = False,
-    explainer: Annotated[
-        str | None,
-        option("NAME", "Explanation method, with --uncertified.", EXPLANATION, autocompletion=completion.explainers),
-    ] = None,
+    explainer: Annotated[str | None, option("NAME", "Explanation method, with --uncertified.", EXPLANATION)] = None,
     hardening: Annotated[
-        str | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
+        Path | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
     ] = None,
     ledger: Annotated[
         str, option("URL", "Ledger that counts questions: sqlite:///file.db or postgresql://...", LIMITS)
-    ] = LEDGER,
+    ] = "sqlite:///safexplain-ledger.db",
     questions: Annotated[int, option("N", "Distinct questions of a client in a period.", LIMITS, min=1)] = 1000,
     looks: Annotated[int, option("N", "Near-duplicates of one question, itself included.", LIMITS, min=1)] = 5,
-    period: Annotated[
-        str,
-        option(
-            "NAME",
-            "day, week, month or lifetime.",
-            LIMITS,
-            autocompletion=completion.one_of("day", "week", "month", "lifetime"),
-        ),
-    ] = "day",
+    period: Annotated[str, option("NAME", "day, week, month or lifetime.", LIMITS)] = "day",
     public_data: Annotated[
         Path | None, option("PATH", "Public rows that tell near-duplicates from new questions.", LIMITS)
     ] = None,
@@ -102,14 +87,18 @@ def serve_command(
         raise MissingExtraError(
             f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
         ) from error
+    files = {
+        "model": model,
+        "certificate": certificate,
+        "key": key_file,
+        "public_key": public_key,
+        "public": public_data,
+        "columns": columns,
+    }
     given: dict[str, Any] = {
-        "model": str(model.absolute()),
-        "certificate": None if certificate is None else str(certificate.absolute()),
-        "key": None if key_file is None else str(key_file.absolute()),
-        "public_key": None if public_key is None else str(public_key.absolute()),
+        **{name: str(path.absolute()) for name, path in files.items() if path is not None},
         "ledger": ledger,
         "cache": cache,
-        "public": None if public_data is None else str(public_data.absolute()),
         "limits": {"questions": questions, "looks": looks, "period": period},
         "uncertified": uncertified,
         "probabilities": probabilities,
@@ -118,7 +107,6 @@ def serve_command(
         "arch": arch,
         "trust_pickle": trust_pickle,
         "trust_types": trust_type or None,
-        "columns": None if columns is None else str(columns.absolute()),
         "input_range": None if input_range is None else _range(input_range),
         "name": name,
         "watch": watch,
@@ -126,7 +114,7 @@ def serve_command(
     }
     settings = json.dumps({key: value for key, value in given.items() if value is not None})
     os.environ[SETTINGS] = settings
-    with Service.from_environment() as service:  # one that cannot be served is refused before anybody is listened to
+    with Service.from_environment() as service:  # what cannot be served is refused before anything listens
         found = service.ready()
     typer.echo(_sentence(found, given, host, port), err=True)
     listening: dict[str, Any] = {
@@ -135,7 +123,7 @@ def serve_command(
         "log_config": _logging(audit_log),
         "server_header": False,
         "timeout_keep_alive": 30,
-        "timeout_worker_healthcheck": _STARTS_WITHIN,
+        "timeout_worker_healthcheck": STARTS_WITHIN,
         "access_log": False,
     }
     if workers == 1:
@@ -159,13 +147,11 @@ def _sentence(found: dict[str, Any], given: dict[str, Any], host: str, port: int
     )
 
 
-def _text(hardening: str) -> str:
-    if hardening.lstrip().startswith("{"):
-        return hardening
+def _text(hardening: Path) -> str:
     try:
-        return Path(hardening).read_text()
-    except OSError as error:
-        raise InputError(f"--hardening {hardening}: {error.strerror or error}") from None
+        return hardening.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--hardening {hardening}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _range(text: str) -> list[float]:
@@ -180,25 +166,22 @@ def _range(text: str) -> list[float]:
 
 def _logging(audit_log: Path | None) -> dict[str, Any]:
     """Sentences to standard error; the audit log, bare JSON lines, there or to its file."""
-    plain = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
-    lines: dict[str, Any] = {**plain, "formatter": "bare"}
-    if audit_log is not None:
-        lines = {
-            "class": "logging.handlers.WatchedFileHandler",
-            "filename": str(audit_log.absolute()),
-            "formatter": "bare",
-        }
-    loggers: dict[str, Any] = {
-        "uvicorn": {"handlers": ["plain"], "level": "INFO", "propagate": False},
-        "uvicorn.error": {"level": "INFO"},
-        "safexplain": {"handlers": ["plain"], "level": "INFO", "propagate": False},
-        "safexplain.serve.audit": {"handlers": ["lines"], "level": "INFO", "propagate": False},
-    }
     logging.captureWarnings(True)
+    plain: dict[str, Any] = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
+    lines = {**plain, "formatter": "bare"}
+    if audit_log is not None:
+        kind = "logging.handlers.WatchedFileHandler"
+        lines = {"class": kind, "filename": str(audit_log.absolute()), "formatter": "bare"}
+    own = {"handlers": ["plain"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}, "bare": {"format": "%(message)s"}},
         "handlers": {"plain": plain, "lines": lines},
-        "loggers": loggers,
+        "loggers": {
+            "uvicorn": own,
+            "uvicorn.error": {"level": "INFO"},
+            "safexplain": own,
+            "safexplain.serve.audit": {**own, "handlers": ["lines"]},
+        },
     }

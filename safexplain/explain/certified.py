@@ -199,7 +199,7 @@ def load_audited(
     else:
         _row_of(kind, certificate.method, path)
     if certificate.verdict != "certified" and not uncertified:
-        raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
+        raise CertificateError(f"{path} certifies nothing. {certificate.sentence}")
     if certificate.judgement.policy.release == "prediction":
         raise CertificateError(f"{path} is about predictions alone, and certifies no explanation; audit what is served")
     if problems := compatibility(certificate.environment, certificate.libraries).problems:

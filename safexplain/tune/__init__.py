@@ -1,10 +1,10 @@
-"""The search for a release: which hardening, of which explainer options, tells least and keeps most.
+"""The search for a release: which hardening and which explainer options leak least and keep most.
 
-`space` says what may be tried: what stands in the slots of a `Hardening`, and the options of catalog rows. `natives`
-asks every model once for its native maps; `objectives` hardens them and measures utility and leak, on examples of the
-selection split only. `study` walks through the space with Optuna, keeps what it found on disk, and has the point that
-it chose confirmed by `audit` on examples that chose nothing. `result` is what is measured: points, their
-front, the chosen one; `tuned` what comes out, with its confirmation; `page` shows it.
+`space` lists what may be tried: steps of a `Hardening`, and options of catalog rows. `natives` asks each model once for
+its native maps; `objectives` hardens them and measures utility and leak, on examples of the selection split only.
+`study` walks through the space with Optuna, keeps its results on disk, and has the chosen point confirmed by `audit` on
+other examples. `result` has what is measured: points, their front, the chosen one; `tuned` what comes out, with its
+confirmation; `page` shows it, and `cost` plans it.
 """
 
 from safexplain.tune.result import Point as Point

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks.base import Threshold, references_for
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio, likelihood_ratios
+from safexplain.audit.attacks.scoring import scores_of
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import is_judged
@@ -51,28 +50,14 @@ class Leakage:
 
     An attack counts where it is seen to add something on models that play the target (as `Stacked` decides it); that of
     all scores together counts in any case, so that a small leak is told from none.
-
-    Args:
-        excess: mean over targets and over `FPRS` of its TPR less that of the label; at least 0, for nobody has to use
-            an explanation.
-        error: standard error of that, by resampling examples and targets together; also where the excess is 0, where
-            it tells how much could have gone unseen.
-        attack: its name and signal; "" where none adds anything.
-        targets: models that were attacked.
     """
 
-    excess: float
-    error: float
-    attack: str
-    targets: int
-
-
-class _Found(NamedTuple):
-    """Scores of an attack and of the baseline for the same targets, (t, n) each."""
-
-    name: str
-    scores: Array
-    baseline: Array
+    excess: (
+        float  # mean over targets and `FPRS` of its TPR less the label's; at least 0: nobody has to use explanations
+    )
+    error: float  # standard error, by resampling examples and targets together; also where the excess is 0
+    attack: str  # its name and signal; "" where none adds anything
+    targets: int  # models that were attacked
 
 
 class LeakMeter:
@@ -133,51 +118,45 @@ class LeakMeter:
             maps: (m, n, d) released.
             targets: models that are attacked, of `self.targets`.
         """
-        found = self._attacks(values, maps, targets)
-        if not found:
-            return Leakage(0.0, 0.0, "", len(targets))
-        best = max(found, key=lambda one: self._mean(one, targets))
-        mean, error = self._mean(best, targets), self._error(best, targets)
-        return Leakage(max(mean, 0.0), error, best.name if mean > 0 else "", len(targets))
-
-    def _attacks(
-        self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]
-    ) -> list[_Found]:
-        """The attacks that add something on models that play the target, and all scores stacked in any case."""
         signals = Signals(self.membership, {**self._known, **values}, maps, {})
         rows = [
             row
             for row in map(_fast, fitting(signals, self.policy))
             if row is not None and (row.baseline or is_judged(row.role, self.policy, "excess"))
         ]
-        reads = [*self.players, *targets]
+        reads, baseline = [*self.players, *targets], None
         columns: dict[SuiteRow, Array] = {}
-        playing, found, baseline = len(self.players), [], None
+        adding: dict[str, Array] = {}
         for row in rows:
-            everything = row is rows[-1] and not row.baseline
-            scores, adds = self._stack(row, signals, columns, reads, always=everything)
+            scores, adds = self._stack(row, signals, columns, reads, always=row is rows[-1] and not row.baseline)
             if row.baseline:
-                baseline = scores[playing:]
+                baseline = scores[len(self.players) :]
             elif adds:
-                found.append((f"{row.name} on {row.title_signal}", scores[playing:]))
+                adding[f"{row.name} on {row.signal}"] = scores[len(self.players) :]
         if baseline is None:
             raise InputError("the labels of the models are not known, and a leak is what is added to them")
-        return [_Found(name, scores, baseline) for name, scores in found]
+        if not adding:
+            return Leakage(0.0, 0.0, "", len(targets))
+        members = self.membership[list(targets)]
+        of_baseline = np.array([rates(s, member) for s, member in zip(baseline, members, strict=True)])
+        means = {
+            name: float(np.mean([rates(s, member) for s, member in zip(found, members, strict=True)] - of_baseline))
+            for name, found in adding.items()
+        }
+        best = max(means, key=means.__getitem__)
+        error = self._error(adding[best], baseline, members)
+        return Leakage(max(means[best], 0.0), error, best if means[best] > 0 else "", len(targets))
 
     def _stack(
-        self,
-        row: SuiteRow,
-        signals: Signals,
-        columns: dict[SuiteRow, Array],
-        reads: Sequence[int],
-        always: bool = False,
+        self, row: SuiteRow, signals: Signals, columns: dict[SuiteRow, Array], reads: Sequence[int], always: bool
     ) -> tuple[Array, bool]:
         """(reads, n) scores of a stack that is fitted on the players, and whether it adds to its first column."""
         for column in row.columns:
             if column not in columns:
-                stacked = bool(column.columns)
                 columns[column] = (
-                    self._stack(column, signals, columns, reads)[0] if stacked else self._column(column, signals, reads)
+                    self._stack(column, signals, columns, reads, always=False)[0]
+                    if column.columns
+                    else self._column(column, signals, reads)
                 )
         features = np.stack([columns[column] for column in row.columns], axis=-1)
         assert isinstance(row.attack, Stacked)
@@ -187,33 +166,22 @@ class LeakMeter:
 
     def _column(self, row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
         """(reads, n) scores by an attack that is no stack; what no explanation changes is kept."""
-        if not row.role.startswith("explanation"):
-            kept = self._of_known.setdefault(row, {})
-            if missing := [read for read in reads if read not in kept]:
-                kept |= dict(zip(missing, leave_one_out(row, signals, missing), strict=True))
-            return np.stack([kept[read] for read in reads])
-        return leave_one_out(row, signals, reads)
+        everyone = np.arange(len(self.membership))
+        if row.explains:
+            return scores_of(row, signals, reads, everyone)
+        kept = self._of_known.setdefault(row, {})
+        if missing := [read for read in reads if read not in kept]:
+            kept |= dict(zip(missing, scores_of(row, signals, missing, everyone), strict=True))
+        return np.stack([kept[read] for read in reads])
 
-    def _mean(self, found: _Found, targets: Sequence[int]) -> float:
-        """Mean excess."""
-        each = [
-            rates(attack, self.membership[target]) - rates(base, self.membership[target])
-            for attack, base, target in zip(found.scores, found.baseline, targets, strict=True)
+    def _error(self, scores: Array, baseline: Array, members: Bools) -> float:
+        """Standard error of the mean excess of (targets, n) scores: examples and targets are drawn again."""
+        drawn = [
+            resampled_rates(attack, member, self._weights) - resampled_rates(base, member, self._weights)
+            for attack, base, member in zip(scores, baseline, members, strict=True)
         ]
-        return float(np.mean(each))
-
-    def _error(self, found: _Found, targets: Sequence[int]) -> float:
-        """Standard error of the mean excess: examples and targets are drawn again, with replacement."""
-        each = np.stack(
-            [
-                resampled_rates(attack, self.membership[target], self._weights)
-                - resampled_rates(base, self.membership[target], self._weights)
-                for attack, base, target in zip(found.scores, found.baseline, targets, strict=True)
-            ],
-            axis=1,
-        )
-        draws = (self._drawn_targets[:, : len(targets)] * len(targets)).astype(np.int64)
-        return float(np.take_along_axis(each, draws, axis=1).mean(1).std(ddof=1))
+        at = (self._drawn_targets[:, : len(members)] * len(members)).astype(np.int64)
+        return float(np.take_along_axis(np.stack(drawn, axis=1), at, axis=1).mean(1).std(ddof=1))
 
 
 def _fast(row: SuiteRow) -> SuiteRow | None:
@@ -225,21 +193,6 @@ def _fast(row: SuiteRow) -> SuiteRow | None:
     if not kept or (not row.baseline and len(kept) < 2):
         return None
     return replace(row, columns=kept)
-
-
-def leave_one_out(row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
-    """(reads, n) scores by one attack of what each of `reads` released, all other models being its references."""
-    membership, everyone = signals.membership, np.arange(len(signals.membership))
-    if isinstance(row.attack, LikelihoodRatio):
-        name, _, view = row.signal.partition(":")
-        of_parts = VIEWS.get(view)
-        values = values_of(signals, name if of_parts else row.signal)
-        return likelihood_ratios(row.attack, values, membership, everyone, reads, of_parts)
-    values = values_of(signals, row.signal)
-    if isinstance(row.attack, Threshold):
-        return np.stack([row.attack(values[read]) for read in reads])
-    others = [references_for(read, everyone, membership) for read in reads]
-    return np.stack([row.attack(values[read], values[o], membership[o]) for read, o in zip(reads, others, strict=True)])
 
 
 def rates(scores: Array, member: Bools) -> float:

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safexplain._files import PieceStore
-from safexplain._progress import Progress, silent
-from safexplain.audit.run import Method
-from safexplain.errors import InputError
+from safexplain._progress import Progress, named, silent
+from safexplain.audit.asked import Predictions, explain
+from safexplain.audit.population import Population
+from safexplain.audit.question import Method, Release
+from safexplain.audit.store import Store
 from safexplain.explain.feature_groups import find_groups, harden_groups
 from safexplain.hardening.hardening import Hardening
-from safexplain.outputs import Probability
 
 MOST_KEPT = 1 << 30
-"""Bytes of native maps held in memory; above it, the set of options that was used longest ago is computed again."""
-
-LONG = 2.0
-"""Seconds from which on the maps of a set of options are kept on disk too, where the study is."""
+"""Bytes of native maps held in memory; above it, the set of options that was used longest ago is asked for again."""
 
 AFTER = ("interpolate_mode",)
 """Options that only enlarge what was released, after hardening: maps are compared before."""
@@ -39,59 +35,40 @@ AFTER = ("interpolate_mode",)
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """Native maps of one explainer.
+    """Native maps of one explainer."""
 
-    Args:
-        values: (m, n, ...) float32 on the CPU.
-        groups: (1 or n, d) the group of each place of a map, of `feature_groups`; None: each place by itself.
-    """
-
-    values: Tensor
-    groups: Tensor | None = None
+    values: Tensor  # (m, n, ...) float32 on the CPU
+    groups: Tensor | None = None  # (1 or n, d) of each place of a map, of `feature_groups`; None: each by itself
 
 
 class Natives:
-    """Asks models for native maps.
+    """Asks m models for native maps about n examples, of the classes that `predictions` say.
 
-    Args:
-        models: m models, the audited one first.
-        x: (n, ...) examples.
-        labels: (m, n) int64, the class that each model predicts, which is explained.
-        methods: explainers that are released together.
-        softmax: whether `Probability` goes over the models.
-        batch_size: examples a call.
-        seed: of explainers that draw at random, and of noise.
-        folder: where maps are kept that took long; None: nowhere.
-        identity: of models and examples, which names the files.
-        progress: told about each model, where it takes long.
+    `softmax` says whether `Probability` goes over the models, `seed` is of explainers that draw at random and of noise.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
-        x: Tensor,
-        labels: Tensor,
+        population: Population,
+        predictions: Predictions,
         methods: Sequence[Method],
         *,
         softmax: bool,
         batch_size: int = 256,
         seed: int = 0,
-        folder: Path | None = None,
-        identity: str = "",
+        store: Store | None = None,
         progress: Progress = silent,
     ) -> None:
-        self.models, self.x, self.labels, self.methods = tuple(models), x.cpu(), labels, tuple(methods)
+        self.models, self.population, self.methods = tuple(models), population, tuple(methods)
+        self.x, self.labels = population.x.cpu(), torch.from_numpy(predictions.label).long()
         self.softmax, self.batch_size, self.seed = softmax, batch_size, seed
-        self._store = None if folder is None else PieceStore(folder, "native maps")
-        self._identity, self._progress = identity, progress
+        self._predictions, self._store, self._progress = predictions, store, progress
         self._kept: dict[str, tuple[Maps, ...]] = {}
         self._key = hashlib.blake2b(f"tune {seed}".encode(), digest_size=32).digest()
 
     def maps(self, options: Mapping[str, Mapping[str, Any]]) -> tuple[Maps, ...]:
-        """Native maps of every explainer.
-
-        Args:
-            options: name of an explainer -> arguments that replace those of the method.
+        """Native maps of every explainer, with options by its name that replace those of the method.
 
         Raises:
             InputError: an explanation fails, or is not finite.
@@ -100,20 +77,32 @@ class Natives:
         if name in self._kept:
             self._kept[name] = self._kept.pop(name)  # used last
             return self._kept[name]
-        found = tuple(self._of(method, dict(options.get(method.name, {}))) for method in self.methods)
-        self._kept[name] = found
+        methods = []
+        for m in self.methods:
+            arguments = {**m.arguments, **options.get(m.name, {})}
+            methods.append(m._replace(arguments={k: v for k, v in arguments.items() if k not in AFTER}))
+        drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.seed)
+        found = explain(
+            self.models,
+            self.population,
+            self._predictions,
+            [drawing] * len(self.models),
+            batch_size=self.batch_size,
+            store=self._store,
+            progress=named(self._progress, "native maps"),
+        )
+        sizes = [math.prod(shape) for shape in found.shapes]
+        split = torch.split(torch.from_numpy(np.asarray(found.maps[1])), sizes, dim=2)
+        each = [part.reshape(*part.shape[:2], *shape) for part, shape in zip(split, found.shapes, strict=True)]
+        made = tuple(Maps(v, self._groups(m, v)) for m, v in zip(methods, each, strict=True))
+        self._kept[name] = made
         while len(self._kept) > 1 and sum(4 * m.values.numel() for k in self._kept.values() for m in k) > MOST_KEPT:
             self._kept.pop(next(iter(self._kept)))
-        return found
+        return made
 
     def release(self, maps: Sequence[Maps], hardening: Hardening, models: Sequence[int] | None = None) -> list[Tensor]:
-        """What a hardening makes of native maps, (models, n, ...) for each explainer.
-
-        Args:
-            maps: as `self.maps` gives them.
-            hardening: noise is drawn under this search's key, independently for each model.
-            models: indices; None: all.
-        """
+        """What a hardening makes of native maps of these models (None: all), (models, n, ...) for each explainer; noise
+        is drawn under this search's key, independently for each model."""
         hardening = hardening.with_key(self._key)
         chosen = list(range(len(self.models)) if models is None else models)
         return [self._harden(one, name.name, hardening, chosen) for one, name in zip(maps, self.methods, strict=True)]
@@ -144,54 +133,12 @@ class Natives:
             out[i] = harden_groups((values[i],), maps.groups, of_rows)[0]
         return out
 
-    def _of(self, method: Method, options: dict[str, Any]) -> Maps:
-        arguments = {k: v for k, v in {**method.arguments, **options}.items() if k not in AFTER}
-        name = hashlib.sha256(
-            json.dumps([self._identity, method.name, arguments], sort_keys=True, default=repr).encode()
-        )
-        file = f"{name.hexdigest()}.npy"
-        if self._store is not None and (kept := self._store.load(file, _read)) is not None:
-            return Maps(kept, self._groups(method, arguments, kept))
-        began = time.monotonic()
-        values = self._ask(method, arguments, name.digest())
-        if self._store is not None and time.monotonic() - began > LONG:
-            self._store.save(file, lambda path: _write(path, values))
-        return Maps(values, self._groups(method, arguments, values))
-
-    def _ask(self, method: Method, arguments: dict[str, Any], name: bytes) -> Tensor:
-        """(m, n, ...) maps; what draws at random draws the same for the same options."""
-        asked, found = method._replace(arguments=arguments), []
-        with torch.random.fork_rng([]):
-            state = np.random.get_state()  # noqa: NPY002 - what explainers draw from
-            try:
-                torch.manual_seed(int.from_bytes(name[:4], "little"))
-                np.random.seed(int.from_bytes(name[4:8], "little"))  # noqa: NPY002
-                for i, model in enumerate(self.models):
-                    place = next((p.device for p in model.parameters()), self.x.device)
-                    forward = Probability(model) if self.softmax else model
-                    parts = [
-                        asked(forward, Hardening.none(), x.to(place), label.to(place)).detach().float().cpu()
-                        for x, label in zip(
-                            torch.split(self.x, self.batch_size),
-                            torch.split(self.labels[i], self.batch_size),
-                            strict=True,
-                        )
-                    ]
-                    found.append(torch.cat(parts))
-                    self._progress("native maps", i + 1, len(self.models))
-            finally:
-                np.random.set_state(state)  # noqa: NPY002
-        maps = torch.stack(found)
-        if not bool(torch.isfinite(maps).all()):
-            raise InputError(f"{method.name} gives maps that are not finite with {arguments}")
-        return maps
-
-    def _groups(self, method: Method, arguments: dict[str, Any], values: Tensor) -> Tensor | None:
+    def _groups(self, method: Method, values: Tensor) -> Tensor | None:
         """As hardened classes group the places of a map, where a mask or a window is among the arguments."""
         row = getattr(method.make, "row", None)
         if row is None or row.of != "input" or values.shape[2:] != self.x.shape[1:]:
             return None
-        found = find_groups(row.options(self.x, arguments), (self.x,))
+        found = find_groups(row.options(self.x, method.arguments), (self.x,))
         if found is None:
             return None
         groups = found.canonical((self.x,))
@@ -200,10 +147,19 @@ class Natives:
         return groups
 
 
-def _read(path: Path) -> Tensor:
-    return torch.from_numpy(np.load(path, allow_pickle=False))
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """A release whose explainers draw at random from the same seed each time, and leave the generators alone."""
 
+    release: Release
+    seed: int
 
-def _write(path: Path, values: Tensor) -> None:
-    with path.open("wb") as file:
-        np.save(file, values.numpy())
+    def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
+        with torch.random.fork_rng([]):
+            state = np.random.get_state()  # noqa: NPY002 - what explainers draw from
+            try:
+                torch.manual_seed(self.seed)
+                np.random.seed(self.seed % 2**32)  # noqa: NPY002
+                return self.release(model, x, target)
+            finally:
+                np.random.set_state(state)  # noqa: NPY002

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain.audit.collect import SUMMARIES, summarise
+from safexplain.audit.asked import SUMMARIES, summarise
 from safexplain.audit.usefulness import utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import faithfulness
@@ -44,17 +44,11 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """Measures releases.
-
-    Args:
-        natives: of all models.
-        meter: of the same models and examples.
-        model: the audited one, which is asked whether named features carry its prediction.
-    """
+    """Measures releases of some models about some examples."""
 
     natives: Natives
     meter: LeakMeter
-    model: nn.Module
+    model: nn.Module  # the audited one, for faithfulness
 
     def kept(self, hardening: Hardening, options: Options) -> Kept:
         """How much a release keeps of the native maps that the search's own options give.
@@ -74,13 +68,9 @@ class Objectives:
                     f"with these options maps have the shape {tuple(maps.shape[2:])}, the native ones"
                     f" {tuple(values.shape[2:])}: they cannot be compared"
                 )
-            found.append(utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy()))
-        return Kept(
-            float(np.mean([u.top_overlap for u in found])),
-            float(np.mean([u.rank_correlation for u in found])),
-            float(np.mean([u.cosine for u in found])),
-            float(np.mean([u.sign_errors for u in found])),
-        )
+            u = utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy())
+            found.append((u.top_overlap, u.rank_correlation, u.cosine, u.sign_errors))
+        return Kept(*np.mean(found, axis=0).tolist())
 
     def measured(
         self,
@@ -92,18 +82,8 @@ class Objectives:
         hopeless: Callable[[float, float], bool] = lambda utility, leak: False,
         name: str = "",
     ) -> Point:
-        """The point of a release: its leak by few targets, by more where it may be on the front, and faithfulness.
-
-        Noise is averaged away, and left as it is where that is released: the larger of the two leaks counts.
-
-        Args:
-            number: of the trial.
-            hardening: what is released.
-            options: of the explainers.
-            kept: as `kept` gives it.
-            hopeless: whether another point dominates one of this utility that leaks at least so much.
-            name: of the point.
-        """
+        """The point of a release: its leak by few targets, by more unless it is `hopeless` (utility, least leak), and
+        faithfulness. The leak is the larger of two: with the noise averaged away, and as it is."""
         natives = self.natives.maps(options)
         views = [hardening] if hardening.noise is None else [hardening.without_noise(), hardening]
         released = [self.natives.release(natives, view) for view in views]
@@ -111,21 +91,18 @@ class Objectives:
         return self.point(number, hardening, self.plain_options(options), kept, leak, released[-1], name)
 
     def plain_options(self, options: Options) -> dict[str, Any]:
-        """As a point has them: without the name of the explainer, where there is one."""
+        """As a point has them: without the name of the explainer if there is only one."""
         named = {name: dict(of) for name, of in options.items() if of}
         return named if len(self.natives.methods) > 1 else next(iter(named.values()), {})
 
     def leak_of(self, views: Sequence[Sequence[Tensor]], hopeless: Callable[[float], bool]) -> Leakage:
-        """The larger leak of several views of the same release, of few targets where these show that it is hopeless."""
+        """The larger leak of several views of the same release; by few targets, if these show that it is hopeless."""
         signals = [self._signals(maps) for maps in views]
-        worst = None
-        for targets in (self.meter.targets[:FEW], self.meter.targets[:MANY]):
-            found = [self.meter.excess(*one, targets) for one in signals]
-            worst = max(found, key=lambda one: one.excess)
-            if len(targets) == len(self.meter.targets[:MANY]) or hopeless(worst.excess - 2 * NORMAL * worst.error):
-                break
-        assert worst is not None
-        return worst
+        few, many = self.meter.targets[:FEW], self.meter.targets[:MANY]
+        worst = max((self.meter.excess(*one, few) for one in signals), key=lambda one: one.excess)
+        if len(few) == len(many) or hopeless(worst.excess - 2 * NORMAL * worst.error):
+            return worst
+        return max((self.meter.excess(*one, many) for one in signals), key=lambda one: one.excess)
 
     def point(
         self,
@@ -147,12 +124,9 @@ class Objectives:
             leak=leak.excess,
             leak_error=leak.error,
             utility=kept.utility,
-            overlap=kept.overlap,
-            rank_correlation=kept.rank_correlation,
-            cosine=kept.cosine,
             deletion=deletion,
             insertion=insertion,
-            sign_errors=kept.sign_errors,
+            **asdict(kept),
             attack=leak.attack,
             targets=leak.targets,
             name=name,

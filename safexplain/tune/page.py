@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -19,42 +18,19 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from safexplain._files import write_whole
-from safexplain.audit.report import maps, words
-from safexplain.audit.report.figures import CHANCE, INK, LABEL, LIMIT, MUTED, STRONG, drawn, plain
+from safexplain.audit.report import maps
+from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, drawn, plain
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Examples, Point, Study
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.result import AuditResult
 
-SIZE = (5.2, 4.2)
-"""Of the plot, in inches."""
+SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)
+"""Of the plot, in inches, and of its axes in it."""
 
-PLACE = (0.12, 0.13, 0.855, 0.85)
-"""Of its axes."""
-
-LETTER, LINE = 5.3, 12.0
-"""Width and height of a letter of a label, in points."""
-
-AROUND = (
-    (9, 0, "left"),
-    (-9, 0, "right"),
-    (0, 12, "center"),
-    (0, -12, "center"),
-    (9, 11, "left"),
-    (9, -11, "left"),
-    (-9, 11, "right"),
-    (-9, -11, "right"),
-    (12, 22, "left"),
-    (12, -22, "left"),
-    (-12, 22, "right"),
-    (-12, -22, "right"),
-    (14, 34, "left"),
-    (-14, 34, "right"),
-    (14, 46, "left"),
-    (-14, 46, "right"),
-)
-"""Where a label may stand beside its point: right, up (in points) and alignment, the best place first."""
+MARKERS = ("D", "s", "^", "v")
+"""Of the points of comparison; the chosen one has a star."""
 
 MOST_FEATURES = 10
 """Columns of a table that are shown of an example."""
@@ -62,25 +38,23 @@ MOST_FEATURES = 10
 FIRST_ROWS = 12
 """Rows of the table that are not folded away."""
 
-SIZES = {
-    "selection": "Examples that chose",
-    "certification": "Examples of the verdict",
-    "models": "Models that were asked",
-    "targets": "Models in the target's place",
-}
-"""What `Study.sizes` counts."""
+Picture = tuple[str, list[tuple[str, str, bool]]]
+"""Caption of an image, and its pictures, the input first: name, URI, and whether it is the chosen release."""
+
+Named = list[tuple[str, NDArray[np.float32], bool]]
+"""Name of a release, its maps (k, ...), and whether it is the chosen one."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: a point, how it is called and written, and what it is in this search."""
+    """A line of the table."""
 
     point: Point
     name: str
-    says: str
+    says: str  # the release in Python
     chosen: bool
     on_front: bool
-    compared: bool
+    compared: bool  # a point that the search is compared with
 
     @property
     def leak(self) -> str:
@@ -95,20 +69,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An example of an image under each release: name -> data URI, the input first."""
-
-    caption: str
-    row: tuple[tuple[str, str, bool], ...]
-
-
-@dataclass(frozen=True)
 class Bars:
     """An example of a table: its most important columns, and a signed bar of each under each release."""
 
     caption: str
-    names: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[str, str, tuple[float, ...]], ...]
+    names: tuple[tuple[str, bool], ...]  # of the releases, and which is the chosen one
+    rows: tuple[tuple[str, str, tuple[float, ...]], ...]  # column, value, length of each bar in [-1, 1]
     left_out: int
 
 
@@ -141,50 +107,38 @@ def _rounded(value: Any) -> Any:
 
 
 def chosen_words(study: Study, front: tuple[Point, ...], chosen: Point | None, within: bool) -> tuple[str, ...]:
-    """What was chosen and why, in plain sentences.
-
-    Args:
-        study: what was searched.
-        front: its front.
-        chosen: the chosen point; None: nothing was measured.
-        within: whether its leak is surely within the allowance.
-    """
+    """What was chosen and why, in plain sentences; `within`: whether its leak is surely within the allowance."""
     allowed = f"{100 * study.allowance:.3g} percentage points"
     if chosen is None:
         return ("No release was measured, so none could be chosen.",)
     number = f"{100 * chosen.leak:.1f} points (at most {100 * chosen.upper:.1f} with 95% confidence)"
     called = words.capital(name_of(chosen))
+    said = (
+        f"No release that was tried is surely within the {allowed} that the policy allows. {called} leaks least: it is"
+        f" estimated at {number}, at a utility of {chosen.utility:.2f}. More examples or more trials may find a better"
+        " one."
+    )
     if within:
-        sentences = [
+        said = (
             f"{called} was chosen: of the releases whose leak is surely within the {allowed} that the policy allows, it"
             f" keeps most of the native explanation (utility {chosen.utility:.2f}). Its leak is estimated at {number}."
-        ]
-    else:
-        sentences = [
-            f"No release that was tried is surely within the {allowed} that the policy allows. {called} leaks least: it"
-            f" is estimated at {number}, at a utility of {chosen.utility:.2f}. More examples or more trials may find a"
-            " better one."
-        ]
-    return (*sentences, *_against_public(study, chosen))
-
-
-def _against_public(study: Study, chosen: Point) -> tuple[str, ...]:
-    """Whether the chosen release is worth its risk: whether it is more faithful than models of public data are."""
+        )
     public = study.reference.get("public models")
     if public is None:
-        return (
-            "Models of public data were not given. What such models say tells nothing about members, so a hardening is"
-            " worth its risk only if it is more faithful to the model than they are; compare before you release it.",
+        return said, (
+            "No models of public data were given. Such models reveal nothing about members, so a hardening is only"
+            " worth its risk if it is more faithful to the model than they are: compare before you release it."
         )
     if chosen.deletion is None or public.deletion is None:
-        return ()
-    start = (
-        "Models of public data tell nothing about members by construction. Removing what they name lowers the predicted"
-        f" probability by {public.deletion:.2f}; removing what the chosen release names, by {chosen.deletion:.2f}:"
+        return (said,)
+    worth = "more faithful than what costs no risk at all."
+    if chosen.deletion <= public.deletion:
+        worth = "not more faithful, so release their explanations instead (PublicExplainer)."
+    return said, (
+        "Models of public data reveal nothing about members by construction. Removing the features that they name"
+        f" lowers the predicted probability by {public.deletion:.2f}; removing those that the chosen release names, by"
+        f" {chosen.deletion:.2f}: it is {worth}"
     )
-    if chosen.deletion > public.deletion:
-        return (f"{start} it is more faithful than what costs no risk at all.",)
-    return (f"{start} it is not more faithful, so release their explanations instead (PublicExplainer).",)
 
 
 def table_rows(study: Study, front: tuple[Point, ...], chosen: Point | None) -> list[Row]:
@@ -232,136 +186,62 @@ def pareto_figure(study: Study, front: tuple[Point, ...], chosen: Point | None) 
         axes.set_xlabel("utility: agreement with the native explanation", color=INK, labelpad=6)
         axes.set_ylabel("leak, in points", color=INK, labelpad=4)
         axes.axhline(100 * study.allowance, color=LIMIT, linewidth=1.2, linestyle=(0, (4.5, 2)), zorder=2)
-        axes.plot(*_places(study.points), color=MUTED, marker="o", markersize=4.2, linestyle="", zorder=3)
-        axes.plot(*_places(front), color=STRONG, marker="o", markersize=4.2, linewidth=1.8, zorder=4)
-        for _, p, mark in named:
-            low, high = bounds(p)
-            axes.plot(
-                [p.utility] * 2, [100 * low, 100 * high], color=STRONG if mark else CHANCE, linewidth=1.4, zorder=5
-            )
-            marker, size = ("*", 15) if mark else ("D", 6.5)
-            axes.plot(
-                [p.utility], [100 * p.leak], color=STRONG if mark else LABEL, marker=marker, markersize=size, zorder=6
-            )
-        lines = [([p.utility] * 2, [100 * b for b in bounds(p)]) for _, p, _ in named]
-        lines += [_places(front), (list(axes.get_xlim()), [100 * study.allowance] * 2)]
-        _label(axes, [(name, p.utility, 100 * p.leak, mark) for name, p, mark in named], _places(shown), lines)
+        for points, colour, line in ((study.points, MUTED, ""), (front, STRONG, "-")):
+            x, y = [p.utility for p in points], [100 * p.leak for p in points]
+            axes.plot(x, y, color=colour, linestyle=line, marker="o", markersize=4.2, linewidth=1.8, zorder=3)
+        for (name, p, mark), marker in zip(named, cycle(MARKERS)):
+            colour, shape, size = (STRONG, "*", 15.0) if mark else (LABEL, marker, 6.5)
+            axes.plot([p.utility] * 2, [100 * b for b in bounds(p)], color=colour, linewidth=1.4, zorder=5)
+            at = [p.utility], [100 * p.leak]
+            axes.plot(*at, color=colour, linestyle="", marker=shape, markersize=size, label=name, zorder=6)
+        if named:
+            colours = [STRONG if mark else LABEL for *_, mark in named]
+            axes.legend(loc="best", frameon=False, fontsize=10, labelcolor=colours, handletextpad=0.3)
 
     return drawn(draw, SIZE, PLACE, "pareto", "pareto")
 
 
-def _places(points: Any) -> tuple[list[float], list[float]]:
-    return [p.utility for p in points], [100 * p.leak for p in points]
-
-
-def _label(
-    axes: Axes,
-    named: list[tuple[str, float, float, bool]],
-    places: tuple[list[float], list[float]],
-    lines: list[tuple[list[float], list[float]]],
-) -> None:
-    """Write each name where it covers least: other names weigh most, then the frame, then points and lines."""
-    dots = 72 / axes.figure.get_dpi()
-
-    def on_paper(x: list[float], y: list[float]) -> NDArray[np.float64]:
-        at: NDArray[np.float64] = axes.transData.transform(np.column_stack((x, y))) * dots
-        return at
-
-    step = np.linspace(0, 1, 40)[:, None]
-    pairs = [(a, b) for line in lines for a, b in pairwise(on_paper(*line)) if len(line[0]) > 1]
-    points = np.concatenate([on_paper(*places), *(a + step * (b - a) for a, b in pairs)])
-    left, bottom, right, top = (np.asarray(axes.get_window_extent().extents) * dots).tolist()
-    taken: list[tuple[float, float, float, float]] = []
-    for name, x, y, mark in sorted(named, key=lambda one: not one[3]):
-        cx, cy = on_paper([x], [y])[0].tolist()
-        wide = LETTER * len(name)
-
-        def box(dx: float, dy: float, align: str) -> tuple[float, float, float, float]:
-            start = cx + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]  # noqa: B023
-            return start, cy + dy - LINE / 2, start + wide, cy + dy + LINE / 2  # noqa: B023
-
-        def cost(place: tuple[float, float, str]) -> float:
-            a = box(*place)
-            words_covered = sum(min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1]) for b in taken)
-            outside = a[0] < left or a[2] > right or a[1] < bottom or a[3] > top
-            covered = int(((points > (a[0], a[1])) & (points < (a[2], a[3]))).all(1).sum())
-            return float(100 * words_covered + 60 * outside + covered + 0.4 * AROUND.index(place))
-
-        dx, dy, align = best = min(AROUND, key=cost)
-        taken.append(box(*best))
-        axes.annotate(
-            name,
-            (x, y),
-            (dx, dy),
-            textcoords="offset points",
-            ha=align,
-            va="center",
-            color=STRONG if mark else LABEL,
-            fontsize=10,
-            fontweight="bold" if mark else "normal",
-            arrowprops={"arrowstyle": "-", "color": CHANCE, "linewidth": 0.8} if abs(dy) > 15 else None,
-            zorder=7,
-        )
-
-
 def pictured(study: Study, chosen: Point | None, examples: Examples | None) -> tuple[list[Picture], list[Bars]]:
-    """The examples as pictures, or as bars where they are no images; the other list is empty."""
+    """The examples as pictures, or as bars if they are no images; the other list is empty."""
     if examples is None or not len(examples.inputs):
         return [], []
-    named = [
-        (name, examples.maps[p.number], mark)
-        for name, p, mark in named_points(study, chosen)
-        if p.number in examples.maps
-    ]
-    if not named:
-        return [], []
+    named = [(n, examples.maps[p.number], m) for n, p, m in named_points(study, chosen) if p.number in examples.maps]
     captions = [
         f"predicted {label} · {'member' if inside else 'non-member'}"
         for label, inside in zip(examples.labels.tolist(), examples.member.tolist(), strict=True)
     ]
-    shape = examples.inputs.shape
-    if len(shape) == 4 and all(m.ndim == 4 and m.shape[0] == shape[0] for _, m, _ in named):
+    if not named:
+        return [], []
+    if all(m.ndim == 4 for m in (examples.inputs, *(m for _, m, _ in named))):
         return _pictures(examples.inputs, captions, named), []
     return [], _bars(examples, captions, named)
 
 
-def _pictures(
-    inputs: NDArray[np.float32], captions: list[str], named: list[tuple[str, NDArray[np.float32], bool]]
-) -> list[Picture]:
-    uris = [(name, maps.heat_maps(m), mark) for name, m, mark in named]
-    photos = [] if inputs.shape[1] not in (1, 3) else [maps.photo(_unit(image)) for image in inputs]
-    return [
-        Picture(
-            caption,
-            (*((("input", photos[i], False),) if photos else ()), *((name, u[i], mark) for name, u, mark in uris)),
-        )
-        for i, caption in enumerate(captions)
-    ]
+def _pictures(inputs: NDArray[np.float32], captions: list[str], named: Named) -> list[Picture]:
+    rows = [[(name, uri, mark) for uri in maps.heat_maps(m)] for name, m, mark in named]
+    if inputs.shape[1] in (1, 3):
+        values = np.nan_to_num(inputs.astype(np.float64)).reshape(len(inputs), -1)
+        low, high = values.min(1, keepdims=True), values.max(1, keepdims=True)
+        unit = ((values - low) / np.maximum(high - low, 1e-12)).reshape(inputs.shape)
+        rows.insert(0, [("input", maps.photo(image), False) for image in unit])
+    return list(zip(captions, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _unit(image: NDArray[np.float32]) -> NDArray[np.float64]:
-    """An image moved to [0, 1]."""
-    values = np.nan_to_num(image.astype(np.float64))
-    unit: NDArray[np.float64] = (values - values.min()) / max(float(np.ptp(values)), 1e-12)
-    return unit
-
-
-def _bars(examples: Examples, captions: list[str], named: list[tuple[str, NDArray[np.float32], bool]]) -> list[Bars]:
+def _bars(examples: Examples, captions: list[str], named: Named) -> list[Bars]:
     k = len(examples.inputs)
-    flat = [np.nan_to_num(m.reshape(k, -1).astype(np.float64)) for _, m, _ in named]
-    d = flat[0].shape[1]
+    flat = np.nan_to_num(np.stack([m.reshape(k, -1) for *_, m, _ in named], axis=1).astype(np.float64))
+    d = flat.shape[2]
     values = examples.inputs.reshape(k, -1)
     features = examples.features if len(examples.features) == d else tuple(f"feature {j + 1}" for j in range(d))
     out = []
     for i, caption in enumerate(captions):
-        units = np.stack([m[i] / max(float(np.abs(m[i]).max()), 1e-300) for m in flat if m.shape[1] == d])
+        units = flat[i] / np.maximum(np.abs(flat[i]).max(1, keepdims=True), 1e-300)
         order = np.argsort(-np.abs(units).max(0) - 1e-6 * np.abs(units[0]), kind="stable")[:MOST_FEATURES]
         rows = tuple(
             (features[j], f"{values[i, j]:.4g}" if values.shape[1] == d else "", tuple(units[:, j].tolist()))
             for j in order.tolist()
         )
-        shown = tuple((name, mark) for (name, _, mark), m in zip(named, flat, strict=True) if m.shape[1] == d)
-        out.append(Bars(caption, shown, rows, d - len(rows)))
+        out.append(Bars(caption, tuple((name, mark) for name, _, mark in named), rows, d - len(rows)))
     return out
 
 
@@ -376,57 +256,33 @@ def render(
     """The page as one HTML document, the same text for the same input; see `Tuned` for the arguments."""
     strips, bars = pictured(study, chosen, examples)
     rows = table_rows(study, front, chosen)
-    return (
-        _environment()
-        .get_template("front.html.j2")
-        .render(
-            study=study,
-            front=front,
-            chosen=chosen,
-            reasons=chosen_words(study, front, chosen, within),
-            hardening="" if chosen is None else as_python(chosen.hardening, chosen.options),
-            says="" if chosen is None else in_words(_rounded(chosen.hardening.to_dict())),
-            result=confirmed,
-            verdict="inconclusive" if confirmed is None else confirmed.verdict,
-            figure=pareto_figure(study, front, chosen),
-            named=named_points(study, chosen),
-            rows=rows[:FIRST_ROWS],
-            folded=rows[FIRST_ROWS:],
-            strips=strips,
-            bars=bars,
-            words=words,
-            facts=_facts(study),
-        )
+    facts = {
+        "Space": study.space,
+        "Trials": f"{study.trials:,}, of which {study.pruned:,} were cut short and {study.failed:,} failed",
+        "Examples that chose": f"{study.sizes['selection']:,}",
+        "Models that were asked": f"{study.sizes['models']:,}",
+        "Seed": str(study.seed),
+        "Digest of the study": study.digest,
+    }
+    template = _environment().get_template("front.html.j2")
+    return template.render(
+        study=study,
+        front=front,
+        chosen=chosen,
+        reasons=chosen_words(study, front, chosen, within),
+        hardening="" if chosen is None else as_python(chosen.hardening, chosen.options),
+        says="" if chosen is None else in_words(_rounded(chosen.hardening.to_dict())),
+        result=confirmed,
+        verdict="inconclusive" if confirmed is None else confirmed.verdict,
+        figure=pareto_figure(study, front, chosen),
+        named=named_points(study, chosen),
+        rows=rows[:FIRST_ROWS],
+        folded=rows[FIRST_ROWS:],
+        strips=strips,
+        bars=bars,
+        words=words,
+        facts=facts.items(),
     )
-
-
-def _facts(study: Study) -> list[tuple[str, str]]:
-    """The table at the foot of the page."""
-    return [
-        ("Space", study.space),
-        ("Trials", f"{study.trials:,}, of which {study.pruned:,} were cut short and {study.failed:,} failed"),
-        *((SIZES.get(name, words.capital(name)), f"{number:,}") for name, number in study.sizes.items()),
-        ("Seed", str(study.seed)),
-        ("Digest of the study", study.digest),
-    ]
-
-
-def write_page(
-    path: str | Path,
-    study: Study,
-    front: tuple[Point, ...],
-    chosen: Point | None,
-    within: bool,
-    confirmed: AuditResult | None,
-    examples: Examples | None,
-) -> Path:
-    """Render and write, all or nothing; see `Tuned` for the arguments.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    raw = render(study, front, chosen, within, confirmed, examples).encode("utf-8", errors="replace")
-    return write_whole(path, raw, "the page")
 
 
 @cache

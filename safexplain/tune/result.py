@@ -1,4 +1,4 @@
-"""What a search measures: points, their front, which of them is chosen, and examples for pictures; no key in any."""
+"""What a search measures: points, their front, which of them is chosen, and examples for pictures; none has a key."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from safexplain.hardening.hardening import Hardening
 NORMAL = 1.6448536269514722
 """The 95 % quantile of the standard normal distribution."""
 
-REFERENCES = ("native", "recommended", "DeepLeak's best", "public models")
-"""Names of the points that a search is compared with."""
-
 
 @dataclass(frozen=True)
 class Point:
     """One release and its figures, measured on the selection split at one query an example.
 
     Args:
-        number: of the trial, from 0; -1 where it is none (public models).
+        number: of the trial, from 0; -1 for public models.
         hardening: what is released, without a key.
-        options: arguments of `attribute` beside those of the search; of several explainers, name -> arguments.
+        options: arguments of `attribute` besides those of the search; for several explainers, name -> arguments.
         leak: largest mean excess TPR over the label at 0.5, 1, 2 and 5 % FPR among the attacks; a share, at least 0.
         leak_error: its standard error, by resampling examples and targets.
         utility: mean of `overlap`, `rank_correlation` and `cosine`.
@@ -80,8 +77,7 @@ class Point:
         """Read what `to_dict` wrote; lists among the options become tuples again.
 
         Raises:
-            InputError: a field is missing or unknown.
-            ConfigurationError: the hardening is none.
+            InputError, ConfigurationError: a field is missing or unknown, or the hardening cannot be read.
         """
         try:
             hardening = Hardening.from_json(content["hardening"])
@@ -107,15 +103,8 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def choose(front: Iterable[Point], allowance: float) -> tuple[Point | None, bool]:
-    """The point of a front that keeps most among those whose leak is surely within the allowance.
-
-    Args:
-        front: as `front_of`.
-        allowance: largest tolerated excess.
-
-    Returns:
-        The point, and whether its `upper` is at most the allowance; else it is the least leaking one. None: no point.
-    """
+    """The point that keeps most among those whose `upper` is within the allowance (largest tolerated excess), and True;
+    if there is none, the least leaking point (None of no points), and False."""
     points = list(front)
     within = [p for p in points if p.upper <= allowance]
     if within:
@@ -136,7 +125,7 @@ class Study:
         allowance: largest tolerated leak, of the policy.
         digest: SHA-256 of setting and points; certificates carry it.
         path: folder of the study; None: it was kept in memory.
-        reference: name -> the points that the search is compared with; see `REFERENCES`.
+        reference: points that the search is compared with: native, recommended, DeepLeak's best, public models.
         points: all that were measured, in the order of their numbers.
         sizes: examples of the selection split, and models.
         notes: what the reader must know.
@@ -174,18 +163,10 @@ class Study:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A few examples of the selection split, and what is released about them under each point, for pictures.
+    """A few examples of the selection split, and what is released about them under each point, for pictures."""
 
-    Args:
-        inputs: (k, ...).
-        labels: (k,) int64, the explained classes.
-        member: (k,) bool, whether the model was trained on it.
-        maps: number of a point -> (k, ...) released maps, noise included.
-        features: names of the columns of a table; empty: they are numbered.
-    """
-
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    member: NDArray[np.bool_]
-    maps: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
+    inputs: NDArray[np.float32]  # (k, ...)
+    labels: NDArray[np.int64]  # (k,), the explained classes
+    member: NDArray[np.bool_]  # (k,)
+    maps: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)  # number of a point -> (k, ...), with noise
+    features: tuple[str, ...] = ()  # names of the columns of a table; empty: they are numbered

@@ -1,7 +1,6 @@
 """What may be tried: kinds of steps for the slots of a `Hardening`, and options of the explainers.
 
-A space is a table. Each row is a kind of step, the ranges of its numbers and how it is made of them; what is not in the
-table, such as a clip that the slots have and nobody gave a row, is not searched, and a test says so. The space
+A space is a table. Each row is a kind of step, the ranges of its numbers and how it is made of them. The space
 "deepleak" has DeepLeak's ranges (its Algorithm 2) in our order of clip, mask and noise; explainer options, its
 Algorithm 1, come from the catalog's rows and are part of every space.
 """
@@ -11,13 +10,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from safexplain.audit.run import Method
+from safexplain.audit.question import Method
 from safexplain.errors import ConfigurationError
 from safexplain.explain.row import Row
 from safexplain.hardening.amounts import Relative
@@ -33,14 +32,7 @@ GRID = 5
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`.
-
-    Args:
-        low: the least.
-        high: the largest.
-        log: whether they are drawn on a logarithmic scale.
-        whole: whether they are whole numbers.
-    """
+    """Numbers from `low` to `high`, drawn on a logarithmic scale where `log`."""
 
     low: float
     high: float
@@ -52,30 +44,12 @@ Values = Range | tuple[Any, ...]
 """A range, or the values one by one."""
 
 
-class Trial(Protocol):
-    """What is asked for the next number: a trial of Optuna, or anything alike."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """A number from low to high."""
-
-    def suggest_int(self, name: str, low: int, high: int) -> int:
-        """A whole number from low to high."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of the choices."""
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """How large native maps are, of which bounds in their units are multiples.
+    """How large native maps are; bounds of the default space are multiples of this."""
 
-    Args:
-        features: numbers that are hardened together.
-        norm: median L2 norm.
-    """
-
-    features: int
-    norm: float
+    features: int  # numbers that are hardened together
+    norm: float  # median L2 norm
 
     @property
     def rms(self) -> float:
@@ -85,17 +59,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of step.
+    """One kind of step."""
 
-    Args:
-        ranges: name of a number -> its values.
-        make: (numbers by name, sizes, clip or None) -> the step.
-        finished: what it releases is a format, which no mask and no grid changes for the better.
-    """
-
-    ranges: Mapping[str, Values]
-    make: Callable[[Mapping[str, Any], Sizes, Any], Any]
-    finished: bool = False
+    ranges: Mapping[str, Values]  # by the name of the number
+    make: Callable[[Mapping[str, Any], Sizes, Any], Any]  # (numbers by name, sizes, clip or None) -> the step
+    finished: bool = False  # it releases a format, which no mask and no grid can improve
 
 
 def _amount(factor: float, sizes: Sizes, clip: Any) -> float | Relative:
@@ -103,8 +71,10 @@ def _amount(factor: float, sizes: Sizes, clip: Any) -> float | Relative:
     return Relative(factor) if clip is not None else factor * sizes.rms
 
 
+NONE = Kind({}, lambda v, sizes, clip: None)
+
 CLIPS: Mapping[str, Kind] = {
-    "none": Kind({}, lambda v, sizes, clip: None),
+    "none": NONE,
     "TopKSet": Kind(
         {"fraction": Range(0.02, 0.5, log=True), "positive": (True, False)},
         lambda v, sizes, clip: TopKSet(fraction=v["fraction"], positive=v["positive"]),
@@ -129,7 +99,7 @@ CLIPS: Mapping[str, Kind] = {
 """Clips of the default space, in units of the native maps' median norm."""
 
 MASKS: Mapping[str, Kind] = {
-    "none": Kind({}, lambda v, sizes, clip: None),
+    "none": NONE,
     "TopKMask": Kind({"fraction": Range(0.05, 1.0)}, lambda v, sizes, clip: TopKMask(v["fraction"])),
     "ThresholdMask": Kind(
         {"size": Range(0.01, 2.0, log=True)},
@@ -139,7 +109,7 @@ MASKS: Mapping[str, Kind] = {
 """Masks of the default space."""
 
 NOISES: Mapping[str, Kind] = {
-    "none": Kind({}, lambda v, sizes, clip: None),
+    "none": NONE,
     "GaussianNoise": Kind(
         {"size": Range(0.01, 1.0, log=True)},
         lambda v, sizes, clip: GaussianNoise(_amount(v["size"], sizes, clip)),
@@ -170,9 +140,6 @@ SPACES: Mapping[str, Mapping[str, Mapping[str, Kind]]] = {
 }
 """Name of a space -> slot -> name of a kind -> the kind."""
 
-NOT_SEARCHED: Mapping[str, str] = {}
-"""Kinds of steps that the slots have and the default space leaves out -> why."""
-
 Parameters = Mapping[str, Any]
 _PLAIN = {"mask": "none", "noise": "none", "grid": False}
 
@@ -197,95 +164,58 @@ about the arguments of `attribute`."""
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried for some explainers.
+    """What may be tried for some explainers."""
 
-    Args:
-        name: a key of `SPACES`.
-        sizes: of the native maps.
-        options: name of an explainer -> name of an option -> the values that are tried.
-    """
-
-    name: str
-    sizes: Sizes
-    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    name: str  # a key of `SPACES`
+    sizes: Sizes  # of the native maps
+    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)  # explainer -> option -> values
 
     def __post_init__(self) -> None:
         check_space(self.name)
 
-    def suggest(self, trial: Trial) -> tuple[Hardening, dict[str, dict[str, Any]]]:
-        """The hardening and the options of a trial, every number asked of it by name."""
+    def suggest(self, trial: Any) -> tuple[Hardening, dict[str, dict[str, Any]]]:
+        """The hardening and the options of a trial of Optuna, every number asked of it by name."""
         slots = SPACES[self.name]
         clip_kind, clip = self._step(trial, "clip", slots["clip"], None)
-        mask = None
-        if not clip_kind.finished:
-            mask = self._step(trial, "mask", slots["mask"], clip)[1]
+        mask = None if clip_kind.finished else self._step(trial, "mask", slots["mask"], clip)[1]
         noise = self._step(trial, "noise", slots["noise"], clip)[1]
         grid = None
         coarse = self.name == "default" and isinstance(clip, RankNorm | UnitNorm) and noise is None
         if coarse and trial.suggest_categorical("grid", (False, True)):
             grid = _draw(trial, "grid.size", GRIDS) * clip.scale(self.sizes.features)
-        return Hardening(clip, mask, noise, grid), self._options(trial)
-
-    def parameters(self, answers: Parameters) -> tuple[Hardening, dict[str, dict[str, Any]], dict[str, Any]]:
-        """The same from given answers; of the explainers' options the first value that is not in them.
-
-        Returns:
-            Hardening, options, and the questions that were asked, for a sampler to learn from.
-        """
-        given = _Given(dict(answers))
-        hardening, _ = self.suggest(given)
-        return hardening, {}, given.asked
-
-    def _step(self, trial: Trial, slot: str, kinds: Mapping[str, Kind], clip: Any) -> tuple[Kind, Any]:
-        names = tuple(kinds)
-        name = names[0] if len(names) == 1 else trial.suggest_categorical(slot, names)
-        kind = kinds[name]
-        values = {one: _draw(trial, f"{name}.{one}", of) for one, of in kind.ranges.items()}
-        return kind, kind.make(values, self.sizes, clip)
-
-    def _options(self, trial: Trial) -> dict[str, dict[str, Any]]:
-        return {
+        options = {
             method: {
                 name: values[trial.suggest_int(f"{method}.{name}", 0, len(values) - 1)] for name, values in of.items()
             }
             for method, of in self.options.items()
             if of
         }
+        return Hardening(clip, mask, noise, grid), options
 
+    def known(self, answers: Parameters) -> tuple[Hardening, dict[str, Any], dict[str, Any]]:
+        """The hardening of these answers, and the questions that were asked, for a sampler to learn from: Optuna's
+        parameters and distributions, by name."""
+        from optuna.trial import FixedTrial
 
-class _Given:
-    """Answers that are given, as a trial; it remembers what was asked, and of what has no answer says nothing."""
+        trial = FixedTrial(dict(answers))
+        hardening, _ = replace(self, options={}).suggest(trial)
+        return hardening, trial.params, trial.distributions
 
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
-        self.asked: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        self.asked[name] = (self.answers[name], ("float", low, high, log))
-        return float(self.answers[name])
-
-    def suggest_int(self, name: str, low: int, high: int) -> int:
-        if name not in self.answers:
-            return low
-        self.asked[name] = (self.answers[name], ("int", low, high))
-        return int(self.answers[name])
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        self.asked[name] = (self.answers[name], ("categorical", tuple(choices)))
-        return self.answers[name]
+    def _step(self, trial: Any, slot: str, kinds: Mapping[str, Kind], clip: Any) -> tuple[Kind, Any]:
+        names = tuple(kinds)
+        name = names[0] if len(names) == 1 else trial.suggest_categorical(slot, names)
+        kind = kinds[name]
+        values = {one: _draw(trial, f"{name}.{one}", of) for one, of in kind.ranges.items()}
+        return kind, kind.make(values, self.sizes, clip)
 
 
 def check_space(name: str) -> None:
-    """Raise unless there is such a space.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
+    """Raise ConfigurationError unless there is such a space."""
     if name not in SPACES:
         raise ConfigurationError(f"space: expected one of {', '.join(SPACES)}, got {name!r}")
 
 
-def _draw(trial: Trial, name: str, values: Values) -> Any:
+def _draw(trial: Any, name: str, values: Values) -> Any:
     if isinstance(values, tuple):
         return trial.suggest_categorical(name, values)
     if values.whole:
@@ -294,18 +224,10 @@ def _draw(trial: Trial, name: str, values: Values) -> Any:
 
 
 def options_of(methods: Sequence[Method], x: Tensor) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """What may be tried of the explainers' options: those of the catalog's rows that fit these inputs.
-
-    Args:
-        methods: explainers; arguments that they are given are fixed.
-        x: (n, ...) inputs.
-    """
-    found = {}
-    for method in methods:
-        row = getattr(method.make, "row", None)
-        if isinstance(row, Row):
-            found[method.name] = _of_row(row, method.arguments, x)
-    return found
+    """What may be tried of the explainers' options: those of the catalog's rows that fit these inputs (n, ...) and are
+    not given as arguments."""
+    rows = {method.name: (getattr(method.make, "row", None), method.arguments) for method in methods}
+    return {name: _of_row(row, given, x) for name, (row, given) in rows.items() if isinstance(row, Row)}
 
 
 def _of_row(row: Row, given: Mapping[str, Any], x: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -343,7 +265,7 @@ def _fits(window: tuple[Any, ...], x: Tensor) -> bool:
 
 
 def sizes_of(maps: Sequence[Tensor]) -> Sizes:
-    """Of native maps (m, n, ...), of which several explainers' are hardened each by itself: those of the first."""
+    """Of native maps (m, n, ...), of several explainers those of the first: each explainer is hardened by itself."""
     rows = maps[0].flatten(0, 1).flatten(1).double()
     norms = torch.linalg.vector_norm(rows, dim=1)
     some = norms[norms > 0]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safexplain._files import made_folder
+from safexplain._files import made_folder, write_whole
 from safexplain.audit.outcome import AuditRun
-from safexplain.tune.page import write_page
+from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import EXIT_CODES
@@ -24,7 +24,7 @@ class Tuned:
 
     Args:
         front: points that no other one dominates in leak and utility, the one that leaks least first.
-        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; where there is
+        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; if there is
             none, the least leaking one (`within` is false then).
         confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
         study: what was searched.
@@ -41,7 +41,7 @@ class Tuned:
 
     @property
     def exit_code(self) -> int:
-        """Of the command line: the confirmation's; 3 (inconclusive) where there is none."""
+        """Of the command line: the confirmation's, or 3 (inconclusive) without one."""
         return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
 
     @property
@@ -54,13 +54,12 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        study = self.study.to_dict()
         return {
             "front": [point.to_dict() for point in self.front],
             "chosen": None if self.chosen is None else self.chosen.to_dict(),
             "within": self.within,
             "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
-            **study,
+            **self.study.to_dict(),
             "exit_code": self.exit_code,
         }
 
@@ -68,7 +67,7 @@ class Tuned:
         """Write front.json, front.html, hardening.json and, of a confirmed choice, the files of `AuditRun.save`.
 
         Returns:
-            The folder, which is made where it is missing.
+            The folder, which is made if it is missing.
 
         Raises:
             InputError: a file cannot be written.
@@ -80,5 +79,6 @@ class Tuned:
             write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
         write_json(folder / "front.json", self.to_dict())
         result = None if self.confirmed is None else self.confirmed.result
-        write_page(folder / "front.html", self.study, self.front, self.chosen, self.within, result, self.examples)
+        page = render(self.study, self.front, self.chosen, self.within, result, self.examples)
+        write_whole(folder / "front.html", page.encode("utf-8", errors="replace"), "the page")
         return folder

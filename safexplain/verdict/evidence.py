@@ -1,7 +1,4 @@
-"""What a verdict is made of: counts of members found, alone and in pairs, and controls.
-
-Also what attacks and signals are called, as the files have them and as people read them.
-"""
+"""What a verdict is made of: counts of members found, alone and in pairs, and controls."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any, Literal, get_args
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.stats.paired import PairedCounts
-from safexplain.verdict.stats.paired_auc import PairedAuc
 
 Verdict = Literal["certified", "leak", "inconclusive"]
 Role = Literal["explanation", "label", "loss", "explanation+label", "explanation+loss"]
@@ -37,7 +33,6 @@ class Evidence:
         upper_bound_count: members above the threshold of the upper bound (see `thresholds`).
         lower_bound_count: members above that of the lower bound, which is higher.
         pair: counted on the same examples against the baseline; None: this is the baseline, or there is none.
-        areas: under both curves, for the claim "auc"; None: another claim, or this is the baseline.
     """
 
     attack: str
@@ -48,7 +43,6 @@ class Evidence:
     upper_bound_count: float
     lower_bound_count: float
     pair: PairedCounts | None = None
-    areas: PairedAuc | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -56,10 +50,9 @@ class Evidence:
         return self.attack in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `areas` only where there are some."""
-        written = {f.name: getattr(self, f.name) for f in fields(Evidence) if f.name != "areas"}
-        written["pair"] = None if self.pair is None else self.pair.to_dict()
-        return written if self.areas is None else {**written, "areas": self.areas.to_dict()}
+        """Plain JSON types."""
+        pair = None if self.pair is None else self.pair.to_dict()
+        return {f.name: getattr(self, f.name) for f in fields(Evidence)} | {"pair": pair}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
@@ -79,7 +72,6 @@ class Evidence:
             count_in(content, "upper_bound_count"),
             count_in(content, "lower_bound_count"),
             None if pair is None else PairedCounts.from_dict(pair),
-            PairedAuc.from_dict(content["areas"]) if content.get("areas") is not None else None,
         )
 
 
@@ -167,12 +159,8 @@ def count_in(content: Mapping[str, Any], key: str) -> float:
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
     """Whether the verdict rests on attacks that read this: whatever the stated attacker can run.
 
-    Under the claims "excess" and "auc" these are the attacks on the explanation together with what is released anyway.
-
-    Args:
-        role: what an attack reads.
-        policy: says what is released.
-        claim: None: the policy's; "whole" where there is nothing to compare with.
+    Under the claim "excess" these are the attacks on the explanation together with what is released anyway. `claim` is
+    the policy's, or "whole" where there is nothing to compare with.
     """
     if policy.release == "prediction":
         return role in ("label", "loss")
@@ -200,83 +188,3 @@ def split_level(signal: str) -> tuple[str, int]:
 
 WHOLE_MAP = "attributions"
 """Name of the signal that is the whole attribution vector."""
-
-ATTACK_NAMES = {
-    "Threshold": "Threshold",
-    "LikelihoodRatio": "Likelihood ratio",
-    "LabelLikelihoodRatio": "Likelihood ratio",
-    "JointLikelihoodRatio": "Joint likelihood ratio",
-    "RMIA": "RMIA",
-    "Learned": "Learned classifier",
-    "CounterfactualDistance": "CFD",
-    "CounterfactualLRT-global": "CFD-LRT",
-    "CounterfactualLRT-local": "Local CFD-LRT",
-    "DirectionAttack": "Direction attack",
-    "DirectionLRT": "Direction likelihood ratio",
-    "DirectionDensity": "Direction density ratio",
-    "AveragingAttack": "Averaging attack",
-    "LabelPatience": "Best label attack",
-    "PredictionPatience": "Best prediction attack",
-    "Stacked": "Stacked attacks",
-}
-SIGNAL_NAMES = {
-    "l1": "L1 norm",
-    "l2": "L2 norm",
-    "variance": "variance",
-    "mean": "signed mean",
-    "positive": "share of positive entries",
-    "support": "share of non-zero entries",
-    "sparsity": "sparsity",
-    "peak": "peak",
-    WHOLE_MAP: "whole map",
-    f"{WHOLE_MAP}:sign": "signs of the map",
-    f"{WHOLE_MAP}:rank": "ranks of the map",
-    "label": "predicted label",
-    "loss": "loss",
-    "margin": "margin",
-    "class_l1": "L1 norms of several classes",
-    "class_l2": "L2 norms of several classes",
-    "class_mean": "signed means of several classes",
-    "l1+mean+positive+sparsity+peak": "summary numbers of the map",
-    "prediction": "prediction",
-    "predictions": "predictions, one by one",
-    "kept": "share of queries that kept the label",
-    "shares": "shares of queries with each label",
-    "explanation": "whole explanation",
-    "distance": "recourse distance",
-    "signed_distance": "recourse distance, signed by the true label",
-    "score": "released score",
-    "recovered_margin": "margin read from the answers",
-    "regressed_margin": "margin regressed from the scores",
-    "averaged_distance": "recourse distance of averaged answers",
-}
-"""Attacks and signals as people read them."""
-
-
-def signal_name(signal: str) -> str:
-    """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
-    if signal in SIGNAL_NAMES:
-        return SIGNAL_NAMES[signal]
-    parts = signal.split("+")
-    level = split_level(parts[0].partition(":")[0])[1]
-    for size in range(len(parts), 0, -1):
-        plain = "+".join(parts[:size]).replace(f"@{level}", "")
-        if plain == "predictions" and level > 1:
-            return " and ".join([f"prediction, {level} queries one by one", *map(signal_name, parts[size:])])
-        if plain in SIGNAL_NAMES and (size > 1 or len(parts) == 1):
-            known = SIGNAL_NAMES[plain] + (f", {level} queries" if level > 1 else "")
-            return " and ".join([known, *map(signal_name, parts[size:])])
-    if len(parts) > 1:
-        return " and ".join(map(signal_name, parts))
-    return split_level(signal)[0] + (f", {level} queries" if level > 1 else "")
-
-
-def title(attack: str, signal: str) -> str:
-    """Readable name of an attack on a signal."""
-    name = ATTACK_NAMES.get(attack, attack)
-    if name.isupper():
-        return f"{name} on the {signal_name(signal)}"
-    if attack in ATTACK_NAMES:
-        name = name[:1].lower() + name[1:]
-    of = "on" if attack in ("Stacked", "LabelPatience", "PredictionPatience") else "of"
-    return f"{name} {of} the {signal_name(signal)}"

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from safexplain._privacy_loss import Adjacency
 from safexplain._validate import check_follows, from_table
 from safexplain.errors import InputError, SafexplainError
-from safexplain.verdict.policy import Claim, Policy
+from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
 
 __all__ = ["Implied", "RocBound", "tpr_bound"]
@@ -114,23 +114,10 @@ class Implied:
         tpr = min(float(bound(fpr)), least)
         return cls(epsilon, delta, float(fpr), least, tpr, bound.auc, statement.pretrained, statement.seeded)
 
-    def most(self, claim: Claim, *, compared: bool) -> float:
-        """The largest value that what a claim is about can have, in the unit of the policy's limit.
-
-        Under "excess" the labels alone may find no member at all, so that what explanations add is at most all that is
-        found. Under "auc" the labels' own area is at least one less this one's.
-
-        Args:
-            claim: of the verdict.
-            compared: whether there are labels to compare with.
-        """
-        if claim == "auc":
-            return 2 * self.auc - 1 if compared else self.auc - 0.5
-        return self.tpr
-
-    def satisfies(self, policy: Policy, claim: Claim, limit: float, *, compared: bool) -> bool:
-        """Whether no attacker can violate the policy."""
-        return math.isclose(self.fpr, policy.fpr) and self.most(claim, compared=compared) <= limit
+    def satisfies(self, policy: Policy, limit: float) -> bool:
+        """Whether no attacker can violate the policy: labels alone may find no member at all, so what explanations add
+        is at most all that is found."""
+        return math.isclose(self.fpr, policy.fpr) and self.tpr <= limit
 
     @property
     def sentence(self) -> str:

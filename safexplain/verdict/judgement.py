@@ -5,9 +5,7 @@
     inconclusive  otherwise, and whenever a control failed
 
 Bounds are those of the rate of members found (the claim "whole"), or of how much more are found than by the labels of
-the same queries alone ("excess"), or of how much larger the area under the curve is than theirs ("auc"), an average
-that says nothing of the members found most surely. Where there are no labels, there is nothing to compare with: the
-whole is judged, its area by how much it is above the 0.5 of guessing.
+the same queries alone ("excess"). Where there are no labels, there is nothing to compare with: the whole is judged.
 
 All lower bounds of one target share its risk of 1 - confidence (Bonferroni), because one of them is enough to call a
 leak: half of it goes to the attacks called `MAIN`, which are expected to be the strongest, the rest to all others;
@@ -18,19 +16,16 @@ Where the training's own differential privacy already satisfies the policy (`imp
 guarantee, whatever the sample could decide, unless members were found to differ from non-members in other ways, or an
 attack found more than the guarantee allows.
 
-A `Judgement` follows from counts alone and is what a certificate holds; an `AuditResult` adds each attack's curve and
-rates, and what a larger sample would decide.
+A `Judgement` follows from counts alone and is what a certificate holds; `words` says what it means, and `result` adds
+each attack's curve and rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import (
@@ -43,17 +38,12 @@ from safexplain.verdict.evidence import (
     baseline_name,
     code,
     is_judged,
-    title,
     whole_in,
 )
-from safexplain.verdict.feasible import Bound, Option, Undecided, advice, feasible
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Claim, Policy
-from safexplain.verdict.power import Needed, Seen, could_certify, needed, needed_area, needed_excess, seen_power
-from safexplain.verdict.stats import RocCurve, auc_interval
+from safexplain.verdict.power import Found, Needed, best_certifiable, needed
 from safexplain.verdict.stats.paired import difference_bounds
-from safexplain.verdict.stats.paired_auc import area_bounds
-from safexplain.verdict.stats.roc import RateAtFpr
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 MAIN = "Stacked"
@@ -62,28 +52,29 @@ alone are released, `MAIN_OF_PREDICTIONS`, which joins the attacks on these."""
 
 MAIN_OF_PREDICTIONS = "PredictionPatience"
 
-QUICK = "this was a quick look, with few reference models and examples, by which nothing is certified"
-WIDE = "the interval is too wide to decide"
-"""Reasons without a verdict. What precedes the colon of a reason, if it has one, stands alone in the sentence."""
-
-WORDS: dict[Verdict, str] = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
-AVERAGE: dict[Verdict, str] = {"certified": " on average only", "leak": " (by AUC)", "inconclusive": " (by AUC)"}
-"""How the sentence begins, and what follows that under the claim "auc"."""
+Reason = Literal[
+    "nothing judged",
+    "quick",
+    "control failed",
+    "selection split",
+    "level missing",
+    "not compared",
+    "suite incomplete",
+    "few references",
+    "uses not counted",
+    "used before",
+    "too wide",
+]
+"""Why nothing is decided, or, all but the first and the last, why nothing may be certified (`words.reasons`)."""
 
 
 def main_of(policy: Policy) -> str:
-    """Which of the two."""
+    """Attacks that get half of the risk under this policy."""
     return MAIN_OF_PREDICTIONS if policy.release == "prediction" else MAIN
 
 
 def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
-    """Risk of the lower bound of each judged attack; they add up to (1 - confidence) / targets.
-
-    Args:
-        attacks: names of the judged attacks.
-        policy: whose confidence is shared.
-        targets: models that are judged, each on its own.
-    """
+    """Risk of the lower bound of each judged attack, by name; they add up to the policy's risk / targets."""
     if not attacks:
         return []
     best = main_of(policy)
@@ -153,8 +144,6 @@ class Judgement:
                 e.pair.check(self.members, self.non_members, self.policy.fpr)
                 if e.pair.only + e.pair.missed > room:
                     raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
-            if e.areas is not None:
-                e.areas.check()
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
         if self.mixture < 1 or (self.others and self.targets != len(self.others) + 1):
@@ -178,8 +167,8 @@ class Judgement:
 
     @cached_property
     def claim(self) -> Claim:
-        """What is claimed: that of the policy, or "whole" for "excess" where nothing can be compared with."""
-        return "whole" if self.policy.claim == "excess" and not self.compared else self.policy.claim
+        """What is claimed: that of the policy, or "whole" where there is nothing to compare with."""
+        return self.policy.claim if self.compared else "whole"
 
     @cached_property
     def compared(self) -> bool:
@@ -193,8 +182,7 @@ class Judgement:
 
     def is_judged(self, e: Evidence) -> bool:
         """Whether the verdict rests on this attack."""
-        claim = self.policy.claim if self.compared else "whole"
-        return is_judged(e.role, self.policy, claim) and e.level in self.policy.patience
+        return is_judged(e.role, self.policy, self.claim) and e.level in self.policy.patience
 
     @cached_property
     def judged(self) -> tuple[Evidence, ...]:
@@ -221,7 +209,8 @@ class Judgement:
     @cached_property
     def could_certify(self) -> float:
         """Smallest `max_tpr` that one guessing attack stays below here, with a probability of 90 %."""
-        return could_certify(self.policy, self.members, self.non_members)
+        whole = replace(self.policy, claim="whole")
+        return best_certifiable(whole, self.members, self.non_members)
 
     def bounds(self, e: Evidence) -> tuple[float, float]:
         """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
@@ -242,21 +231,9 @@ class Judgement:
         compared = [(e, e.pair) for e in self.evidence if e.pair is not None]
         return {code(e): difference_bounds(pair, *n, fpr, self.lower_risk(e), high) for e, pair in compared}
 
-    def area(self, e: Evidence) -> tuple[float, float] | None:
-        """Lower and upper bound of how much larger its area is than the baseline's; None under other claims."""
-        if e.areas is None:
-            return None
-        return area_bounds(e.areas, self.members, self.non_members, self.lower_risk(e), self.policy.risk)
-
     def claimed(self, e: Evidence) -> tuple[float, float] | None:
-        """Bounds of what the claim is about: of the rate, of the excess, or of the area's."""
-        match self.claim:
-            case "whole":
-                return self.bounds(e)
-            case "excess":
-                return self.added(e)
-            case "auc":
-                return self.area(e)
+        """Bounds of what the claim is about: of the rate, or of the excess."""
+        return self.bounds(e) if self.claim == "whole" else self.added(e)
 
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
@@ -265,12 +242,12 @@ class Judgement:
         return {name: bounds for name, bounds in compared.items() if bounds is not None}
 
     def estimate(self, e: Evidence) -> float:
-        """What was found of a judged attack, in the unit of the limit: the rate, the excess, or that of the area."""
-        if self.claim == "auc":
-            return 0.0 if e.areas is None else e.areas.difference
-        if self.claim == "excess":
-            return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
-        return e.found / self.members
+        """What an attack found, in the unit of the limit: the rate, or the excess."""
+        return e.found / self.members if self.claim == "whole" else self.excess(e)
+
+    def excess(self, e: Evidence) -> float:
+        """How much more of the members it found than the baseline of its level, as counted; 0 without one."""
+        return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
 
     def proven(self, e: Evidence) -> bool:
         """Whether this attack alone proves a leak."""
@@ -286,15 +263,6 @@ class Judgement:
             if bounds is not None and bounds[0] > self.limit:
                 found.append((-bounds[0], len(found), e))
         return tuple(e for *_, e in sorted(found))
-
-    def beside(self, e: Evidence) -> str:
-        """Why an attack that was run is not judged: what it does."""
-        unreleased = {"explanation": "loss", "prediction": "explanation"}.get(self.policy.release)
-        if unreleased is not None and unreleased in e.role:
-            return "reads what is not released"
-        if e.level not in self.policy.patience:
-            return "asks another number of times than the policy's attacker"
-        return "reads less than all that is released" if "explanation" in e.role else "reads no explanation"
 
     # ------------------------------------------------------------------------------------ verdict
 
@@ -321,7 +289,7 @@ class Judgement:
         i = self.implied
         if i is None or self.quick or self._unlike or self.split != "certification" or self.contradiction:
             return False
-        return i.satisfies(self.policy, self.claim, self.limit, compared=self.compared)
+        return i.satisfies(self.policy, self.limit)
 
     @property
     def basis(self) -> str:
@@ -362,55 +330,59 @@ class Judgement:
         return max((high for one in (self, *self.others) for _, high in one.decisive.values()), default=1.0)
 
     @cached_property
-    def obstacles(self) -> tuple[str, ...]:
+    def obstacles(self) -> tuple[Reason, ...]:
         """Why nothing may be certified, whatever the bounds are."""
-        found = [QUICK] if self.quick else []
-        found += [f"the control “{c.name}” failed: {c.says}" for c in self.failed]
-        if self.split != "certification":
-            found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
-        if missing := self.missing:
-            found.append(_missing_says(missing, self.policy))
-        if alone := [e for e in self.judged if code(e) not in self.decisive and e.level not in missing]:
-            what = title(alone[0].attack, alone[0].signal)
-            found.append(f"a judged attack was not compared with the {self.anyway} of the same queries: {what}")
-        if self.omitted:
-            found.append(f"the suite is incomplete: {', '.join(self.omitted)} fit these signals and were not run")
-        if self.references < self.policy.references:
-            many = f"{self.references or 'no'} reference model{'' if self.references == 1 else 's'}"
-            found.append(f"{many} stood behind the judged attacks, and the policy asks for {self.policy.references}")
-        if self.uses is None and not self.policy.uncounted:
-            found.append(
-                "how many configurations were judged on these examples is not counted: the signals name neither inputs"
-                " nor population, or the count could not be kept (uncounted = true in the policy allows it)"
-            )
-        if self.reused:
-            before = self.uses - 1 if self.uses else 0
-            found.append(
-                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before, so"
-                " a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
-                " certify on fresh examples, or force it, and the certificate counts the uses"
-            )
-        return tuple(found)
+        found: dict[Reason, bool] = {
+            "quick": self.quick,
+            "control failed": bool(self.failed),
+            "selection split": self.split != "certification",
+            "level missing": bool(self.missing),
+            "not compared": bool(self.uncompared),
+            "suite incomplete": bool(self.omitted),
+            "few references": self.references < self.policy.references,
+            "uses not counted": self.uses is None and not self.policy.uncounted,
+            "used before": self.reused,
+        }
+        return tuple(reason for reason, holds in found.items() if holds)
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why the verdict is inconclusive; empty for the others."""
-        if self.verdict != "inconclusive":
-            return ()
-        one = self if self.own_verdict == "inconclusive" else next(o for o in self.others if o.reasons_alone)
-        return one.reasons_alone
+    @cached_property
+    def uncompared(self) -> tuple[Evidence, ...]:
+        """Judged attacks that should have been compared with the baseline of their level, and were not."""
+        return tuple(e for e in self.judged if code(e) not in self.decisive and e.level not in self.missing)
 
-    @property
-    def reasons_alone(self) -> tuple[str, ...]:
-        """Why nothing is decided about this target."""
+    @cached_property
+    def undecided(self) -> tuple[Reason, ...]:
+        """Why nothing is decided about this target; empty where something is."""
         if self.own_verdict != "inconclusive":
             return ()
-        found = [] if self.judged else ["there is no attack to judge"]
+        if not self.judged:
+            return "nothing judged", *self.obstacles
         bounds = self.decisive.values()
         leak = any(low > self.limit for low, _ in bounds)  # were it not for a control
-        if not leak and any(high > self.limit for _, high in bounds):
-            found.append(WIDE)
-        return (*self.obstacles, *found) if self.judged else (*found, *self.obstacles)
+        wide = not leak and any(high > self.limit for _, high in bounds)
+        return (*self.obstacles, "too wide") if wide else self.obstacles
+
+    @property
+    def open(self) -> Judgement | None:
+        """The target that leaves the verdict inconclusive, the most exposed first; None where there is a verdict."""
+        if self.verdict != "inconclusive":
+            return None
+        return next(one for one in (self, *self.others) if one.undecided)
+
+    @property
+    def too_wide(self) -> bool:
+        """Whether nothing but the width of the intervals stands against a verdict: a larger audit may decide."""
+        return self.open is not None and self.open.undecided == ("too wide",)
+
+    @cached_property
+    def needed(self) -> Needed | None:
+        """A sample that would probably decide about this target; None where it is decided, or a control failed, or no
+        sample would."""
+        if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
+            return None
+        judged = [e for e in self.judged if code(e) in self.decisive]
+        found = [Found(self.estimate(e), *self.decisive[code(e)], self.lower_risk(e)) for e in judged]
+        return needed(found, self.limit, self.policy.risk, self.members, self.non_members)
 
     @cached_property
     def strongest(self) -> Evidence:
@@ -423,132 +395,7 @@ class Judgement:
 
         return max(among, key=key)
 
-    # ------------------------------------------------------------------------------------ words
-
-    @property
-    def subject(self) -> str:
-        """What the verdict is about, where that is not one model: words for the sentence."""
-        if self.mixture > 1:
-            return f" for the mixture of {self.mixture} models"
-        if self.targets > 1:
-            return f" for each of {self.targets} models" if self.verdict == "certified" else f" for model {self.target}"
-        return ""
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one sentence of at most 30 words: how often is asked, and what that finds."""
-        word = f"{WORDS[self.verdict]}{self.subject}"
-        if self.basis == "by guarantee":
-            assert self.implied is not None
-            most = self._finds("more than", self.implied.most(self.claim, compared=self.compared))
-            return f"Certified by guarantee: if trained as stated, no attacker {most}, however often they ask."
-        if self.verdict == "inconclusive" and self.reasons[0] != WIDE:
-            return f"{word}: {self.reasons[0].partition(':')[0]}."
-        if self.claim == "auc":
-            word = f"{WORDS[self.verdict]}{AVERAGE[self.verdict]}{self.subject}"
-        on = "on predictions" if self.policy.release == "prediction" else "on explanations"
-        low, high = self.decisive[code(self.strongest)]
-        level = self.strongest.level
-        often = "once" if level == 1 else f"{level:,} times"
-        match self.verdict:
-            case "certified":
-                often, found = self._often, f"no judged attack {on} {self._finds('more than', self.bound)}"
-            case "leak":
-                found = f"an attack {on} {self._finds('at least', low)}"
-            case "inconclusive":
-                found = f"the strongest judged attack {on} {self._finds('', low, high)}"
-        return f"{word}: asking {often}, {found}."
-
-    @property
-    def says(self) -> tuple[str, ...]:
-        """What the sentence leaves open, in two short ones: what was asked, and by whom."""
-        p = self.policy
-        limit = f"{self.limit:.3g} of AUC" if self.claim == "auc" else f"{self.limit:.1%}"
-        asked = (
-            f"The policy allows {limit}; bounds hold with {p.confidence:.0%} confidence{self._looks}, from"
-            f" {self.members:,} members, {self.non_members:,} non-members and {self.references:,} reference models."
-        )
-        sees = {
-            "explanation": "the explanation and its label",
-            "explanation+prediction": "the explanation and the prediction",
-            "prediction": "the prediction alone",
-        }[p.release]
-        who = f"The attacker sees {sees}, and asks {self._often} about each example"
-        if self.mixture > 1:
-            who += f"; this is about the mixture of {self.mixture} models and none of them alone"
-        if self.claim == "auc":
-            who += "; an average (AUC) says nothing of the members found most surely"
-        return asked, f"{who}."
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """What else a reader must know: reasons in full, the strongest attack, what was run but not judged."""
-        found = [f"{reason[:1].upper()}{reason[1:]}." for reason in self.reasons if reason not in self.sentence]
-        if self.basis == "by guarantee" and self.implied is not None:
-            found.append(f"The guarantee: {self.implied.sentence}.")
-        if self.decisive:
-            low, high = self.decisive[code(self.strongest)]
-            form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[self.claim]
-            than = f"the {self.anyway} of the same queries alone" if self.compared else "guessing"
-            unit = {"whole": "members", "excess": f"members, beyond {than}", "auc": f"AUC above {than}"}[self.claim]
-            name = title(self.strongest.attack, self.strongest.signal)
-            found.append(f"Strongest judged attack: {name}, {low:{form}} to {high:{form}} of {unit}.")
-        if (contrary := self.contradiction) is not None and self.implied is not None:
-            name, low = title(contrary.attack, contrary.signal), self.bounds(contrary)[0]
-            found.append(
-                f"The privacy statement allows no attack more than {self.implied.tpr:.1%} of the members, and {name}"
-                f" finds at least {low:.1%}: the training was not as stated, or members and non-members differ in"
-                " other ways."
-            )
-        if self.policy.claim != "whole" and not self.compared and self.policy.release != "prediction":
-            why = f"There are no {self.anyway} to compare with"
-            if self.baseline_name in self.omitted:
-                why = f"The attack on the {self.anyway} alone was not run"
-            found.append(
-                f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more."
-            )
-        for one in [one for one in (self, *self.others) if one.beyond][:1]:
-            e, less, bounds = one.beyond[0], len(one.beyond) - 1, one.claimed(one.beyond[0])
-            assert bounds is not None
-            of = "" if one.target in (None, self.target) else f" of model {one.target}"
-            rest = f"; so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
-            found.append(
-                f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)}{of}"
-                f" {one._finds('at least', bounds[0])}{rest}."
-            )
-        if self.grouped is not None:
-            found.append(f"Members and non-members are groups of related examples, {self.grouped:,} examples in all.")
-        if self.verdict == "certified" and self.uses is None:
-            found.append("How many configurations were judged on these examples was not counted.")
-        return tuple(found)
-
-    def __str__(self) -> str:
-        """All of it: the sentence, what it leaves open, the details."""
-        return " ".join((self.sentence, *self.says, *self.details))
-
-    @property
-    def _looks(self) -> str:
-        p = self.policy
-        return "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
-
-    @property
-    def too_wide(self) -> bool:
-        """Whether nothing but the width of the intervals stands against a verdict: a larger audit may decide."""
-        return self.reasons == (WIDE,)
-
-    @property
-    def _often(self) -> str:
-        most = max(self.policy.patience)
-        return "once" if most == 1 else f"up to {most:,} times"
-
-    def _finds(self, how: str, *values: float) -> str:
-        """What an attack finds in the unit of the claim, never less than 0, with a verb."""
-        form = ".3f" if self.claim == "auc" else ".1%"
-        found = f"{how} {' to '.join(f'{max(value, 0.0):{form}}' for value in values)}".strip()
-        if self.claim == "auc":
-            return f"has an AUC {found} above {f'that of {self.anyway}' if self.compared else 'guessing'}"
-        beyond = f" beyond {self.anyway} alone," if self.claim == "excess" else ""
-        return f"finds {found} of members{beyond} at {100 * self.policy.fpr:g}% false positives"
+    # ------------------------------------------------------------------------------------ plain JSON
 
     @property
     def levels(self) -> list[dict[str, Any]]:
@@ -556,8 +403,6 @@ class Judgement:
 
         `labels` (or `predictions`, under that name too): the baseline's rate and its bounds; `added`: bounds of the
         judged attack that adds most; `whole`: bounds of the judged attack that finds most. None where there is nothing.
-        Under the claim "auc" these rates are reported, and `auc` is what is judged: the area of the labels, and bounds
-        of how much larger that of the judged attack that adds most is.
         """
         return [self._level(level) for level in self.policy.patience]
 
@@ -577,21 +422,12 @@ class Judgement:
         if base is not None:
             low, high = self.bounds(base)
             labels = {"tpr": base.found / self.members, "low": low, "high": high}
-        found = {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
-        if self.claim == "auc":
-            areas = [(b, code(e)) for e in rows if (b := self.area(e)) is not None]
-            bases = [e.areas.base_auc for e in rows if e.areas is not None]
-            found["auc"] = {"labels": bases[0], **(worst(areas) or {})} if areas else None
-        return found
+        return {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads the counts and computes everything else again."""
+        """Plain JSON types without words; `from_dict` reads the counts and computes everything else again."""
         return {
             "verdict": self.verdict,
-            "sentence": self.sentence,
-            "says": list(self.says),
-            "details": list(self.details),
-            "reasons": list(self.reasons),
             "policy": self.policy.to_dict(),
             "claim": self.claim,
             "limit": self.limit,
@@ -611,14 +447,11 @@ class Judgement:
             "evidence": [self._evidence(e) for e in self.evidence],
             "controls": [c.to_dict() for c in self.controls],
             "could_certify": self.could_certify,
+            "needed": None if self.needed is None else asdict(self.needed),
             "others": [o.to_dict() for o in self.others],
             **({"quick": True} if self.quick else {}),
             **({} if self.implied is None else {"implied": self.implied.to_dict(), "basis": self.basis}),
         }
-
-    def summary(self) -> dict[str, Any]:
-        """Verdict, sentence and levels alone, as plain JSON types."""
-        return {"verdict": self.verdict, "sentence": self.sentence, "levels": self.levels}
 
     def _evidence(self, e: Evidence) -> dict[str, Any]:
         low, high = self.bounds(e)
@@ -671,186 +504,3 @@ class Judgement:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"{UNREADABLE}: {type(error).__name__} {error!s:.80}") from None
-
-
-def _missing_says(missing: tuple[int, ...], policy: Policy) -> str:
-    levels = ", ".join(map(str, missing))
-    if missing == (1,):
-        return "nothing could be judged for an attacker who asks once about each example"
-    text = f"nothing could be judged for an attacker who asks {levels} times about each example"
-    if policy.patience != missing:
-        such = "prediction" if policy.release == "prediction" else "l1"
-        text += f": the signals lack arrays such as {such}@{max(missing)} and kept@{max(missing)}"
-        text += "; the policy can name a weaker attacker, patience = [1]"
-    return text
-
-
-SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
-"""False-positive rates at which every attack is reported, beside the policy's."""
-
-
-@dataclass(frozen=True, eq=False)
-class AttackResult(Evidence):
-    """What one attack found: its counts, which the verdict uses, and what is shown beside them.
-
-    Args:
-        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair, areas: see `Evidence`.
-        curve: its ROC over the scored examples.
-        rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
-    """
-
-    curve: RocCurve = field(kw_only=True)
-    rates: tuple[RateAtFpr, ...] = field(kw_only=True)
-
-    @property
-    def auc(self) -> float:
-        """Area under the ROC; 0.5 is chance."""
-        return self.curve.auc
-
-    @property
-    def title(self) -> str:
-        """Readable name."""
-        return title(self.attack, self.signal)
-
-    @property
-    def code(self) -> str:
-        """Name as the JSON has it."""
-        return code(self)
-
-    def at(self, fpr: float) -> RateAtFpr:
-        """The rate at one of the reported false-positive rates."""
-        return next(r for r in self.rates if r.fpr == fpr)
-
-    def shown(self) -> dict[str, Any]:
-        """Its curve and rates as plain JSON types."""
-        low, high = auc_interval(self.curve)
-        return {
-            "attack": self.attack,
-            "signal": self.signal,
-            "role": self.role,
-            "level": self.level,
-            "auc": self.auc,
-            "auc_low": low,
-            "auc_high": high,
-            "balanced_accuracy": self.curve.balanced_accuracy,
-            "tpr": [
-                {k: getattr(r, k) for k in ("fpr", "realised_fpr", "tpr", "low", "high", "confidence")}
-                for r in self.rates
-            ],
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class AuditResult(Judgement):
-    """All attacks under one policy, and what follows.
-
-    Args:
-        evidence: the attacks, in the order of the suite.
-        orders: for each judged attack, who is a member from the highest score to the lowest.
-        sizes: examples in each split.
-        slices: what the strongest attack finds in parts of the members, such as the classes.
-        exposed: the members that it finds most surely; empty unless asked for.
-    """
-
-    evidence: tuple[AttackResult, ...]
-    orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
-    sizes: dict[str, int] = field(kw_only=True)
-    slices: tuple[Any, ...] = field(default=(), kw_only=True)
-    exposed: tuple[Any, ...] = field(default=(), kw_only=True)
-
-    @property
-    def attacks(self) -> tuple[AttackResult, ...]:
-        """All attacks, judged or not."""
-        return self.evidence
-
-    @cached_property
-    def judged(self) -> tuple[AttackResult, ...]:
-        """The attacks that the verdict rests on."""
-        return tuple(a for a in self.attacks if self.is_judged(a))
-
-    @cached_property
-    def strongest(self) -> AttackResult:
-        """The judged attack that decides."""
-        best = super().strongest
-        return next(a for a in self.attacks if a is best)
-
-    @cached_property
-    def seen(self) -> tuple[tuple[int, AttackResult, Seen], ...]:
-        """At each level of what is added, the judged attack that adds most, and what it could have shown."""
-        found, policy = [], self.policy
-        for level in policy.patience if self.claim == "excess" else ():
-            compared = [(b[1], a) for a in self.judged if a.level == level and (b := self.added(a)) is not None]
-            if compared:
-                best = max(compared, key=lambda one: one[0])[1]
-                assert best.pair is not None
-                sizes, risks = (self.members, self.non_members), (self.lower_risk(best), policy.risk)
-                found.append((level, best, seen_power(best.pair, *sizes, policy.fpr, self.limit, *risks)))
-        return tuple(found)
-
-    @cached_property
-    def needed(self) -> Needed | None:
-        """A sample that would probably decide; None if the verdict is there, or none would, or it is not known."""
-        if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
-            return None
-        sizes = self.members, self.non_members
-        if self.claim == "whole":
-            return needed(self.policy, list(self.orders)) if self.orders else None
-        if self.claim == "excess":
-            pairs = [(a.pair, self.lower_risk(a)) for a in self.judged if a.pair is not None]
-            return needed_excess(self.policy, pairs, *sizes)
-        areas = [(e.areas, self.lower_risk(e)) for e in self.judged if e.areas is not None]
-        return needed_area(self.policy, areas, *sizes)
-
-    @cached_property
-    def undecided(self) -> Undecided | None:
-        """What `feasible` looks at: this target and all others about which nothing is decided; None where that is moot.
-
-        It is moot where there is a verdict, a control failed, nothing could be judged, or the split decides nothing.
-        """
-        if self.verdict != "inconclusive" or self.split != "certification":
-            return None
-        among = [r for r in (self, *self.others) if isinstance(r, AuditResult) and r.own_verdict == "inconclusive"]
-        if not among or any(r.failed or not r.decisive for r in among):
-            return None
-        wide = [r for r in among if any(high > r.limit for _, high in r.decisive.values())]
-        sizes = [r.needed for r in wide]
-        found = [n for n in sizes if n is not None]
-        return Undecided(
-            self.policy,
-            self.claim,
-            self.members,
-            self.non_members,
-            min(r.references for r in among),
-            bool(wide),
-            tuple(
-                Bound(r.estimate(e), r.decisive[code(e)][1]) for r in wide for e in r.judged if code(e) in r.decisive
-            ),
-            max(found, key=lambda n: n.members) if len(found) == len(sizes) and found else None,
-        )
-
-    @cached_property
-    def feasible(self) -> tuple[Option, ...]:
-        """What would probably decide with these data, or about as many; empty where there is a verdict."""
-        return () if self.undecided is None else feasible(self.undecided)
-
-    @property
-    def says(self) -> tuple[str, ...]:
-        """What was asked, by whom, and what would decide where nothing is decided; each in a short sentence."""
-        return super().says if self.undecided is None else (*super().says, advice(self.undecided, self.feasible))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        n = self.needed
-        return {
-            **super().to_dict(),
-            "attacks": [a.shown() for a in self.attacks],
-            "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
-            "feasible": [option.to_dict() for option in self.feasible],
-            "seen_power": [
-                {"patience": level, "attack": code(a), "proves": seen.proves, "certifies": seen.certifies}
-                for level, a, seen in self.seen
-            ],
-            "splits": dict(self.sizes),
-            "slices": [one.to_dict() for one in self.slices],
-            "exposed": [one.to_dict() for one in self.exposed],
-        }

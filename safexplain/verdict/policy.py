@@ -11,7 +11,7 @@ from safexplain._validate import check_number, check_whole, from_table, from_tom
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction", "prediction"]
-Claim = Literal["whole", "excess", "auc"]
+Claim = Literal["whole", "excess"]
 
 PATIENCE = (1, 32)
 """How often is asked about an example by default: after some thirty queries the labels alone tell nearly all that
@@ -35,13 +35,8 @@ class Policy:
         claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
             released anyway, by a paired comparison; "whole" judges what all that is released tells together. Where the
             prediction alone is released there is nothing that it could be added to: the claim is then "whole", whatever
-            is given. "auc" judges the same attacks as "excess" by how much larger the area under their ROC curve is
-            than that of the labels (or predictions) alone; with nothing to compare with, than the 0.5 of guessing. It
-            takes far fewer examples and is a weaker claim of another kind: an average over all members, which says
-            nothing of those that are found most surely (Carlini et al., arXiv 2112.03570, section III). Rates at `fpr`
-            are then reported, not judged.
+            is given.
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
-        max_auc_excess: for "auc": largest tolerated difference of the two areas.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
         training: share of the examples on which attacks that learn are trained (on what reference models released
@@ -70,7 +65,6 @@ class Policy:
     release: Release = "explanation"
     claim: Claim = "excess"
     max_excess: float | None = None
-    max_auc_excess: float = 0.05
     suite: tuple[str, ...] = ()
     selection: float = 0.0
     training: float = 0.0
@@ -82,7 +76,7 @@ class Policy:
     looks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("fpr", "max_tpr", "confidence", "max_excess", "max_auc_excess", "selection", "training"):
+        for name in ("fpr", "max_tpr", "confidence", "max_excess", "selection", "training"):
             if (value := getattr(self, name)) is not None or name != "max_excess":
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name in ("fpr", "max_tpr", "confidence"):
@@ -100,11 +94,6 @@ class Policy:
             object.__setattr__(self, "claim", "whole")
         if self.max_excess is not None and not 0 < self.max_excess < 1:
             raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
-        if not 0 < self.max_auc_excess < 0.5:
-            raise ConfigurationError(
-                "policy: max_auc_excess is how much higher than that of the labels an area under the curve may be, in"
-                f" (0, 0.5), got {self.max_auc_excess!r}"
-            )
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
                 "policy: an excess is judged against max_excess > 0; give it, or max_tpr above fpr"
@@ -147,13 +136,13 @@ class Policy:
 
     @property
     def limit(self) -> float:
-        """What bounds are compared with: `max_tpr`, the tolerated excess, or that of the area under the curve."""
-        return {"whole": self.max_tpr, "excess": self.tolerated_excess, "auc": self.max_auc_excess}[self.claim]
+        """What bounds are compared with: `max_tpr`, or the tolerated excess."""
+        return self.max_tpr if self.claim == "whole" else self.tolerated_excess
 
     @property
     def limit_name(self) -> str:
-        """Which argument the limit is: `max_tpr`, `max_excess` or `max_auc_excess`."""
-        return {"whole": "max_tpr", "excess": "max_excess", "auc": "max_auc_excess"}[self.claim]
+        """Which argument the limit is: `max_tpr` or `max_excess`."""
+        return "max_tpr" if self.claim == "whole" else "max_excess"
 
     def patient(self, *, noise: bool) -> Policy:
         """The same, with `AVERAGING` queries too where the release has noise and the patience is the default."""
@@ -162,12 +151,10 @@ class Policy:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; without what only the claim "auc" looks at, unless it was chosen, and an only look."""
+        """Plain JSON types, without an only look."""
         written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
         if self.looks == 1:
             del written["look"], written["looks"]
-        if self.claim != "auc" and self.max_auc_excess == Policy.max_auc_excess:
-            del written["max_auc_excess"]
         return written
 
     @classmethod

@@ -29,16 +29,14 @@ count add up whatever they do. Error rates at sizes of 1 to 50 are measured: doc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
-from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 
 
@@ -77,24 +75,6 @@ def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, fl
     return 1, fpr / float(-np.expm1(np.log(risk) / non_members))
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks among the non-members that every attack of a judgement uses, and the risk of each kind of error."""
-
-    upper_bound_rank: int | None
-    lower_bound_rank: int
-    lower_bound_share: float
-    upper_risk: float
-    lower_risk: float
-
-
-def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
-    """Where thresholds lie, from the policy and the sizes alone: nobody can choose them after a look at the scores."""
-    upper, lower = policy.risk, policy.risk / max(attacks, 1)
-    for_upper = upper_bound_rank(non_members, policy.fpr, upper / 2)
-    return Ranks(for_upper, *lower_bound_rank(non_members, policy.fpr, lower / 2), upper, lower)
-
-
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:
     """(n,) bool: who is a member, from the highest score to the lowest, ties in random order.
 
@@ -121,10 +101,6 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
 def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | None) -> NDArray[np.float64]:
     """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
 
-    Args:
-        member: (s,) bool.
-        groups: (s,) which examples belong together (of one person, near-copies); None: each stands alone.
-
     Raises:
         InputError: shapes differ.
     """
@@ -143,26 +119,15 @@ def units_of(weights: NDArray[np.float64]) -> int:
     return round(float(weights.sum()))
 
 
-@overload
-def found_above(order: NDArray[np.bool_], rank: int | None) -> int: ...
-@overload
-def found_above(
-    order: NDArray[np.bool_], rank: int | None, weights: NDArray[np.float64] | None, *, strict: bool = False
-) -> float: ...
 def found_above(
     order: NDArray[np.bool_], rank: int | None, weights: NDArray[np.float64] | None = None, *, strict: bool = False
 ) -> float:
     """Weighted members above the threshold of a rank among the non-members; all of them for None.
 
+    `order` (s,) says who is a member, from the highest score to the lowest, and `weights` (s,) how much each weighs.
     Without weights this is the number of members above the rank-th highest non-member. With weights the threshold is
     the first non-member with which the weights from the highest on add up to `rank`: the one for an upper bound; or,
     `strict`, with which they are above rank - 1: the one for a lower bound. Where all weights are 1 they are the same.
-
-    Args:
-        order: (s,) bool, who is a member, from the highest score to the lowest.
-        rank: among the non-members, counted in units.
-        weights: (s,) of the examples in the same order.
-        strict: the count is for a lower bound.
     """
     if weights is None:
         return int(order.sum()) if rank is None else int(np.flatnonzero(~order)[rank - 1]) - (rank - 1)
@@ -181,10 +146,7 @@ ROUNDING = 1e-9
 def upper_bound(found: float, members: int, risk: float) -> float:
     """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`.
 
-    Args:
-        found: members found; in units, so that it need not be a whole number (see the module).
-        members: in units.
-        risk: of the error.
+    Members found are counted in units, so that it need not be a whole number (see the module).
     """
     return clopper_pearson(found, members, 1 - 2 * risk)[1]
 
@@ -192,9 +154,6 @@ def upper_bound(found: float, members: int, risk: float) -> float:
 def lower_bound(found: float, members: int, risk: float) -> float:
     """One-sided Clopper-Pearson limit: the true rate is below it with a probability of at most `risk`.
 
-    Args:
-        found: members found; in units, so that it need not be a whole number (see the module).
-        members: in units.
-        risk: of the error.
+    Members found are counted in units, so that it need not be a whole number (see the module).
     """
     return clopper_pearson(found, members, 1 - 2 * risk)[0]

@@ -11,8 +11,8 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
-from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, ExplainModel, summarise
-from safexplain.audit.queries import Queries, predict
+from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, SUMMARIES, ExplainModel, predict, summarise
+from safexplain.audit.queries import Queries
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import EstimatorModule
@@ -120,7 +120,7 @@ def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
     assert found.meta == {"explainer": "x", "targets": [0], "population": POOL.digest(), "shape": [2, 3]}
     assert found.shape == (2, 3)
     assert found.targets == (0,)
-    assert len(seen) == 3 + 9  # labels of all models at once
+    assert len({call[:3] for call in seen}) == 3 + 9  # labels of all models at once
     assert seen[-1] == ("explaining", 120, 120)
 
 
@@ -268,7 +268,7 @@ def test_averages_over_dithered_queries_are_those_of_a_slow_loop(batch_size):
     for i, model in enumerate(SHADOWS.models):
         labels = model(POOL.x).argmax(1)
         for level in (3, 9):
-            few = level if i == 1 else min(level, DITHERS_OF_REFERENCES)
+            few = level if i == 1 else min(level, DITHERS_WITHOUT_NOISE)
             answer = released if i == 1 else quiet
             maps = torch.stack([answer(model, queries(range(40), k), labels) for k in range(few)]).double().mean(0)
             assert np.allclose(found.values[f"attributions@{level}"][i], maps.flatten(1).detach(), rtol=1e-4, atol=1e-6)
@@ -283,16 +283,12 @@ def test_averages_over_dithered_queries_are_those_of_a_slow_loop(batch_size):
     assert found.levels == (1, 3, 9)
 
 
-def test_labels_of_the_same_queries_are_those_of_predict_and_may_be_asked_beforehand():
+def test_labels_of_the_same_queries_are_those_of_predict():
     predictions = predict(SHADOWS, POOL, patience=(1, 3, 9), dither=DITHER)
     found = collect(SHADOWS, POOL, released, patience=(1, 3, 9), dither=DITHER)
-    beforehand = collect(SHADOWS, POOL, released, patience=(1, 3), predictions=predictions)
     for name, values in predictions.values.items():
         assert np.array_equal(found.values[name], values), name
-        assert name.endswith("@9") or np.array_equal(beforehand.values[name], values), name
-    assert beforehand.levels == (1, 3)
-    assert np.array_equal(beforehand.values["l1@3"], found.values["l1@3"])
-    assert beforehand.meta["dither"] == {"kind": "additive", "amplitude": 0.2, "seed": 1}
+    assert found.meta["dither"] == {"kind": "additive", "amplitude": 0.2, "seed": 1}
 
 
 def test_of_foreign_labels_nothing_is_compared_and_whole_predictions_are_kept():
@@ -332,27 +328,9 @@ def test_without_an_explainer_what_is_predicted_is_all_that_is_kept(labels):
         collect(SHADOWS, POOL, None, classes=(0,), **options)
 
 
-def test_predictions_must_be_of_the_same_labels():
-    predictions = predict(SHADOWS, POOL, patience=(1,), labels="foreign")
-    with pytest.raises(InputError, match="asked for with labels='foreign', the explanations 'own'"):
-        collect(SHADOWS, POOL, released, patience=(1,), predictions=predictions)
+def test_labels_are_own_or_foreign():
     with pytest.raises(ConfigurationError, match="labels are own or foreign; got 'none'"):
         collect(SHADOWS, POOL, released, patience=(1,), labels="none")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patience": (1, 4)}, r"expected predictions of 3 models for 40 examples at levels \[4\], got .* \[3\]"),
-        ({"shadows": Shadows(SHADOWS.models[:2], MEMBER[:2])}, "expected predictions of 2 models"),
-        ({"dither": Dither("additive", 0.3)}, "the predictions are for queries of Dither.*0.2.*explanations.*0.3"),
-    ],
-)
-def test_predictions_for_other_models_or_queries_are_refused(changes, message):
-    predictions = predict(SHADOWS, POOL, patience=(1, 3), dither=DITHER)
-    options = {"patience": (1, 3), "predictions": predictions, "shadows": SHADOWS, **changes}
-    with pytest.raises(InputError, match=message):
-        collect(options.pop("shadows"), POOL, released, **options)
 
 
 def test_references_answer_without_noise_and_only_a_few_queries():
@@ -370,11 +348,11 @@ def test_references_answer_without_noise_and_only_a_few_queries():
     given = {"patience": (1, 2, 10), "dither": DITHER, "without_noise": noiseless, "targets": (0,), "null": (2,)}
     found = collect(Shadows(SHADOWS.models, untrained), POOL, noisy, **given)
     number = {name: [sum(m is model for m, _ in calls) for model in SHADOWS.models] for name, calls in asked.items()}
-    assert number == {"with": [11, 1, 11], "without": [0, DITHERS_OF_REFERENCES, 0]}
+    assert number == {"with": [11, 1, 11], "without": [0, DITHERS_WITHOUT_NOISE, 0]}
     queries = Queries.of(POOL, DITHER)
     for k, (_, x) in enumerate(asked["without"]):
         assert torch.equal(x, queries(range(40), k))
-    mean = sum(queries(range(40), k).double() for k in range(DITHERS_OF_REFERENCES)) / DITHERS_OF_REFERENCES
+    mean = sum(queries(range(40), k).double() for k in range(DITHERS_WITHOUT_NOISE)) / DITHERS_WITHOUT_NOISE
     assert np.allclose(found.values["attributions@10"][1], mean.flatten(1), atol=1e-6)
     assert not np.allclose(found.values["attributions@10"][0], mean.flatten(1), atol=1e-2)
 
@@ -383,7 +361,7 @@ def test_the_noise_of_the_target_falls_as_one_over_the_root_of_the_queries():
     def noisy(model, x, target):
         return 1 + torch.randn(x.shape, generator=GENERATOR)
 
-    found = collect(SHADOWS, POOL, noisy, patience=(1, 4, 64))
+    found = collect(SHADOWS, POOL, noisy, patience=(1, 4, 64), without_noise=noisy)
     for level in (4, 64):
         assert found.values[f"attributions@{level}"].std() == pytest.approx(level**-0.5, rel=0.1)
 
@@ -401,7 +379,7 @@ def test_every_model_is_asked_the_same_queries_about_its_own_plain_label():
     collect(SHADOWS, POOL, watched, patience=(1, 6), dither=Dither("additive", 3.0))
     first = asked[SHADOWS.models[0]]
     for model in SHADOWS.models:
-        assert len(asked[model]) == 7
+        assert len(asked[model]) == 1 + DITHERS_WITHOUT_NOISE
         label = model(POOL.x).argmax(1)
         assert all(torch.equal(x, y) for (x, _), (y, _) in zip(asked[model], first, strict=True))
         assert all(torch.equal(target, label) for _, target in asked[model])
@@ -462,8 +440,8 @@ def test_progress_counts_every_query_and_ends_at_the_total():
 
     options = {"patience": (1, 2, 7), "classes": (0, 1), "targets": (0,), "batch_size": 15}
     collect(SHADOWS, POOL, watched, progress=lambda *call: seen.append(call), **options)
-    total = 40 * 3 * (3 + 7 + 2 * DITHERS_OF_REFERENCES)
-    explaining = [call for call in seen if call[0] == "explaining"]
+    total = 40 * 3 * 3 * (1 + DITHERS_WITHOUT_NOISE)
+    explaining = [call[:3] for call in seen if call[0] == "explaining"]
     assert [d for _, d, _ in explaining] == sorted(d for _, d, _ in explaining)
     assert explaining[-1] == ("explaining", total, total)
     assert sum(asked) == total
@@ -476,7 +454,7 @@ def test_what_explains_one_model_can_be_sent_to_another_process_and_gives_the_sa
     alone, together = len(pickle.dumps(jobs[0])), pickle.dumps((jobs, SHADOWS.models))
     assert len(together) < alone + 4000  # the examples travel once
     labels = predict(SHADOWS, POOL, patience=(1,)).values["label"]
-    expected = collect_signals(SHADOWS, POOL, explain, patience=(1, 2, 5), classes=(1,), own_class=True, batch_size=40)
+    expected = collect_signals(SHADOWS, POOL, explain, patience=(1, 2, 5), classes=(1,), batch_size=40)
     for i, (job, model) in enumerate(zip(*pickle.loads(together), strict=True)):
         shares = []
         found = job(model, labels[i], shares.append)
@@ -484,6 +462,7 @@ def test_what_explains_one_model_can_be_sent_to_another_process_and_gives_the_sa
         assert (shares, shares[-1], found.shapes) == (sorted(shares), 1, ((2, 3),))
         assert sorted(found.maps) == [1, 2, 5]
         assert all(np.array_equal(maps, here.maps[level]) for level, maps in found.maps.items())
-        assert all(np.array_equal(a, here.summaries[name]) for name, a in found.summaries.items())
+        for level, values in found.summaries.items():
+            assert all(np.array_equal(a, here.summaries[level][name]) for name, a in values.items())
         assert np.allclose(found.maps[1], expected.attributions[i])
-        assert np.allclose(found.summaries["l1"], expected.values["l1"][i])
+        assert np.allclose(found.summaries[1]["l1"], expected.values["l1"][i])

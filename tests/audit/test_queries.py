@@ -9,7 +9,8 @@ from torch import nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import Dither, Population, Shadows
-from safexplain.audit.queries import Queries, predict, with_channels_last
+from safexplain.audit.asked import predict
+from safexplain.audit.queries import Queries, with_channels_last
 from safexplain.audit.references.batches import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds
@@ -173,7 +174,7 @@ def test_labels_losses_and_margins_are_those_of_a_slow_loop(batch_size):
             sure = np.array([a[1] for a in answers]).mean(0)
             assert np.allclose(found.values[f"loss@{level}"][i], sure, rtol=1e-3, atol=1e-5)
     assert np.isfinite(found.values["margin@8"]).all()
-    assert found.levels == (3, 8)
+    assert list(found.by_level) == [1, 3, 8]
     assert found.classes == 3
     assert (found.values["kept@8"] < 1).any()
 

@@ -26,14 +26,15 @@ from safexplain import Hardening
 from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
-from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
+from safexplain.audit.report.tables import Scale, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.usefulness import Faithfulness, Utility
+from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
+from safexplain.faithfulness import Faithfulness
 from safexplain.verdict.evidence import Control
-from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -166,7 +167,7 @@ def test_the_last_configuration_gives_the_verdict_and_the_first_is_compared(poli
         (after, hardened(policy=policy), "Recommended hardening", "Certified"),
     ):
         best = c.result.strongest
-        said = f"{100 * adds(c.result, best):+.1f}" if policy is POLICY else f"{best.found / c.result.members:.1%}"
+        said = f"{100 * c.result.excess(best):+.1f}" if policy is POLICY else f"{best.found / c.result.members:.1%}"
         assert name in text
         assert word in text
         assert said in text
@@ -264,7 +265,7 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
             added = found.added(attack)
             assert added is not None
             numbers = [f"{attack.auc:.3f}", f"{attack.found / found.members:.1%}", f"{100 * low:.1f}–{100 * high:.1f}%"]
-            numbers += [f"{100 * adds(found, attack):+.1f}", f"{100 * added[0]:+.1f} to {100 * added[1]:+.1f}"]
+            numbers += [f"{100 * found.excess(attack):+.1f}", f"{100 * added[0]:+.1f} to {100 * added[1]:+.1f}"]
             row = [
                 r for r in rows if attack.code in r and all(n.replace("-", "−") in r.replace("-", "−") for n in numbers)
             ]
@@ -276,7 +277,7 @@ def test_what_is_added_is_the_difference_of_two_counts_at_one_rank() -> None:
     for attack in found.judged:
         base = found.baseline(attack.level)
         assert base is not None
-        assert adds(found, attack) == pytest.approx((attack.found - base.found) / found.members)
+        assert found.excess(attack) == pytest.approx((attack.found - base.found) / found.members)
 
 
 def test_attacks_that_are_not_judged_say_so_and_stand_out_where_they_find_more_than_is_allowed() -> None:
@@ -612,8 +613,8 @@ def test_limits_are_stated() -> None:
     assert "threshold is itself an estimate is not" not in text
 
 
-def limits_of(found: AuditResult, other_key: bool | None = None) -> str:
-    return text_of(found, other_key=other_key).partition("What this audit does not show")[2]
+def limits_of(found: AuditResult, keyed: bool = False) -> str:
+    return text_of(found, keyed=keyed).partition("What this audit does not show")[2]
 
 
 def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
@@ -626,8 +627,7 @@ def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
         assert "Not attacked: more queries, queries optimised for one example" in text
         assert "attackers who work together" in text
         assert "key" not in text
-    assert "the reference models used another one" in limits_of(audited(0.0), other_key=True)
-    assert "favours the attacker" in limits_of(audited(0.0), other_key=False)
+    assert "the reference models used another one" in limits_of(audited(0.0), keyed=True)
 
 
 def test_the_limits_say_that_what_labels_tell_is_not_limited_by_what_explanations_may_add() -> None:
@@ -696,7 +696,7 @@ def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None
     assert f"{open_.could_certify:.1%}" in text.partition("At best certifiable")[2][:10]
     assert "The interval is too wide to decide." in text
     certain = text_of(sure)
-    assert "would decide" not in certain
+    assert "would probably be enough" not in certain
     assert "too wide" not in certain
 
 
@@ -830,30 +830,6 @@ def test_the_report_imports_neither_torch_nor_pyplot_and_its_templates_are_packa
             for module in modules:
                 assert module.split(".")[0] not in {"torch", "captum", "scipy"}, (name, module)
                 assert module not in {"matplotlib.pyplot", "safexplain.audit.certify", "safexplain.audit.signals"}
-
-
-def test_an_undecided_report_lists_what_would_decide_and_on_which_examples_it_may() -> None:
-    found = audited(0.1, replace(POLICY, fpr=0.01, max_tpr=0.03, max_excess=None), examples=900)
-    text = text_of(found)
-    assert "What would decide" in text
-    assert found.feasible
-    for option in found.feasible:
-        assert option.says in text
-    assert text.count("use examples that it was not chosen on. On these examples it counts as another") == 1
-    assert "What would decide" not in text_of(audited(LEAK))
-
-
-def test_under_the_claim_auc_areas_stand_beside_the_rates_and_the_first_limit_says_what_they_hide() -> None:
-    found = audited(0.0, replace(POLICY, claim="auc"))
-    page = Page(render(alone(found)))
-    text = " ".join(page.text.split())
-    assert "Judged: AUC above that of the labels" in text
-    assert "limit +0.050" in text
-    first = text.index("An average, and not those found most surely.")
-    assert first < text.index("These attacks, not every attack.")
-    assert "The policy allows 0.05 of AUC" in text
-    guessing = text_of(audited(0.0, replace(POLICY, claim="auc"), labels=False))
-    assert "Judged: AUC above guessing" in guessing
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="needs a Chromium")

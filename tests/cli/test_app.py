@@ -20,7 +20,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from safexplain.audit import Recipe, Signals, holdout_uses
+from safexplain.audit import Population, Recipe, Signals, holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command
@@ -549,7 +549,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path:
 def test_a_small_demo_writes_all_files_and_says_its_verdict(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "POOLS", 1)
+    few = Population.of(demo.digits().x[:599], demo.digits().y[:599])
+    monkeypatch.setattr(demo, "digits", lambda: few)
     monkeypatch.setattr(demo, "REFERENCES", 6)
     monkeypatch.setattr(demo, "POLICY", replace(demo.POLICY, patience=(1, 5)))
     code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ import torch
 from torch import nn
 
 from safexplain.audit import AuditOptions, Policy, Recipe
-from safexplain.audit.planning import Plan, Stage, plan_audit
+from safexplain.audit.planning import Plan, Stage
 from safexplain.audit.planning.plan import Rates
+from safexplain.audit.planning.plan import planned as measured
 from safexplain.audit.references.training import train_one
 from safexplain.cli.run import planned
 from safexplain.cli.run.quick import FEWEST, numbers_of
@@ -61,7 +63,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates are measured as fast as they can be."""
-    monkeypatch.setattr("safexplain.audit.planning.plan_audit", partial(plan_audit, budget=0.5))
+    monkeypatch.setattr("safexplain.audit.planning.plan.planned", partial(measured, budget=0.5))
 
 
 def files(folder: Path) -> list[str]:
@@ -100,7 +102,7 @@ def test_an_interrupted_plan_has_nothing_to_take_up(cli: Cli, case: Path, monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("safexplain.audit.planning.plan_audit", interrupted)
+    monkeypatch.setattr("safexplain.audit.planning.plan.planned", interrupted)
     before = files(case)
     code, out, err = cli(*ASKED, "--plan")
     assert (code, out, err) == (130, "", "interrupted\n")
@@ -154,7 +156,7 @@ def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) 
 
 
 def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
-    given = {"policy": Policy(), "options": AuditOptions()}
+    given = SimpleNamespace(judges=(Policy(), AuditOptions()))
     plan = Plan((), 0, 0, 0.01, 0.02, "excess", 600, 600, scored=1200, references=8)
     short = numbers_of(replace(plan, rates=Rates(training=5, native=0.005, released=0.005)), given)
     long = numbers_of(replace(plan, rates=Rates(training=1000, native=1, released=1)), given)

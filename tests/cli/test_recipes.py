@@ -121,7 +121,7 @@ def test_what_trained_is_said_once(here: Path) -> None:
     assert found.stages is not None
     assert (found.stages.subject, found.stages.trainable) == ("pre-training", "lora")
     for text in (f'trainable = "all"\n{DP}trainable = "head"', f"trainable = 2\n{DP}"):
-        with pytest.raises(ConfigurationError, match=r"trainable .* says nothing of \[dp\]"):
+        with pytest.raises(ConfigurationError, match=r"trainable .* says nothing of \[dp\], or contradicts it"):
             read_recipe(written(here, text), None, 0)
     with pytest.raises(ConfigurationError, match=r"\[dp\] trainable = \"bias\" cannot be repeated"):
         read_recipe(written(here, f'{DP}trainable = "bias"'), here / "pool.npz", 0)
@@ -172,7 +172,7 @@ def test_a_function_is_for_one_stage(here: Path) -> None:
     ("name", "message"), [("fails", "failed on 4 examples .* ValueError: no luck"), ("nothing", "must return a torch")]
 )
 def test_what_goes_wrong_in_a_function_is_said(here: Path, name: str, message: str) -> None:
-    train = TrainingFunction.of(f"recipe_training:{name}", "recipe")
+    train = TrainingFunction.of({"function": f"recipe_training:{name}"}, "recipe")
     with pytest.raises(InputError, match=message):
         train(torch.randn(4, 2), torch.arange(4) % 2, torch.Generator())
 
@@ -223,7 +223,7 @@ def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) ->
     loaded = load_model(exported(Tied(), tmp_path / "tied.pt2", 4))
     build, why = untrained(loaded, DPTraining(1e-5, 8))
     assert build is None
-    assert "2 are used in bare operations (into.weight, into.bias)" in why
+    assert "2 of the exported graph's parameters are used in bare operations (into.weight, into.bias)" in why
     assert "--arch" in why
     assert untrained(loaded, HEAD)[0] is not None
 
@@ -233,6 +233,3 @@ def test_a_recipe_states_the_models_accuracy_beside_how_it_was_trained(here):
     assert read_recipe(written(here, text), None, 0) == (Recipe(epochs=3), None, ())
     assert stated(written(here, text)) == (0.92, None)
     assert stated(written(here, "epochs = 3\nexamples = 3000")) == (None, 3000)
-    for wrong in ("0", "1.5", "true", '"high"'):
-        with pytest.raises(ConfigurationError, match="accuracy is a share"):
-            stated(written(here, f"accuracy = {wrong}"))

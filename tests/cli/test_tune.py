@@ -187,7 +187,7 @@ def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(
     reference = {name: Point.from_dict(point) for name, point in plain["reference"].items()}
     study = Study(**{**plain, "points": points, "reference": reference, "notes": (), "interrupted": True})
     found = Tuned(front, front[0], None, study)
-    monkeypatch.setattr(tune, "tune", lambda *args, **options: found)
+    monkeypatch.setattr(tune, "searched", lambda *args, **options: found)
     for style in ("--json", "--quiet", ""):
         run = tmp_path / f"run{style}"
         code, out, error = cli(*COMMAND, "--run-dir", run, *([style] if style else []))

@@ -20,13 +20,13 @@ from safexplain import HardenedSaliency
 from safexplain._versions import RELEASE_FORMAT, VERSION, versions
 from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
-from safexplain.audit.report.words import limits
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.certificate.write import guarantee_statement, statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.words import limits
 
 LEAK = 2.5
 Cli = Callable[..., tuple[int, str, str]]
@@ -45,7 +45,7 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
         environment=versions() | more.get("environment", {}),
         notes=more.get("notes", ["Only 4 reference models"]),
         native=audited(LEAK).summary(),
-        limits=limits(audited(), None),
+        limits=limits(audited()),
         subject_data=more.get("subject_data"),
     )
     return write_json(path, content)

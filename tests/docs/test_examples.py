@@ -133,20 +133,6 @@ def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
 
 
-@pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=pytest.mark.slow)])
-def test_jobs_of_slurm_collect_the_signals_that_an_audit_attacks(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("submitit")
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore::RuntimeWarning")
-    printed = run("audit_slurm", tmp_path, cluster)
-    assert "9 models, " in printed
-    signals = Signals.load(tmp_path / "signals.npz")
-    assert signals.membership.shape == (9, 400)
-    assert {"l1", "l1@5", "kept@5"} <= signals.values.keys()
-    assert len(list((tmp_path / "shared" / "models").glob("*.pt"))) == 9
-
-
 def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
     run("write_audit_files", tmp_path)
     data = load_data(tmp_path / "data.npz")

@@ -21,10 +21,10 @@ from audit.suites.dp_attacks import attacks, plan, tables
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import released as dp_released
 from audit.suites.dp_attacks import suite as dp_attacks
+from audit.suites.paper_a.published import ReleasedRatio
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, Signals, collect_signals
-from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
-from safexplain.audit.collect import SUMMARIES
+from safexplain.audit.asked import SUMMARIES
 from safexplain.dp.heads.closed_form import Heads
 
 
@@ -175,9 +175,7 @@ def test_means_over_targets_are_those_of_a_plain_loop_and_exchanged_roles_are_ca
     for target, member in enumerate(signals.membership):
         others = [i for i in range(len(signals.membership)) if i != target]
         values = signals.values["l1"]
-        scores = LikelihoodRatio("identity", GlobalVariance())(
-            values[target], values[others], signals.membership[others]
-        )
+        scores = ReleasedRatio()(values[target], values[others], signals.membership[others])
         inside, outside = scores[member], scores[~member]
         areas.append((inside[:, None] > outside).mean() + (inside[:, None] == outside).mean() / 2)
         swapped.append(resampled_rates(-scores, ~member, weights, 0.01)[1][0])

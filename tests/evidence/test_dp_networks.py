@@ -29,7 +29,7 @@ from audit.suites.third_party import suite as third_party
 from safexplain import Hardening
 from safexplain._progress import silent
 from safexplain.audit import Population, Shadows, collect_signals
-from safexplain.audit.collect import SUMMARIES
+from safexplain.audit.asked import SUMMARIES
 
 NET = "mobilenet_v1_0.25_128_imagenet"
 needs_weights, needs_cifar10 = needs(f"weights/{NET}.npz"), needs("cifar10.npz")

@@ -11,7 +11,7 @@ from sklearn.metrics import auc as area
 from audit.shared import resampling
 from audit.shared import run as common
 from audit.suites.paper_a import suite as paper_a
-from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
+from audit.suites.paper_a.published import ReleasedRatio
 from safexplain.verdict.stats import roc, tpr_at_fpr
 
 needs_signals, needs_cifar10 = needs("paper_a_ixg_signals.npz"), needs("cifar10.npz")
@@ -68,7 +68,7 @@ def test_the_released_score_ranks_examples_as_the_librarys_variant_of_it_does():
     membership = rng.random((12, 300)) < 0.5
     signal = rng.normal(size=(12, 300)) - membership
     low, keep = paper_a.released_score(signal[0], signal[1:], membership[1:])
-    ours = LikelihoodRatio("identity", GlobalVariance())(signal[0], signal[1:], membership[1:])
+    ours = ReleasedRatio()(signal[0], signal[1:], membership[1:])
     assert keep.mean() > 0.9
     assert (np.argsort(-low[keep], kind="stable") == np.argsort(ours[keep], kind="stable")).all()
 

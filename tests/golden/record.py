@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from verdicts import called, signal_files, whole_audits
 
 import safexplain
 from safexplain import (
@@ -507,22 +508,6 @@ def command_line() -> dict[str, Any]:
         }
 
 
-def called(*arguments: str) -> tuple[int, str]:
-    """Exit code and standard output of the command line in this process."""
-    from safexplain.cli import main as safexplain_main
-
-    before, told = sys.argv, io.StringIO()
-    sys.argv = ["safexplain", *arguments]
-    try:
-        with redirect_stdout(told):
-            safexplain_main()
-    except SystemExit as ended:
-        return int(ended.code or 0), told.getvalue()
-    finally:
-        sys.argv = before
-    return 0, told.getvalue()
-
-
 # --- 5. canaries and bounds -------------------------------------------------------------------------------------------
 
 
@@ -750,6 +735,8 @@ SUBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
     "training": training,
     "audits": audits,
     "command line": command_line,
+    "signal files": signal_files,
+    "whole audits": whole_audits,
     "bounds": bounds,
     "canary runs": canary_runs,
     "mechanisms": mechanisms,

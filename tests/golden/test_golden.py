@@ -11,6 +11,7 @@ import captum
 import numpy as np
 import pytest
 import record
+import verdicts
 
 from safexplain._versions import CAPTUM, RELEASE_FORMAT
 
@@ -187,6 +188,38 @@ def test_the_command_line_writes_the_same_certificate():
     assert same(found["audit"]["areas"], kept["audit"]["areas"], 0.0, 0.05)
     for name in EXACT:
         assert same(found["audit"][name], kept["audit"][name])
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def exact(content: Any) -> Any:
+    """What rounding does not move: outcomes without counts and bounds, but with the names of the attacks."""
+    if not isinstance(content, dict):
+        return [exact(value) for value in content] if isinstance(content, list) else content
+    return {
+        name: sorted(value if isinstance(value, dict) else []) if name in verdicts.ROUNDED else exact(value)
+        for name, value in content.items()
+    }
+
+
+def same_outcomes(found: dict[str, Any], kept: dict[str, Any]) -> bool:
+    """Counts of members to 2, bounds of rates to 0.01; verdicts, exit codes, sizes, controls and names exactly."""
+    __tracebackhide__ = True
+    return same(exact(found), exact(kept)) and same(found, kept, 0.0, 0.01, 2)
+
+
+@pytest.mark.parametrize("name", list(verdicts.FILES))
+def test_a_file_of_signals_gets_the_same_verdict_by_the_same_counts(name):
+    assert same_outcomes(verdicts.signal_file(name), record.kept("signal files")[name])
+
+
+@pytest.mark.parametrize("name", list(verdicts.AUDITS))
+def test_a_small_audit_gets_the_same_verdict_by_the_same_counts(name):
+    made, libraries = verdicts.AUDITS[name]
+    for library in libraries:
+        pytest.importorskip(library)
+    assert same_outcomes(made(), record.kept("whole audits")[name])
 
 
 # --- canaries ---------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from safexplain.verdict.evidence import Control, Evidence, Role, at_level
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats.paired import count_pairs, rank_at
-from safexplain.verdict.stats.paired_auc import Ties, compare_areas
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, upper_bound_rank, weights_of
+from safexplain.verdict.words import written
 
 CONTROLS = (
     Control("blind baseline", None, "the inputs are not in the signals", {}),
@@ -85,12 +85,8 @@ def evidence_at(level: int, policy: Policy, *, n: int, leak: float = 0.0, group:
             found_above(member[order], lower_bound_rank(n, policy.fpr, policy.risk / 100)[0], heavy, strict=True),
         )
         pair = None if scores is told else count_pairs(order, base, member, policy.fpr, weights)
-        areas = None
-        if policy.claim == "auc" and scores is not told:
-            groups = None if weights is None else np.repeat(np.arange(2 * n), group)
-            areas = compare_areas(Ties.of(scores), Ties.of(told), member, groups, weights)
         what, plus, also = signal.partition("+")
-        found.append(Evidence(name, at_level(what, level) + plus + also, role, level, *map(float, counts), pair, areas))
+        found.append(Evidence(name, at_level(what, level) + plus + also, role, level, *map(float, counts), pair))
     return tuple(found)
 
 
@@ -104,10 +100,6 @@ def compared(policy: Policy, *, n: int, leak: float = 0.0, group: int = 1, **mor
 EXCESS = compared(
     Policy(fpr=0.05, max_tpr=0.1, max_excess=0.1, release="explanation+prediction", patience=(1, 200)), n=3000
 )
-
-
-AREA = compared(Policy(claim="auc", patience=(1, 5)), n=1500)
-"""By area, an average."""
 
 
 UNDECIDED = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, 0)
@@ -131,7 +123,6 @@ LEAKING = several(0.0, 1.5)
 JUDGEMENTS = {
     "certified": CERTIFIED,
     "excess": EXCESS,
-    "by area": AREA,
     "undecided": UNDECIDED,
     "groups and a mixture": GROUPED,
     "several targets": SEVERAL,
@@ -148,7 +139,9 @@ def audited(judgement: Judgement, **more: Any) -> dict[str, Any]:
     ]
     scored = judgement.grouped or judgement.members + judgement.non_members
     splits = {"selection": 0, "training": 0, judgement.split: scored}
-    return {**judgement.to_dict(), "attacks": attacks, "splits": splits, **more}
+    others = [{**one.to_dict(), **written(one)} for one in judgement.others]
+    found = {**judgement.to_dict(), **written(judgement), "others": others}
+    return {**found, "attacks": attacks, "splits": splits, **more}
 
 
 def made(judgement: Judgement = CERTIFIED, **changes: Any) -> dict[str, Any]:

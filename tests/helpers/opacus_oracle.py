@@ -12,7 +12,8 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from audit.suites.paper_c_canaries.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import KeyedDraws
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -49,8 +50,8 @@ class Recorded(KeyedDraws):
         super().__init__(*args)
         self.given = {"batches": [], "coins": [], "noise": []}
 
-    def batches(self, runs, records, products):
-        for index, weight in super().batches(runs, records, products):
+    def batches(self, records):
+        for index, weight in super().batches(records):
             self.given["batches"].append((index, weight))
             yield index, weight
 

@@ -11,8 +11,8 @@ import numpy as np
 from safexplain.audit.certify import conclude
 from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.verdict.evidence import Control, Role, at_level
-from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
+from safexplain.verdict.result import AuditResult
 from safexplain.verdict.thresholds import by_score
 
 POLICY = Policy(fpr=0.1, max_tpr=0.4, max_excess=0.2, patience=(1, 5, 200), references=8)
@@ -31,7 +31,7 @@ class Row:
     """What `conclude` looks at of a row of the suite."""
 
     name: str
-    title_signal: str
+    signal: str
     role: Role
     level: int
 

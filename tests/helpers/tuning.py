@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Dither, Policy, Population, Recipe, train_shadows
+from safexplain.audit.question import AuditOptions
 from safexplain.audit.references.shadows import Shadows
-from safexplain.audit.run import AuditOptions
 from safexplain.tune import tune
 
 RECIPE = Recipe(lr=3e-3, epochs=20)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from safexplain.audit.asked import summarise
 from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.scoring import scores_of
 from safexplain.audit.attacks.suite import fitting, values_of
-from safexplain.audit.collect import summarise
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
-from safexplain.tune.leak import FPRS, LeakMeter, leave_one_out, rates, resampled_rates
+from safexplain.tune.leak import FPRS, LeakMeter, rates, resampled_rates
 from safexplain.verdict.policy import Policy
 
 M, N, D = 11, 100, 6
@@ -54,7 +55,7 @@ def slow_rates(scores: np.ndarray, member: np.ndarray) -> float:
 def slow_scores(row, signals: Signals, read: int) -> np.ndarray:
     """By a plain call of the attack, with all other models as references."""
     others = np.arange(M) != read
-    values = values_of(signals, row.signal)
+    values = values_of(signals, row.reads)
     return row.attack(values[read], values[others], MEMBER[others])
 
 
@@ -110,9 +111,9 @@ def test_all_models_but_the_one_that_is_read_are_references(meter: LeakMeter) ->
     signals = Signals(MEMBER, {**known(), **values}, maps, {})
     rows = {c for row in fitting(signals, Policy(patience=(1,))) for c in row.columns if not c.columns and not c.learns}
     for row in (r for r in rows if not isinstance(r.attack, Boosted)):
-        fast = leave_one_out(row, signals, [0, 5])
+        fast = scores_of(row, signals, [0, 5], np.arange(M))
         if row.signal.endswith((":sign", ":rank")):
-            view = values_of(signals, row.signal)
+            view = values_of(signals, row.reads)
             slow = replace(row, signal="map"), Signals(MEMBER, {"map": view}, None, {})
         else:
             slow = row, signals

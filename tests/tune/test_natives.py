@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKMask, TopKSet
-from safexplain.audit.run import methods_of
+from safexplain.audit import Dither, Population
+from safexplain.audit.asked import ExplainModel, Predictions
+from safexplain.audit.question import methods_of
+from safexplain.audit.store import Store
 from safexplain.explain.wrap import HARDENED
 from safexplain.tune.natives import Natives
 
@@ -27,7 +30,10 @@ MODELS = [net(1), net(2)]
 
 
 def natives(method: str, arguments: dict | None = None, **changes) -> Natives:
-    return Natives(MODELS, X, LABELS, methods_of(HARDENED[method], arguments), softmax=False, batch_size=4, **changes)
+    pool = Population(X, torch.arange(6) % 3)
+    asked = Predictions({1: {"label": LABELS.double().numpy()}}, Dither(), 3)
+    methods = methods_of(HARDENED[method], arguments)
+    return Natives(MODELS, pool, asked, methods, softmax=False, batch_size=4, **changes)
 
 
 @pytest.mark.parametrize("hardening", [Hardening(TopKSet(fraction=0.2)), Hardening(RankNorm(), TopKMask(0.3))])
@@ -76,10 +82,9 @@ def test_explainers_that_draw_at_random_draw_the_same_again_and_leave_the_genera
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_maps_that_took_long_are_read_again_from_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("safexplain.tune.natives.LONG", 0.0)
-    one = natives("InputXGradient", folder=tmp_path, identity="a").maps({})[0].values
-    monkeypatch.setattr(Natives, "_ask", lambda *asked: pytest.fail("asked again"))
-    assert torch.equal(natives("InputXGradient", folder=tmp_path, identity="a").maps({})[0].values, one)
+def test_maps_are_read_again_from_the_folder(tmp_path, monkeypatch):
+    one = natives("InputXGradient", store=Store(tmp_path)).maps({})[0].values
+    monkeypatch.setattr(ExplainModel, "__call__", lambda *asked: pytest.fail("asked again"))
+    assert torch.equal(natives("InputXGradient", store=Store(tmp_path)).maps({})[0].values, one)
     with pytest.raises(pytest.fail.Exception):
-        natives("InputXGradient", folder=tmp_path, identity="another").maps({})
+        natives("InputXGradient", {"multiply_by_inputs": False}, store=Store(tmp_path)).maps({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.tune import Tuned, study, tune
+from safexplain.tune import Tuned, natives, study
 from safexplain.tune.leak import Leakage
 from safexplain.tune.result import front_of
 from safexplain.verdict.certificate.read import load_certificate
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("few_trees")
 @pytest.fixture
 def unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the audit at the end."""
-    monkeypatch.setattr(study, "audit_pools", lambda *pools, **given: None)
+    monkeypatch.setattr(study, "judge", lambda question, models: None)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_the_digest_is_that_of_the_file_in_the_folder(found: Tuned) -> None:
 
 
 def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
-    key = study.Natives([], torch.zeros(1, 1), torch.zeros(0, 1), (), softmax=False)._key
+    key = hashlib.blake2b(b"tune 0", digest_size=32).digest()  # as `Natives` makes it
     for path in Path(found.study.path or "").rglob("*"):
         if path.is_file():
             content = path.read_bytes()
@@ -150,13 +151,13 @@ def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
 @pytest.mark.usefixtures("unconfirmed")
 def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
     population, shadows = world()
-    pool = study.Pool(population, shadows)
+    pool = study.Models(population, shadows)
     at = np.flatnonzero(~Splits.of(pool.signals(), POLICY, trains=True).selection)
     x, y = population.x.clone(), population.y.clone()
     for i in at:  # other inputs, that are not drawn into the selection split either
         for step in range(1, 50):
             x[i] = population.x[i] + 0.01 * step
-            if not Splits.of(study.Pool(Population(x, y), shadows).signals(), POLICY, trains=True).selection[i]:
+            if not Splits.of(study.Models(Population(x, y), shadows).signals(), POLICY, trains=True).selection[i]:
                 break
     y[at] = (y[at] + 1) % 10
     membership = shadows.membership.copy()
@@ -205,9 +206,13 @@ def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
 def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each() -> None:
     asked = []
-    before = study.Natives._ask
+    before = natives.explain
     patch = pytest.MonkeyPatch()
-    patch.setattr(study.Natives, "_ask", lambda self, m, a, n: asked.append(str(a)) or before(self, m, a, n))
+    patch.setattr(
+        natives,
+        "explain",
+        lambda *a, **k: asked.append(str(a[3][0].release.methods[0].arguments)) or before(*a, **k),
+    )
     tuned = search(HardenedSaliency, trials=13)
     patch.undo()
     assert len(asked) == len(set(asked)) == 3  # as given, and with each value of the one option
@@ -249,7 +254,7 @@ def test_several_explainers_are_searched_as_one_release() -> None:
         ({"trials": 0}, ConfigurationError, "trials"),
         ({"seed": -1}, ConfigurationError, "seed"),
         ({"space": "everything"}, ConfigurationError, "expected one of default, deepleak"),
-        ({"shadows": None, "references": 3}, InputError, "at least 4 reference models"),
+        ({"shadows": None, "references": 3, "build": lambda seed: None}, InputError, "at least 4 reference models"),
         ({"shadows": None, "references": 0}, InputError, "at least 4 reference models"),
         ({"policy": replace(POLICY, selection=0.01)}, InputError, "examples to choose by"),
         ({"policy": replace(POLICY, release="prediction")}, ConfigurationError, "a search looks for a release of expl"),
@@ -302,17 +307,7 @@ def test_four_references_and_few_examples_are_enough_to_search() -> None:
 def test_without_a_share_for_choosing_the_policy_gets_one() -> None:
     seen = {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(study, "audit_pools", lambda pools, **given: seen.update(given))
+    patch.setattr(study, "judge", lambda question, models: seen.update(policy=question.policy))
     search(HardenedInputXGradient, trials=1, policy=replace(POLICY, selection=0.0))
     patch.undo()
     assert seen["policy"] == replace(POLICY, selection=study.SELECTION)
-
-
-def test_the_arguments_are_those_of_audit() -> None:
-    import inspect
-
-    from safexplain.audit import audit
-
-    own, theirs = (list(inspect.signature(f).parameters) for f in (tune, audit))
-    assert [name for name in theirs if name not in own] == ["hardening"]
-    assert [name for name in own if name not in theirs] == ["space", "trials", "folder", "public_models"]

@@ -57,7 +57,6 @@ OUTSIDE = {
     "Boosted": "the numbers of one signal or of several, and the label beside them",
     "Stacked": "the scores of other attacks",
     "OwnLabelRatio": "the labels of many queries about one example",
-    "OverQueries": "the answers to several queries, one by one",
     "PooledDensityRatio": "margins that recourse gives away",
 }
 """Attacks that the suite makes for each level, or puts around others."""
@@ -152,8 +151,8 @@ def _alone(kind: Any) -> bool:
     return default is not inspect.Parameter.empty
 
 
-def _rows(name: str) -> Iterator[Any]:
-    return (row for row in suite.SUITE if type(row.attack).__name__ == name)
+def _lines(name: str) -> Iterator[suite.Line]:
+    return (line for line in suite.SUITE if type(line.attack).__name__ == name)
 
 
 def _signal(signal: str) -> str:
@@ -161,32 +160,32 @@ def _signal(signal: str) -> str:
 
 
 def _reads(name: str) -> str:
-    signals = list(dict.fromkeys(_signal(row.signal) for row in _rows(name)))
+    signals = list(dict.fromkeys(_signal(line.signal) for line in _lines(name)))
     if len(signals) > 6:
         signals = [*signals[:6], f"and {len(signals) - 6} more, below"]
     return ", ".join(signals) or OUTSIDE.get(name, "one number an example, or several: whatever it is given")
 
 
 def _judged(name: str) -> str:
-    rows = list(_rows(name))
-    if not rows:
+    lines = list(_lines(name))
+    if not lines:
         return JUDGED.get(
             name, "Only where you ask for it: give it to `safexplain attack`, or call it on your signals."
         )
-    lines = []
-    for row in rows:
+    found = []
+    for line in lines:
         level = "asked once, and averaged over many queries"
-        if row in suite.WITHOUT_REFERENCES:
-            level = "where there are no references"
-        if row.learns:
+        if line.once:
             level = "asked once"
-        if row.role == "loss":
+        if line in suite.WITHOUT_REFERENCES:
+            level = "where there are no references"
+        if line.role == "loss":
             level = "where the service releases probabilities"
-        if row in suite.RECOURSE:
+        if line in suite.RECOURSE:
             level = "where recourse is released"
-        lines.append((_signal(row.signal), READS[row.role], level))
+        found.append((_signal(line.signal), READS[line.role], level))
     text = "In the fixed suite of every audit whose signals it can read:"
-    return text + "\n\n" + markdown(("signal", "read from", "when"), list(dict.fromkeys(lines)), left=3)
+    return text + "\n\n" + markdown(("signal", "read from", "when"), list(dict.fromkeys(found)), left=3)
 
 
 def _power(name: str) -> list[str]:
@@ -217,9 +216,6 @@ def _power(name: str) -> list[str]:
 
 def _elsewhere(name: str) -> str:
     pages = {
-        "AtTargetLabel": ("paper_e_tmi", "Who was in the pre-training data?"),
-        "Metaclassifier": ("paper_e_tmi", "Who was in the pre-training data?"),
-        "OverQueries": ("paper_e_tmi", "Who was in the pre-training data?"),
         "CounterfactualDistance": ("paper_b_recourse", "Recourse"),
         "CounterfactualLRT": ("paper_b_recourse", "Recourse"),
         "PooledDensityRatio": ("paper_b_recourse", "Recourse"),

@@ -31,8 +31,8 @@ from threadpoolctl import threadpool_limits
 from torch.nn import functional as F
 
 from safexplain.audit import Population, Recipe, Shadows, Signals, train_shadows
+from safexplain.audit.asked import predict
 from safexplain.audit.attacks import RMIA, Attack, LabelLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.queries import predict
 from safexplain.verdict.stats import one_run_lower_bound, roc
 
 from ...shared.run import Progress

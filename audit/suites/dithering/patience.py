@@ -19,12 +19,11 @@ from torch import Tensor
 
 from safexplain import RankNorm
 from safexplain.audit import Shadows
+from safexplain.audit.asked import summarise
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
-from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
+from safexplain.audit.attacks.likelihood import OwnLabelRatio, likelihood_ratios
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import SUMMARY, VIEWS
-from safexplain.audit.collect import summarise
+from safexplain.audit.attacks.suite import SUMMARY, VIEWS, log_odds
 from safexplain.audit.queries import Dither, Queries
 from safexplain.hardening.formats import TopKSet
 

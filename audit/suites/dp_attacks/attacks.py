@@ -13,12 +13,7 @@ from scipy.stats import beta
 
 from safexplain._privacy_loss import Steps
 from safexplain.audit import Policy, Signals
-from safexplain.audit.attacks import (
-    GlobalVariance,
-    JointLikelihoodRatio,
-    LabelLikelihoodRatio,
-    LikelihoodRatio,
-)
+from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.verdict.implied import RocBound, tpr_bound
@@ -26,16 +21,14 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 from ...shared.resampling import interpolated_rates, interval, resampled_rates
 from ...shared.run import Progress
+from ..paper_a.published import ReleasedRatio
 from .plan import DELTA, Budget, Size
 
 RATES = (0.001, 0.01)
 HUANG = "LRT (Huang et al.)"
 OF_FIVE = "l1+mean+positive+sparsity+peak"
 SCALAR = (
-    *(
-        SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")
-        for s in ("variance", "l1", "l2")
-    ),
+    *(SuiteRow(HUANG, ReleasedRatio(), s, "explanation") for s in ("variance", "l1", "l2")),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation"),
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), OF_FIVE, "explanation"),
     SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -38,7 +38,7 @@ from .plan import Budget, Pool, Size, budgets
 from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, released
 
 TRAINING = ("safexplain.dp.heads.closed_form",)
-EXPLAINING = ("safexplain.audit.collect", "safexplain.dp.heads.features")
+EXPLAINING = ("safexplain.audit.asked", "safexplain.dp.heads.features")
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 QUICK = Size(models=6, pool=150, explained=120, mapped=60, targets=1, side=32, epochs=5, points=2, resamples=20)

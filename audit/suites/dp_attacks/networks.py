@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest
-from safexplain.audit.collect import summarise
+from safexplain.audit.asked import summarise
 from safexplain.dp.heads.closed_form import Heads
 
 from ...shared.run import Progress, code_of
@@ -44,7 +44,7 @@ QUICK = replace(
 )
 
 TRAINING = ("safexplain.dp.sgd.finetune",)
-EXPLAINING = ("safexplain.audit.collect",)
+EXPLAINING = ("safexplain.audit.asked",)
 """What decides the weights of a model; and, given these, what it releases."""
 
 FORWARD = {"vit_tiny_patch16_224": 2.5e9, "vit_small_patch16_224": 9.2e9}

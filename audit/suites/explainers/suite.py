@@ -53,11 +53,10 @@ from torch import Tensor, nn
 
 from safexplain import Hardening, Probability
 from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train_shadows, utility
+from safexplain.audit.asked import Predictions, predict, summarise
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
-from safexplain.audit.collect import summarise
-from safexplain.audit.queries import Predictions, predict
+from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.base import anchor_hardening
@@ -368,7 +367,7 @@ def judged(trained: Trained, maps: Floats, resamples: int) -> dict[str, Any]:
     values |= {name: np.stack([found[name].numpy() for found in each]) for name in each[0]}
     signals = Signals(trained.shadows.membership, values, maps.astype(np.float32), {})
     rows = [apart(row) for row in _rows(signals)]
-    views = {f"{view}_{WHOLE_MAP}": make(values_of(signals, WHOLE_MAP)) for view, make in VIEWS.items()}
+    views = {f"{view}_{WHOLE_MAP}": make(values_of(signals, [Signal(WHOLE_MAP)])) for view, make in VIEWS.items()}
     signals = replace(signals, values={**signals.values, **views})
     rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
     for target in range(trained.task.targets):

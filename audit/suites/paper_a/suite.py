@@ -34,11 +34,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
-from safexplain.audit.attacks import RMIA, Attack, GlobalVariance, JointLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks import RMIA, Attack, JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 from ...shared.run import Progress, concluded, destination, load, parser, provenance, write_json
+from .published import ReleasedRatio
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -130,7 +131,7 @@ def one_target(signal: Floats, membership: Bools, t: int) -> tuple[dict[str, lis
     called_fpr, called_tpr = swapped_curve(low[keep], member[keep])
     wrong = [misread(called_fpr, called_tpr, r) for r in RATES]
     right = roc(-low[keep], member[keep])
-    own = LikelihoodRatio("identity", GlobalVariance())(signal[t], signal[others], membership[others])
+    own = ReleasedRatio()(signal[t], signal[others], membership[others])
     return {
         "published": [w[0] for w in wrong] + [right.auc],
         "read_at": [w[1] for w in wrong],

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from safexplain._progress import Progress
 from safexplain.audit.attacks import Threshold
-from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.recourse import unit
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
@@ -168,7 +168,7 @@ def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     low, high = auc_interval(curve)
     return {
         "attack": row.name,
-        "signal": row.title_signal,
+        "signal": row.signal,
         "one_answer": row.signal in OF_ONE_ANSWER,
         "auc": curve.auc,
         "auc_low": low,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.canaries.result import CanaryResult, Errors, counted
 
 from ...shared.run import Unusable, rounded, write_json
 
@@ -48,7 +48,7 @@ def repeats_in(value: Any) -> Iterator[list[dict[str, Any]]]:
 
 def judged(one: dict[str, Any]) -> dict[str, Any]:
     """What follows from the counts of one repeat."""
-    found = CanaryResult.from_dict(one).to_dict()
+    found = counted(one).to_dict()
     return {name: value for name, value in found.items() if name not in ("seconds", "seconds_per_run")}
 
 

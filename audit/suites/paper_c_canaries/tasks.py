@@ -28,6 +28,7 @@ from safexplain.verdict.canaries.claim import Claim, ScenarioName
 
 from ...shared.run import Progress, code_of
 from ..dp_attacks.heads import save
+from .mlp import MLPSetting
 
 EPSILON, DELTA = 10.0, 1e-5
 """Under substitution, as in the paper."""
@@ -69,7 +70,9 @@ class Training:
             clipping=FlatClipping(self.clip), lr=self.lr, optimizer=self.optimizer, bias=self.bias,
             one_logit=self.one_logit,
         )  # fmt: skip
-        return Setting(name, x, y, recipe, Claim(mechanism, DELTA), hidden=self.hidden, auxiliary=auxiliary)
+        if self.hidden:
+            return MLPSetting(name, x, y, recipe, Claim(mechanism, DELTA), auxiliary, hidden=self.hidden)
+        return Setting(name, x, y, recipe, Claim(mechanism, DELTA), auxiliary)
 
 
 @dataclass(frozen=True, eq=False)

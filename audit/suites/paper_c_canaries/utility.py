@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.canaries.batched.block_store import Block
+from safexplain.audit.canaries.batched.blocks import Block
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.canary import Canary, GradientCanary
@@ -39,7 +39,6 @@ def accuracies(
     generator = torch.Generator(s.x.device).manual_seed(seed)
     job = Job(
         s.network, s.x, s.y, [canary.target], s.recipe, s.mechanism.noise_multiplier, runs, generator, s.initial,
-        shared_batches=True,
     )  # fmt: skip
     block = Block(0, 0, runs)
     theta = job.start(block, s.x.device)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from safexplain.audit.canaries.batched.block_store import blocks_of
+from safexplain.audit.canaries.batched.blocks import blocks_of
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.setting import Setting

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 
 from safexplain import GaussianNoise, Hardening, Probability, RangeClip, ThresholdMask
 from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train_shadows
+from safexplain.audit.asked import summarise
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.collect import summarise
 from safexplain.audit.root_cause import root_cause, sentence
 from safexplain.audit.usefulness import utility
 from safexplain.explain import CATALOG
@@ -459,7 +459,7 @@ class Honest:
         for t in range(self.size.targets):
             scorer = Scorer(signals, rows, target=t, training=none)
             for row, scores in zip(rows, scorer.scores(t), strict=True):
-                found.setdefault("label" if row.baseline else f"{row.name} on {row.title_signal}", []).append(scores)
+                found.setdefault("label" if row.baseline else f"{row.name} on {row.signal}", []).append(scores)
         return {name: np.stack(scores) for name, scores in found.items()}
 
     def kept(self, explainer: Explainer, maps: list[Tensor]) -> Floats:

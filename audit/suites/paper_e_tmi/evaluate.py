@@ -19,17 +19,11 @@ from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from scipy.special import expit
 
-from safexplain.audit.attacks import (
-    Attack,
-    AtTargetLabel,
-    JointLikelihoodRatio,
-    LabelLikelihoodRatio,
-    LikelihoodRatio,
-    Metaclassifier,
-    OverQueries,
-)
+from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 
 from ...shared.resampling import resampled_rates
+from .metaclassifier import Metaclassifier
+from .transfer import AtTargetLabel, OverQueries
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -45,13 +45,14 @@ import torch
 from numpy.typing import NDArray
 
 from safexplain.audit import Population, Shadows, fine_tune
-from safexplain.audit.attacks import Attack, JointLikelihoodRatio, Metaclassifier, OverQueries
-from safexplain.audit.queries import predict
+from safexplain.audit.asked import predict
+from safexplain.audit.attacks import Attack, JointLikelihoodRatio
 
 from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, rounded, write_json
 from . import explanations, text
 from .evaluate import LIRA, Against, attacks, judged, top_k
 from .linear import figure3
+from .metaclassifier import Metaclassifier
 from .tables import shown
 from .tasks import (
     ABLATED,
@@ -66,6 +67,7 @@ from .tasks import (
     pretrained,
     untrained,
 )
+from .transfer import OverQueries
 
 Values = dict[str, NDArray[np.float64]]
 TOP = (1, 5)

@@ -206,6 +206,25 @@ def untrained(shadows: Shadows, images: Images, size: Size, device: str) -> Shad
     return Shadows(tuple(models), shadows.membership)
 
 
+@dataclass(frozen=True, eq=False)
+class WithMembers(FineTune):
+    """Fine-tuning also on those examples of the pool that were in the pre-training (table 7 of arXiv 2306.01181).
+
+    Args:
+        pool: examples of the pool, with labels of the downstream task.
+        rows: (k,) where they are in it.
+    """
+
+    pool: Population | None = None
+    rows: NDArray[np.int64] | None = None
+
+    def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
+        """As `FineTune`, and the members."""
+        assert self.pool is not None
+        assert self.rows is not None
+        return [*super().shares(seed, number, member), (self.pool, np.flatnonzero(member[self.rows]))]
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is fine-tuned.
@@ -253,11 +272,11 @@ class Setting:
 
             recipe = size.private
             dp = {"epsilon": self.epsilon, "delta": DELTA, "adjacency": "add_remove", "clipping": FlatClipping(CLIP)}
-        both = None
-        if self.overlap:
-            rows = self.rows(size)
-            both = (Population(images.pool.x[rows], torch.from_numpy(images.coarse[rows])), rows)
-        return FineTune(images.tasks[self.task], recipe, trainable=self.trainable, dp=dp, overlap=both)
+        if not self.overlap:
+            return FineTune(images.tasks[self.task], recipe, trainable=self.trainable, dp=dp)
+        rows = self.rows(size)
+        pool = Population(images.pool.x[rows], torch.from_numpy(images.coarse[rows]))
+        return WithMembers(images.tasks[self.task], recipe, trainable=self.trainable, dp=dp, pool=pool, rows=rows)
 
     def dither(self, size: Size) -> Dither:
         """How queries differ: as what was trained on, or hardly."""

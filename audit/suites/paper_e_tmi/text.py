@@ -16,11 +16,12 @@ import numpy as np
 from torch import nn
 
 from safexplain.audit import FineTune, Population, Recipe, fine_tune, train_shadows
-from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio, Metaclassifier
-from safexplain.audit.queries import predict
+from safexplain.audit.asked import predict
+from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 
 from ...shared.run import Progress, load
 from .evaluate import LIRA, Against, judged
+from .metaclassifier import Metaclassifier
 from .tasks import Size, accuracy
 
 WORDS, HIDDEN, TOPICS = 1000, 128, 5

@@ -33,7 +33,7 @@ from safexplain.audit.holdout_uses import VARIABLE, Uses, uses_of
 from safexplain.cli.run import demo
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.result import AuditResult
 
 from ...shared.run import Parts, Progress, concluded, destination, parser, peak_bytes, provenance, write_json
 

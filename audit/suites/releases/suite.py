@@ -50,11 +50,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
+from safexplain.audit.asked import Predictions, summarise
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
-from safexplain.audit.collect import summarise
-from safexplain.audit.queries import Predictions
+from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
@@ -133,7 +132,7 @@ class Cell:
         """{level: what each stacked attack adds to the labels}, and the labels alone."""
         signals = self.signals(maps)
         rows = [apart(row) for row in self._rows(signals)]
-        views = {f"{view}_{name}": made(values_of(signals, name)) for name in maps_of(signals)
+        views = {f"{view}_{name}": made(values_of(signals, [Signal.parse(name)])) for name in maps_of(signals)
                  for view, made in VIEWS.items()}  # fmt: skip
         signals = replace(signals, values={**signals.values, **views})
         rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}

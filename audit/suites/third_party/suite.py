@@ -35,10 +35,10 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
+from safexplain.audit.asked import SUMMARIES
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
-from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls.differences import blind_baseline
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written
@@ -251,7 +251,7 @@ def measure(
     whole = only(signals, trained)
     assert signals.attributions is not None
     whole = replace(whole, attributions=signals.attributions[trained])
-    rows = [r for r in fitting(whole) if not any(p.endswith("_normal") for p in r.parts)]
+    rows = [r for r in fitting(whole) if not any(s.name.endswith("_normal") for s in r.reads)]
     full = certify(whole, POLICY, suite=[*rows, *MISMATCH], progress=progress)
     return {"without_training": written(simple), "with_references": written(full)}
 

@@ -23,14 +23,14 @@ taken as known, and each attack is judged as if it were the only one, by its one
 ("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
 been fixed before ("best accuracy").
 
-Then the claim "excess" (`pairs`), examples in groups (`groups`), the claim "auc" (`areas`), audits that look again
-while they are undecided (`looks`), and whole audits through `certify` on signals as an audit collects them by default,
+Then the claim "excess" (`pairs`), examples in groups (`groups`), audits that look again while they are undecided
+(`looks`), and whole audits through `certify` on signals as an audit collects them by default,
 with the complete suite and controls: where explanations add nothing to labels that leak, where members and non-members
 differ by something that is not training, and where maps tell a known share of the members; beside them the same with
 the first look alone, and under the settings of version 0.2.0.
 
     python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
-        [--only whole pairs groups areas looks certify]
+        [--only whole pairs groups looks certify]
 """
 
 from __future__ import annotations
@@ -49,26 +49,24 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 
 from safexplain.audit.certify import certify
-from safexplain.audit.run import LOOKS
+from safexplain.audit.question import LOOKS
 from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import critical_counts, power
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import (
     by_score,
     found_above,
     lower_bound,
-    ranks_of,
     upper_bound,
 )
 
 from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, write_json
-from .areas import AREA_COLUMNS, AREA_GROUP_COLUMNS, AREA_SIZES, simulate_area_groups, simulate_areas
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
 from .looks import LOOK_BASES, LOOK_COLUMNS, simulate_looks
 from .pairs import ALIKE, BASES, PAIR_COLUMNS, simulate_pairs
+from .power import critical_counts, power, ranks_of
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -96,10 +94,8 @@ COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
 RULE = (
     "safexplain.verdict.judgement",
     "safexplain.verdict.policy",
-    "safexplain.verdict.power",
     "safexplain.verdict.stats.paired",
 )
-RULE_OF_AREAS = ("safexplain.verdict.stats.paired_auc",)
 """What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
 BEST_ACCURACY_UP_TO = 10_000
 """Examples; above, sorting takes too long."""
@@ -439,8 +435,7 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def power_curves() -> dict[str, Any]:
-    """Probability of each verdict by the true rate of one leaking attack, seven judged, by
-    `safexplain.verdict.power`."""
+    """Probability of each verdict by the true rate of one leaking attack, seven judged, by `power`."""
     policy = POLICIES[0]
     tpr = np.unique([*np.round(np.geomspace(0.01, 0.3, 60), 4), 0.02, 0.03, 0.05, 0.1, 0.2])
     curves = {}
@@ -459,10 +454,9 @@ def worst(rows: list[list[Any]], columns: tuple[str, ...], truths: tuple[str, ..
     return max(chosen, default=0)
 
 
-SECTIONS = ("whole", "pairs", "groups", "areas", "looks", "certify")
+SECTIONS = ("whole", "pairs", "groups", "looks", "certify")
 PAIR_SIZES = ((1000, 1000), (500, 3000))
 PAIR_AUDITS = GROUP_AUDITS = 200
-AREA_AUDITS = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -478,12 +472,10 @@ def main(argv: list[str] | None = None) -> int:
         report = {**json.loads(kept.read_text()), **report}
     parts = Parts(options.cache / "verdict_errors", __package__)
     counted = Parts(options.cache / "verdict_errors", __package__, *RULE)
-    areas = Parts(options.cache / "verdict_errors", __package__, *RULE_OF_AREAS)
     make = {
         "whole": (whole_section, counted),
         "pairs": (pairs_section, counted),
         "groups": (groups_section, counted),
-        "areas": (areas_section, areas),
         "looks": (looks_section, counted),
         "certify": (certify_section, parts),
     }
@@ -545,29 +537,6 @@ def groups_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, A
     return {"groups": {"audits": audits, "columns": list(GROUP_COLUMNS), "cells": rows, **provenance(seconds)}}
 
 
-def areas_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
-    """The claim "auc"."""
-    audits, rows, groups, seconds = 20 if quick else AREA_AUDITS, list[Any](), list[Any](), 0.0
-    for members, non_members in AREA_SIZES[:2] if quick else AREA_SIZES:
-        key, title = [members, non_members, audits], f"areas, {members:,} + {non_members:,}"
-        part = parts.get(["areas", *key], lambda k=key, t=title: timed(simulate_areas, k, t, audits, progress))
-        rows += part["made"]
-        seconds += part["seconds"]
-    for size in list(GROUP_SIZES)[::3] if quick else GROUP_SIZES:
-        for within in WITHIN:
-            for both in (False, True):
-                key, title = [size, within, both, audits // 4], f"groups of {size}, {within}, both sides {both}"
-                part = parts.get(
-                    ["area groups", *key],
-                    lambda k=key, t=title: timed(simulate_area_groups, k, t, audits // 4, progress),
-                )
-                groups.append(part["made"])
-                seconds += part["seconds"]
-    found = {"audits": audits, "columns": list(AREA_COLUMNS), "cells": rows}
-    grouped = {"audits": audits // 4, "columns": list(AREA_GROUP_COLUMNS), "cells": groups}
-    return {"areas": {**found, "groups": grouped, **provenance(seconds)}}
-
-
 def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
     """Whole audits, by one look, under today's default and under 0.2.0's."""
     began, found = time.perf_counter(), dict[str, Any]()
@@ -616,11 +585,6 @@ def failures(report: dict[str, Any]) -> list[str]:
             cell = dict(zip(report[name]["columns"], row, strict=True))
             if cell["wrong_low"] > RISK and cell.get("counted") != "examples":
                 missed.append(f"{name}: bounds miss too often: {cell}")
-    for section in (report["areas"], report["areas"]["groups"]) if "areas" in report else ():
-        for row in section["cells"]:
-            cell = dict(zip(section["columns"], row, strict=True))
-            if cell["wrong_low"] > RISK:
-                missed.append(f"areas: bounds miss too often: {cell}")
     if through["adds 0.022"]["verdicts"]["certified"]["low"] > RISK:
         missed.append(f"certify certifies what is just over the limit: {through['adds 0.022']['verdicts']}")
     for setting in through.keys() & set(ADDS_NOTHING):

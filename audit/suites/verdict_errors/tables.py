@@ -140,44 +140,7 @@ def group_errors(found: dict[str, Any]) -> str:
     return markdown(header, rows, left=1)
 
 
-AREA_FAMILIES = {
-    "independent": "independent, nothing added",
-    "alike": "correlated by .99, nothing added",
-    "correlated": "correlated by .9, more known",
-    "found": "5 % of the members found for certain",
-    "lost": "5 % of the members no more found",
-    "swapped": "5 % of the members from last to first",
-    "outsiders": "5 % of the non-members from anywhere to last",
-    "ties": "two values each",
-    "certain": "almost all found",
-}
-
-
-def area_errors(found: dict[str, Any]) -> str:
-    """Wrong verdicts by area in the worst cell of each family, beside DeLong's normal limits."""
-    cells, n, rows = cells_of(found["areas"]), found["areas"]["audits"], []
-
-    def rate(of: list[dict[str, Any]], *names: str) -> str:
-        return f"{100 * max(c[name] for c in of for name in names) / n:.1f} %"
-
-    kinds = [
-        (title, [c for c in cells if c["family"] == f and c["attacks"] == 1]) for f, title in AREA_FAMILIES.items()
-    ]
-    kinds.append(("eight attacks, one or all at the limit", [c for c in cells if c["attacks"] > 1]))
-    for title, of in kinds:
-        small = f"{100 * max(max(c['leak_small'], c['certified_small']) for c in of) / n:.1f} %"
-        rows.append((title, rate(of, "leak"), rate(of, "certified"), small, rate(of, "usual_leak", "usual_certified")))
-    groups = cells_of(found["areas"]["groups"])
-    worst_of = [f"{100 * max(c[k] for c in groups) / found['areas']['groups']['audits']:.1f} %" for k in
-                ("leak", "certified")]  # fmt: skip
-    rows.append((f"groups of 1 to 50 ({found['areas']['groups']['audits']} audits a cell)", *worst_of, "", ""))
-    header = ("worst of all sizes", "leak proven, at the limit", "certified, just over", "bounds at 0.1 % that miss",
-              "normal limits: wrong")  # fmt: skip
-    return markdown(header, rows)
-
-
 TABLES = {
-    "verdict_errors: areas": area_errors,
     "verdict_errors: pair errors": pair_errors,
     "verdict_errors: pair widths": pair_widths,
     "verdict_errors: groups": group_errors,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.audit.maps import all_finite
 from safexplain.audit.signals import partners
-from safexplain.audit.storage.maps import all_finite
-from safexplain.errors import ConfigurationError, InputError
-
-if TYPE_CHECKING:
-    import torch
+from safexplain.errors import InputError
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -70,23 +66,6 @@ def references_for(read: int, references: Iterable[int], membership: Bools) -> N
     """
     partner = partners(membership)[read]
     return np.array([r for r in references if r not in (read, partner)], dtype=np.int64)
-
-
-def check_device(name: str) -> None:
-    """That this names a torch device, or is "auto"; torch is not loaded.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
-    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", name):
-        raise ConfigurationError(f"device is auto, cpu, cuda or cuda:0, got {name!r}")
-
-
-def device_of(name: str) -> torch.device:
-    """The torch device; "auto" takes a CUDA device when there is one."""
-    import torch
-
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
-from safexplain.audit.attacks.likelihood.moments import transformed
-from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
+from safexplain.audit.attacks.likelihood import LabelLikelihoodRatio, LikelihoodRatio, transformed
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from safexplain.audit.attacks.base import Bools, Floats, Threshold, check_signals
-from safexplain.audit.attacks.likelihood.moments import transformed
+from safexplain.audit.attacks.likelihood import transformed
 from safexplain.errors import ConfigurationError, InputError
 
 

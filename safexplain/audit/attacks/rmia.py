@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.moments import two_sided
+from safexplain.audit.attacks.likelihood import two_sided
 from safexplain.errors import ConfigurationError, InputError
 
 
 @dataclass(frozen=True)
 class RMIA:
-    """Share of the other examples z that x beats: ratio(x) / ratio(z) >= gamma (eqs. 2-4).
+    """Share of the other examples z that x beats: ratio(x) / ratio(z) >= 1 (eqs. 2-4, gamma = 1).
 
     Here ratio(x) = p(x | model) / p(x), and p(x | model) = exp(-loss) is the probability of the true label. p(x)
     averages it over reference models:
@@ -27,26 +27,23 @@ class RMIA:
         offline   ((1 + a) * mean over models without x + (1 - a)) / 2                    (eq. 11)
 
     All is worked out on logarithms, so that probabilities below the smallest float count, and a loss of exactly 0 is a
-    value like any other. The share is a step function that never falls as ratio(x) rises; all examples whose
-    ratios lie close together have the same share unless gamma = 1.
+    value like any other. Examples of equal shares are ordered by their ratios, by less than one step of the share. As
+    the share never falls with the ratio, whatever gamma is, this is the ranking for every gamma, and a threshold on the
+    paper's score stays a threshold.
 
     Args:
-        gamma: how much larger the ratio has to be.
         a: of the offline average, in [0, 1]: about the slope of mean-with against mean-without; the lower, the more
             the target's models are thought to raise p on members.
         offline: use reference models without the example only.
-        break_ties: order examples of equal shares by their ratios, by less than one step of the share. As the share
-            never falls with the ratio, no two examples of different shares change places: a threshold on the paper's
-            score stays a threshold, and there are finer ones between. With it, all gammas give one ranking.
+
+    Raises:
+        ConfigurationError: `a` out of range.
     """
 
-    gamma: float = 1.0
     a: float = 0.3
     offline: bool = False
-    break_ties: bool = True
 
     def __post_init__(self) -> None:
-        check_number("gamma", self.gamma, above=0)
         if not 0 <= check_number("a", self.a) <= 1:
             raise ConfigurationError(f"a lies in [0, 1], got {self.a!r}")
 
@@ -84,11 +81,9 @@ class RMIA:
             log_p = np.logaddexp(log_without, _log_mean(shadows, membership)) - np.log(2)
         ratio = np.zeros(n)
         ratio[usable] = -np.asarray(target, dtype=np.float64)[usable] - log_p[usable]
-        ordered, bar = np.sort(ratio), ratio - np.log(self.gamma)
-        beaten = np.searchsorted(ordered, bar, side="right") - (ratio <= bar)  # not itself
-        share: NDArray[np.float64] = beaten / (n - 1)
-        if self.break_ties:
-            share = (beaten + np.searchsorted(ordered, ratio) / n) / n
+        ordered = np.sort(ratio)
+        beaten = np.searchsorted(ordered, ratio, side="right") - 1  # not itself
+        share: NDArray[np.float64] = (beaten + np.searchsorted(ordered, ratio) / n) / n
         return share
 
 

@@ -6,44 +6,64 @@ target, with the other references as theirs, so that whom the target was trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.base import references_for
+from safexplain.audit.attacks.base import Threshold, references_for
 from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
-from safexplain.audit.attacks.learned.attack import FittedLearned
-from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
+from safexplain.audit.attacks.learned import FittedLearned, Learned
+from safexplain.audit.attacks.likelihood import LikelihoodRatio, Tick, likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
-from safexplain.audit.attacks.suite import (
-    FEWEST_TO_LEARN,
-    OF_LABELS,
-    PREDICTION,
-    VIEWS,
-    WHOLE_PREDICTION,
-    Numbers,
-    SuiteRow,
-    values_of,
-)
+from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, SuiteRow, values_of
+from safexplain.audit.maps import parts
 from safexplain.audit.signals import Signals
-from safexplain.audit.storage.maps import are_stored, parts
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import split_level
 
 PSEUDO_TARGETS = 8
 """Reference models that play the target for the stacks, at most; others are left for what learns before these."""
-
-MOST_COPIED = 1 << 29
-"""Numbers of maps in memory of which those that classifiers may learn from are copied; of more, only what is drawn."""
 
 FEWEST_FOR_NULL = 4
 """Models from which on one of the references plays the null model; with fewer, an untrained one does."""
 
 Array = NDArray[np.float64]
+
+
+def scores_of(
+    row: SuiteRow,
+    signals: Signals,
+    reads: Sequence[int],
+    references: NDArray[np.int64],
+    fitted: FittedBoosted | FittedLearned | None = None,
+    tick: Tick | None = None,
+) -> Array:
+    """(len(reads), n) scores by an attack that is no stack, higher says "member".
+
+    Args:
+        row: of the suite.
+        signals: what was released.
+        reads: models whose members are guessed.
+        references: models that each of these is compared with, itself and its partner aside (`references_for`).
+        fitted: what was learned before, where the attack learns.
+        tick: told the share that is done, where there is much to do.
+    """
+    attack, membership = row.attack, signals.membership
+    if isinstance(attack, LikelihoodRatio):
+        view = VIEWS.get(row.reads[0].view)  # made of a few examples at a time
+        values = values_of(signals, [s._replace(view="") for s in row.reads])
+        return likelihood_ratios(attack, values, membership, references, reads, view, tick)
+    values = values_of(signals, row.reads)
+    if isinstance(attack, Threshold):
+        return np.stack([attack(values[read]) for read in reads])
+    if isinstance(fitted, FittedLearned):
+        cut = list(parts(values.shape[1], values.shape[2]))  # as the classifier cuts them itself
+        return np.stack([np.concatenate([fitted.scores(values[read, part]) for part in cut]) for read in reads])
+    apply = attack if fitted is None else fitted.scores
+    others = [references_for(read, references, membership) for read in reads]
+    return np.stack([apply(values[r], values[o], membership[o]) for r, o in zip(reads, others, strict=True)])
 
 
 class Scorer:
@@ -80,52 +100,33 @@ class Scorer:
         known: Scorer | None = None,
         progress: Progress = silent,
     ) -> None:
-        self.rows = tuple(rows)
-        self.target = target
-        self._signals = signals
-        self._seed = seed
-        self._training = training
+        self.rows, self.target = tuple(rows), target
+        self._signals, self._seed = signals, seed
         self._references = np.array(signals.references(target), dtype=np.int64)
-        order = self._drawn(np.random.default_rng([seed, 0x57AC]))
+        order = self._shuffled(np.random.default_rng([seed, 0x57AC]))
         playing = min(PSEUDO_TARGETS, len(order) // 4 * 2) if len(order) >= FEWEST_TO_LEARN else 0
         self._players, self._teachers = np.sort(order[:playing]), np.sort(order[playing:])
         outside = signals.out_of_distribution
-        fit = ~training if not training.all() else np.ones_like(training)
-        self._fit_on = fit if outside is None else fit & ~outside
+        inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
+        self._learn_from = np.flatnonzero(inside & training if training.any() else inside)
+        self._stack_on = inside if training.all() else inside & ~training
         self._fitted: dict[SuiteRow, FittedStack | FittedBoosted | FittedLearned] = {}
         self._of_players: dict[SuiteRow, Array] = {}
         self._of_target: dict[SuiteRow, Array] = {}
         self._of_also: dict[int, dict[SuiteRow, Array]] = {int(read): {} for read in also}
         self._joined = {column for row in rows for column in _columns(row)}
         if known is not None:
-            self._take_over(known)
+            if (known.target, known._seed) != (target, seed):
+                raise InputError(
+                    f"known: expected a scorer of target {target} with seed {seed}, got one of {known.target} with"
+                    f" {known._seed}"
+                )
+            self._fitted |= {row: found for row, found in known._fitted.items() if not row.explains}
+            self._of_players |= {row: found for row, found in known._of_players.items() if not row.explains}
+            self._of_target |= {row: found for row, found in known._of_target.items() if not row.explains}
         for i, row in enumerate(self.rows):
             self._prepare(row, lambda share, i=i, on=row.signal: progress("fitting attacks", i + share, len(rows), on))  # type: ignore[misc]
             progress("fitting attacks", i + 1, len(self.rows))
-
-    def _drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The references in a random order, complements next to each other: a classifier that knows one knows both."""
-        order: list[int] = []
-        for model in rng.permutation(self._references).tolist():
-            if model not in order:
-                kept = references_for(model, self._references, self._signals.membership)
-                order += [model, *sorted({*self._references.tolist()} - {model, *kept.tolist(), *order})]
-        return np.array(order, dtype=np.int64)
-
-    def _take_over(self, known: Scorer) -> None:
-        """What another scorer found without an explanation.
-
-        Raises:
-            InputError: it is about another target or seed.
-        """
-        if (known.target, known._seed) != (self.target, self._seed):
-            raise InputError(
-                f"known: expected a scorer of target {self.target} with seed {self._seed}, got one of {known.target}"
-                f" with {known._seed}"
-            )
-        self._fitted |= {row: found for row, found in known._fitted.items() if not _explains(row)}
-        self._of_players |= {row: found for row, found in known._of_players.items() if not _explains(row)}
-        self._of_target |= {row: found for row, found in known._of_target.items() if not _explains(row)}
 
     def scores(self, read: int) -> list[Array]:
         """(n,) scores of every row, higher says "member", of what one model released.
@@ -141,28 +142,33 @@ class Scorer:
         fitted = self._fitted[row]
         return isinstance(fitted, FittedStack) and fitted.adds
 
-    def _prepare(self, row: SuiteRow, tick: Callable[[float], object]) -> None:
+    def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The references in a random order, complements next to each other: a classifier that knows one knows both."""
+        order: list[int] = []
+        for model in rng.permutation(self._references).tolist():
+            if model not in order:
+                kept = references_for(model, self._references, self._signals.membership)
+                order += [model, *sorted({*self._references.tolist()} - {model, *kept.tolist(), *order})]
+        return np.array(order, dtype=np.int64)
+
+    def _prepare(self, row: SuiteRow, tick: Tick) -> None:
         """Fit what the row needs; scores of the target and of the pseudo-targets, where a stack asks for them."""
         if row in self._of_target:
             return
         for column in row.columns:
             self._prepare(column, lambda share: None)
-        attack = row.attack
-        if isinstance(attack, Stacked) and row.columns:
+        if row.columns:
+            assert isinstance(row.attack, Stacked)
             features = np.stack([self._of_players[c] for c in row.columns], axis=-1)
             member = self._signals.membership[self._players]
-            stack = attack.fit(features[:, self._fit_on], member[:, self._fit_on])
+            stack = row.attack.fit(features[:, self._stack_on], member[:, self._stack_on])
             self._fitted[row] = stack
             self._of_target[row] = stack.scores(np.stack([self._of_target[c] for c in row.columns], axis=-1))
             if row in self._joined:
                 self._of_players[row] = np.stack([stack.scores(f) for f in features])
             return
-        if isinstance(attack, Learned):
-            self._fitted[row] = self._classifier(attack, row)
-        elif isinstance(attack, Boosted):
-            values, among = self._values(row)[self._references], self._signals.membership[self._references]
-            teachers = np.flatnonzero(np.isin(self._references, self._teachers))
-            self._fitted[row] = replace(attack, seed=self._seed).fit(values, among, teachers.tolist())
+        if isinstance(row.attack, Learned | Boosted):
+            self._fitted[row] = self._learned(row.attack, row)
         players = self._players.tolist() if row in self._joined else []
         scores = self._leaf(row, [self.target, *players, *self._of_also], tick)
         self._of_target[row] = scores[0]
@@ -181,47 +187,21 @@ class Scorer:
                 known[row] = self._leaf(row, [read])[0]
         return known[row]
 
-    def _leaf(self, row: SuiteRow, reads: Sequence[int], tick: Callable[[float], object] | None = None) -> Array:
-        """(len(reads), n) scores by an attack that is no stack."""
-        attack, membership = row.attack, self._signals.membership
-        if isinstance(attack, LikelihoodRatio):
-            name, _, view = row.signal.partition(":")
-            of_parts = VIEWS.get(view)  # made of a few examples at a time
-            values = values_of(self._signals, name if of_parts else row.signal)
-            return likelihood_ratios(attack, values, membership, self._references, reads, of_parts, tick)
-        values = self._values(row)
+    def _leaf(self, row: SuiteRow, reads: Sequence[int], tick: Tick | None = None) -> Array:
         fitted = self._fitted.get(row)
-        if isinstance(fitted, FittedLearned):
-            cut = list(parts(values.shape[1], values.shape[2]))  # as the classifier cuts them itself
-            return np.stack([np.concatenate([fitted.scores(values[read, part]) for part in cut]) for read in reads])
-        out = []
-        for read in reads:
-            others = references_for(read, self._references, membership)
-            if isinstance(attack, Threshold):
-                out.append(attack(values[read]))
-            elif isinstance(fitted, FittedBoosted):
-                out.append(fitted.scores(values[read], values[others], membership[others]))
-            else:
-                out.append(attack(values[read], values[others], membership[others]))
-        return np.stack(out)
+        assert not isinstance(fitted, FittedStack)
+        return scores_of(row, self._signals, reads, self._references, fitted, tick)
 
-    def _values(self, row: SuiteRow) -> Numbers:
-        return values_of(self._signals, row.signal)
-
-    def _classifier(self, attack: Learned, row: SuiteRow) -> FittedLearned:
+    def _learned(self, attack: Learned | Boosted, row: SuiteRow) -> FittedBoosted | FittedLearned:
         """Trained on references that are no pseudo-targets."""
-        shape, outside = self._signals.shape, self._signals.out_of_distribution
+        values, member = values_of(self._signals, row.reads), self._signals.membership
+        if isinstance(attack, Boosted):
+            teachers = np.flatnonzero(np.isin(self._references, self._teachers)).tolist()
+            return replace(attack, seed=self._seed).fit(values[self._references], member[self._references], teachers)
+        shape = self._signals.shape
         if shape is not None and len(shape) == 3 and min(shape[1:]) > 1:
             attack = replace(attack, shape=tuple(shape))
-        training = self._training
-        at = np.flatnonzero(training if outside is None else training | outside) if training.any() else None
-        values, member, teachers = self._values(row), self._signals.membership, self._teachers
-        at = np.arange(len(self._signals)) if at is None else at
-        beside = None if outside is None else outside[at]
-        chosen = np.ix_(teachers, at)
-        if values.size <= MOST_COPIED and not are_stored(values):
-            return attack.fit(values[chosen], member[chosen], out_of_distribution=beside)
-        return attack.fitted(values, member[chosen], None, beside, (teachers, at))
+        return attack.fit(values, member, self._teachers, self._learn_from)
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
@@ -229,9 +209,3 @@ def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
     for column in row.columns:
         yield column
         yield from _columns(column)
-
-
-def _explains(row: SuiteRow) -> bool:
-    """Whether anything of the explanation is read."""
-    names = {split_level(part)[0] for part in row.parts}
-    return not names <= {*OF_LABELS, *PREDICTION, *WHOLE_PREDICTION}

@@ -1,45 +1,185 @@
-"""Which attacks are run: a table of rows, fixed before anything is measured.
+"""Which attacks are run: a table, one line an attack, fixed before anything is measured.
 
-At every level of the policy's patience there are the attacks on the explanation alone, the baseline (what is known
-without an explanation: the labels of the same queries, with the probabilities where these are released), and one stack
-of all of them, which is compared with the baseline. Why these rows and no others: docs/evidence/attack_table.md.
+`fitting` says which of them suit given signals. At every level of the policy's patience there are
+
+    single attacks       the lines of the tables below whose signals are there and whose references are enough
+    LabelPatience        a stack of those on the labels: what is known without an explanation, the baseline
+    PredictionPatience   a stack of those on predictions and labels: the baseline where predictions are released too
+    Boosted              trees on the summary numbers of the explanation beside the labels
+    Stacked              a stack of the baseline and all on the explanation, which must beat the baseline
+
+Stacks and trees need four references. Why these rows and no others: docs/evidence/attack_table.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks import (
-    RMIA,
-    Attack,
-    JointLikelihoodRatio,
-    LabelLikelihoodRatio,
-    Learned,
-    LikelihoodRatio,
-    Threshold,
-)
+from safexplain.audit.attacks.base import Attack, Threshold
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.likelihood.joint import MOST_COLUMNS
-from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
-from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
+from safexplain.audit.attacks.joint import MOST_COLUMNS, JointLikelihoodRatio
+from safexplain.audit.attacks.learned import Learned
+from safexplain.audit.attacks.likelihood import (
+    LabelLikelihoodRatio,
+    LikelihoodRatio,
+    OwnLabelRatio,
+    PooledDensityRatio,
+)
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
+from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.maps import blocks
 from safexplain.audit.signals import Signals
-from safexplain.audit.storage.maps import blocks
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
 
 Numbers = NDArray[np.floating[Any]]
 
-
 VIEWS: dict[str, Callable[[Numbers], Numbers]] = {"sign": lambda a: np.sign(a).astype(np.float32)}
 """What clipping and normalisation leave of a map: the sign of each entry."""
+
+FEWEST_TO_LEARN = 4
+"""Reference models below which nothing is learned from them."""
+
+MOST_BOOSTED = 12
+"""Columns of the signal that boosted trees read, at most."""
+
+
+class Signal(NamedTuple):
+    """What is read, parsed: "attributions@32:sign" are the signs of maps averaged over 32 queries."""
+
+    name: str
+    level: int = 1
+    view: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Signal:
+        """Of one name, without "+"."""
+        stored, _, view = text.partition(":")
+        return cls(*split_level(stored), view)
+
+    @property
+    def stored(self) -> str:
+        """Name of the array in the file."""
+        return at_level(self.name, self.level)
+
+    def __str__(self) -> str:
+        return f"{self.stored}:{self.view}" if self.view else self.stored
+
+    def at(self, level: int) -> Signal:
+        """The same from so many queries; the label of the plain query is known at every level."""
+        return self if self.name == "label" else self._replace(level=level)
+
+
+# ----------------------------------------------------------------------------------------------------------- the table
+
+
+class Line(NamedTuple):
+    """One attack of the table."""
+
+    name: str
+    attack: Attack
+    signal: str  # what it reads of the plain query; joined by "+": columns of one vector; after ":" a view of maps
+    role: Role
+    references: int = 2  # at least
+    widest: float = np.inf  # numbers an example that it can read, at most
+    once: bool = False  # whether it is run at one query only; otherwise at every level
+
+    @property
+    def reads(self) -> list[Signal]:
+        """Parsed."""
+        return [Signal.parse(part) for part in self.signal.split("+")]
+
+    def row(self, level: int) -> SuiteRow:
+        """The attack at this level."""
+        return SuiteRow(self.name, self.attack, "+".join(str(s.at(level)) for s in self.reads), self.role, level)
+
+
+IDENTITY = LikelihoodRatio("identity")
+FARTHER = Threshold(member_when_low=False)
+
+SUMMARY = ("l1", "mean", "positive")
+"""Summary numbers of a map: its size, and the balance of its signs, which no clipping and no scaling takes away."""
+
+EXPLANATION: tuple[Line, ...] = (
+    Line("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation"),
+    Line("LikelihoodRatio", LikelihoodRatio(), "mean", "explanation"),
+    Line("LikelihoodRatio", LikelihoodRatio(), "positive", "explanation"),
+    Line("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
+    Line("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:sign", "explanation"),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation", widest=MOST_COLUMNS),
+    Line("Learned", Learned(), WHOLE_MAP, "explanation", references=FEWEST_TO_LEARN, once=True),
+)
+
+ANY_SIGNAL = Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation")
+"""Reads any signal that no line names: others that the library computes were seen to add nothing, but a file of
+somebody else's may leak there alone."""
+
+ANY_SIGNAL_ALONE = Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True)
+"""The same with fewer than two references."""
+
+WITHOUT_REFERENCES: tuple[Line, ...] = (
+    Line("Threshold", Threshold(), "l1", "explanation", references=0, widest=1, once=True),
+    Line("Threshold", Threshold(), "variance", "explanation", references=0, widest=1, once=True),
+    Line("Threshold", Threshold(), "loss", "loss", references=0, widest=1, once=True),
+)
+"""Run with fewer than two references, or where the policy names them."""
+
+LABELS: tuple[Line, ...] = (
+    Line("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label", widest=1),
+    Line("LikelihoodRatio", IDENTITY, "kept", "label"),
+    Line("OwnLabelRatio", OwnLabelRatio(), "label+shares", "label"),
+    Line("LikelihoodRatio", IDENTITY, "shares", "label"),
+)
+
+PREDICTIONS: tuple[Line, ...] = (
+    Line("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
+    Line("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
+    Line("RMIA", RMIA(), "loss", "loss", widest=1, once=True),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss", widest=MOST_COLUMNS),
+)
+
+RECOURSE: tuple[Line, ...] = (
+    Line("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation", 0, 1, once=True),
+    Line("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation", 2, 1, once=True),
+    Line("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation", 2, 1, once=True),
+    Line("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation", 0, 1, once=True),
+    Line("SignedDistanceLRT", IDENTITY, "signed_distance", "explanation", once=True),
+    Line("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation", 2, 1, once=True),
+    Line("LikelihoodRatio", IDENTITY, "score", "explanation", once=True),
+    Line("DirectionAttack", FARTHER, "recovered_margin", "explanation", 0, 1, once=True),
+    Line("DirectionLRT", IDENTITY, "recovered_margin", "explanation", once=True),
+    Line("DirectionDensity", PooledDensityRatio(), "recovered_margin", "explanation", 2, 1, once=True),
+    Line("DirectionLRT", IDENTITY, "regressed_margin", "explanation", once=True),
+    Line("DirectionDensity", PooledDensityRatio(), "regressed_margin", "explanation", 2, 1, once=True),
+    Line("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation", 2, 1, once=True),
+)
+"""By the distance of recourse, by margins from the boundary that its directions (or the scores) tell, and by the
+distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
+asked for (`audit.collect_recourse`)."""
+
+SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
+"""All single attacks."""
+
+LABEL_SIGNALS = ("label", "kept", "shares")
+OWN_LABEL = ("loss", "margin")
+ALL_CLASSES = ("prediction", "predictions")
+"""Signals of predictions: of the example's own label, and log odds of every class (of several queries one by one)."""
+
+STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
+
+NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})
+"""Names that `Policy.suite` may list."""
+
+
+# --------------------------------------------------------------------------------------------------- what suits signals
 
 
 @dataclass(frozen=True)
@@ -65,17 +205,17 @@ class SuiteRow:
     columns: tuple[SuiteRow, ...] = ()
     baseline: bool = False
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the signals that must be there."""
+    @cached_property
+    def reads(self) -> tuple[Signal, ...]:
+        """The signals that it reads; of a stack, those of its columns."""
         if self.columns:
-            return tuple(dict.fromkeys(part for column in self.columns for part in column.parts))
-        return tuple(part.partition(":")[0] for part in self.signal.split("+"))
+            return tuple(dict.fromkeys(signal for column in self.columns for signal in column.reads))
+        return tuple(Signal.parse(part) for part in self.signal.split("+"))
 
     @property
-    def title_signal(self) -> str:
-        """Name of what is read, as results have it."""
-        return self.signal
+    def explains(self) -> bool:
+        """Whether anything of the explanation is read."""
+        return not {s.name for s in self.reads} <= {*LABEL_SIGNALS, *OWN_LABEL, *ALL_CLASSES}
 
     @property
     def learns(self) -> bool:
@@ -86,88 +226,6 @@ class SuiteRow:
     def needs_references(self) -> bool:
         """Whether it compares with reference models."""
         return not isinstance(self.attack, Threshold)
-
-
-WHOLE_PREDICTION = ("prediction", "predictions")
-"""Signals of it that need no label: the log odds of every class, and those of several queries one by one."""
-
-SUMMARY = ("l1", "mean", "positive")
-"""Summary numbers of a map: its size, and the balance of its signs, which no clipping and no scaling takes away."""
-
-OF_LABELS = ("label", "kept", "shares")
-"""Signals of the labels of the same queries."""
-
-PREDICTION = ("loss", "margin")
-"""Signals of a service that releases probabilities, of the example's own label."""
-
-FEWEST_TO_LEARN = 4
-"""Reference models below which nothing is learned from them."""
-
-MOST_BOOSTED = 12
-"""Columns of the signal that boosted trees read, at most."""
-
-IDENTITY = LikelihoodRatio("identity")
-
-WITHOUT_REFERENCES: tuple[SuiteRow, ...] = (
-    SuiteRow("Threshold", Threshold(), "l1", "explanation"),
-    SuiteRow("Threshold", Threshold(), "variance", "explanation"),
-    SuiteRow("Threshold", Threshold(), "loss", "loss"),
-)
-"""Run where there are fewer than two reference models, instead of all others; at one query."""
-
-EXPLANATION: tuple[SuiteRow, ...] = (
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in SUMMARY),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation"),
-    SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
-)
-"""Of the explanation, at every level (`Learned` at one query). Any signal that no table names is read too, by
-`LikelihoodRatio`, though others that the library computes were seen to add nothing: a file of somebody else's may leak
-there alone."""
-
-LABELS: tuple[SuiteRow, ...] = (
-    SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
-    SuiteRow("LikelihoodRatio", IDENTITY, "kept", "label"),
-    SuiteRow("OwnLabelRatio", OwnLabelRatio(), "label+shares", "label"),
-    SuiteRow("LikelihoodRatio", IDENTITY, "shares", "label"),
-)
-"""Of the labels, stacked as "LabelPatience"; the label of the plain query is known at every level."""
-
-PREDICTIONS: tuple[SuiteRow, ...] = (
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
-    SuiteRow("RMIA", RMIA(), "loss", "loss"),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss"),
-)
-"""Of predictions, at every level; stacked with those of the labels as "PredictionPatience"."""
-
-RECOURSE: tuple[SuiteRow, ...] = (
-    SuiteRow("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
-    SuiteRow("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
-    SuiteRow("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
-    SuiteRow("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
-    SuiteRow("SignedDistanceLRT", IDENTITY, "signed_distance", "explanation"),
-    SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
-    SuiteRow("LikelihoodRatio", IDENTITY, "score", "explanation"),
-    SuiteRow("DirectionAttack", Threshold(member_when_low=False), "recovered_margin", "explanation"),
-    SuiteRow("DirectionLRT", IDENTITY, "recovered_margin", "explanation"),
-    SuiteRow("DirectionDensity", PooledDensityRatio(), "recovered_margin", "explanation"),
-    SuiteRow("DirectionLRT", IDENTITY, "regressed_margin", "explanation"),
-    SuiteRow("DirectionDensity", PooledDensityRatio(), "regressed_margin", "explanation"),
-    SuiteRow("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation"),
-)
-"""Attacks on recourse: by its distance, by margins from the boundary that its directions (or the scores) tell, and by
-the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
-asked for (`audit.collect_recourse`)."""
-
-SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
-"""All single attacks; `fitting` adds the levels and the stacks."""
-
-STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
-
-NAMES = frozenset({*STACKS, *(r.name for r in SUITE if r.name != "OwnLabelRatio")})
-"""Names that `Policy.suite` may list."""
 
 
 def check_suite(policy: Policy) -> None:
@@ -209,10 +267,10 @@ def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[st
 
 
 def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
-    """Those of one level."""
+    """Single attacks, the baseline and the stack of all, at one level."""
     explained = [] if policy.release == "prediction" else _explanation(signals, policy, level)
-    predicted = _there(signals, level, _table(PREDICTIONS, signals, policy), "loss")
     labels = _labels(signals, level)
+    predicted = _suitable(signals, level, _chosen(PREDICTIONS, signals, policy), "loss")
     rows = [*explained, *(r for r in labels if r.signal == "label" and level == 1), *predicted]
     if len(signals.models) - 1 < FEWEST_TO_LEARN:
         return rows
@@ -220,116 +278,88 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
     def stack(name: str, signal: str, role: Role, columns: Iterable[SuiteRow], baseline: bool = False) -> SuiteRow:
         return SuiteRow(name, Stacked(policy.fpr), signal, role, level, tuple(columns), baseline)
 
-    beside = predicted if policy.release != "explanation" else []
+    released = predicted if policy.release != "explanation" else []
     if labels:
-        rows.append(stack("LabelPatience", at_level("label", level), "label", labels, not beside))
-    if beside:
+        rows.append(stack("LabelPatience", at_level("label", level), "label", labels, not released))
+    if released:
         signal, compared = at_level("prediction", level), policy.release != "prediction"
-        rows.append(stack("PredictionPatience", signal, "loss", [*beside, *labels], compared))
+        rows.append(stack("PredictionPatience", signal, "loss", [*released, *labels], compared))
     baseline = [r for r in rows if r.baseline]
-    plain = _explanation(signals, policy, 1) if level > 1 and policy.release != "prediction" else []  # is asked too
-    trees = _trees(signals, level, [*explained, *beside], bool(labels)) if baseline and not _chosen(policy) else []
-    explained = [*explained, *trees, *plain]
-    if not explained or len(columns := [*baseline, *explained]) < 2:
+    if baseline and not _named(policy):
+        explained = [*explained, *_trees(signals, level, [*explained, *released], bool(labels))]
+    if level > 1 and policy.release != "prediction":
+        explained = [*explained, *_explanation(signals, policy, 1)]  # the plain query is asked too
+    if not explained or len(baseline) + len(explained) < 2:
         return rows
-    role, what = ROLES[baseline[0].name if baseline else ""]
-    if what == "loss" and not any(_has(signals, at_level(s, level)) for s in PREDICTION):
-        what = "prediction"  # there is no loss of foreign labels
-    signal = "+".join((at_level("explanation", level), *([what] if what else [])))
-    return [*rows, stack("Stacked", signal, role, columns)]
+    role: Role = "explanation"
+    signal = at_level("explanation", level)
+    if baseline and baseline[0].name == "LabelPatience":
+        role, signal = "explanation+label", f"{signal}+label"
+    elif baseline:
+        own = any(_width(signals, Signal(name, level)) for name in OWN_LABEL)  # none of foreign labels
+        role, signal = "explanation+loss", f"{signal}+{'loss' if own else 'prediction'}"
+    return [*rows, stack("Stacked", signal, role, [*baseline, *explained])]
 
 
-ROLES: dict[str, tuple[Role, str]] = {
-    "LabelPatience": ("explanation+label", "label"),
-    "PredictionPatience": ("explanation+loss", "loss"),
-    "": ("explanation", ""),
-}
-"""Baseline -> what is read by all attacks on the explanation stacked with it, and what this adds to the name."""
-
-
-def _chosen(policy: Policy) -> frozenset[str]:
+def _named(policy: Policy) -> frozenset[str]:
     """The single attacks that a policy names, where it does not name the stack of all."""
     return frozenset() if "Stacked" in policy.suite else frozenset(policy.suite) - {*STACKS}
 
 
-def _table(table: tuple[SuiteRow, ...], signals: Signals, policy: Policy) -> list[SuiteRow]:
-    """The rows of a table that the policy wants, and thresholds where there is nothing to compare with."""
-    chosen = _chosen(policy)
-    if chosen:
-        return [r for r in (*table, *WITHOUT_REFERENCES) if r.name in chosen]
-    return [*table, *(() if _compared(signals) else WITHOUT_REFERENCES)]
+def _chosen(lines: Sequence[Line], signals: Signals, policy: Policy) -> list[Line]:
+    """The lines that the policy wants, and thresholds where there is nothing to compare with."""
+    if named := _named(policy):
+        return [line for line in (*lines, *WITHOUT_REFERENCES) if line.name in named]
+    return [*lines, *(() if _compared(signals) else WITHOUT_REFERENCES)]
 
 
 def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
     """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
-    recourse = "recourse" in signals.meta
-    alone = () if _compared(signals) else WITHOUT_REFERENCES
-    read = [*EXPLANATION, *alone, *LABELS, *PREDICTIONS, *(RECOURSE if recourse else ())]
-    named = {part for row in read for part in row.parts} | {*WHOLE_PREDICTION}
-    own = [name for name, at in map(split_level, signals.values) if at == level]
-    others = [s for s in own if s not in named and not s.startswith("label")]
-    first = (EXPLANATION if _compared(signals) else WITHOUT_REFERENCES)[0]
-    also = [replace(first, signal=s) for s in others]  # by a likelihood ratio, or a threshold
-    table = (*EXPLANATION, *also, *(RECOURSE if recourse and level == 1 else ()))
-    return _there(signals, level, _table(table, signals, policy), "explanation", one=True)
+    recourse = RECOURSE if "recourse" in signals.meta else ()
+    alone, any_signal = ((), ANY_SIGNAL) if _compared(signals) else (WITHOUT_REFERENCES, ANY_SIGNAL_ALONE)
+    lines = (*EXPLANATION, *alone, *LABELS, *PREDICTIONS, *recourse)
+    named = {signal.name for line in lines for signal in line.reads} | {*ALL_CLASSES}
+    there = [name for name, at in map(split_level, signals.values) if at == level]
+    others = [any_signal._replace(signal=s) for s in there if s not in named and not s.startswith("label")]
+    wanted = _chosen((*EXPLANATION, *others, *recourse), signals, policy)
+    return _suitable(signals, level, wanted, "explanation", one=True)
 
 
 def _labels(signals: Signals, level: int) -> list[SuiteRow]:
     """Attacks on the labels of the same queries; none where these were not kept."""
     if "label" not in signals.values or (level > 1 and at_level("kept", level) not in signals.values):
         return []
-    return _there(signals, level, LABELS, "label", one=True) if _compared(signals) else []
+    return _suitable(signals, level, LABELS, "label", one=True) if _compared(signals) else []
 
 
-def _trees(signals: Signals, level: int, rows: list[SuiteRow], labelled: bool) -> list[SuiteRow]:
+def _suitable(signals: Signals, level: int, lines: Iterable[Line], role: Role, *, one: bool = False) -> list[SuiteRow]:
+    """Rows of the lines of this role that can be run; `one` of them even if nothing in its signals ever differs."""
+    rows = [line.row(level) for line in lines if line.role == role and _fits(signals, line, level)]
+    return [r for r in rows if any(_varies(signals, s) for s in r.reads)] or (rows[:1] if one else [])
+
+
+def _fits(signals: Signals, line: Line, level: int) -> bool:
+    """Whether its signals are there at this level, of a shape that it reads, and its references are enough."""
+    widths = [_width(signals, s.at(level)) for s in line.reads]
+    if 0 in widths or sum(widths) > line.widest or (line.once and level > 1):
+        return False
+    if isinstance(line.attack, OwnLabelRatio):
+        label = signals.values["label"]
+        return bool(label.min() >= 0 and not (label % 1).any() and label.max() < widths[-1])
+    return len(signals.models) - 1 >= line.references
+
+
+def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: bool) -> list[SuiteRow]:
     """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries."""
-    known = ["label", *([at_level("kept", level)] if level > 1 else [])] if labelled else []
-    read = dict.fromkeys([*known, *(r.signal for r in rows)])
-    numbers = [s for s in read if _width(signals, s) == 1 and (s == "label" or _varies(signals, s))]
-    summary = {*known, *(at_level(s, level) for s in (*SUMMARY, *PREDICTION))} & {*numbers}
+    known = [Signal("label"), *([Signal("kept", level)] if level > 1 else [])] if labelled else []
+    read = dict.fromkeys([*known, *(r.reads[0] for r in rows if len(r.reads) == 1 and not r.reads[0].view)])
+    numbers = [s for s in read if _width(signals, s) == 1 and (s.name == "label" or _varies(signals, s))]
+    summary = {*known, *(Signal(name, level) for name in (*SUMMARY, *OWN_LABEL))} & {*numbers}
     chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MOST_BOOSTED]
     if len(chosen) <= len(known):
         return []
     role: Role = "explanation+label" if labelled else "explanation"
-    return [SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(chosen), role, level)]
-
-
-def _there(signals: Signals, level: int, table: Iterable[SuiteRow], role: Role, one: bool = False) -> list[SuiteRow]:
-    """The rows of a table that can be run at this level.
-
-    Args:
-        signals: of any pipeline.
-        level: how often the attacker asks.
-        table: of the plain query.
-        role: of the rows wanted.
-        one: one row stays even if nothing in it ever differs.
-    """
-    fit = [at for r in table if r.role == role and _fits(signals, at := _at(r, level))]
-    return [r for r in fit if any(_varies(signals, part) for part in r.parts)] or (fit[:1] if one else [])
-
-
-def _at(row: SuiteRow, level: int) -> SuiteRow:
-    """The row at this level; the label of the plain query stays what it is."""
-    parts = [part.partition(":") for part in row.signal.split("+")]
-    names = [f"{name if name == 'label' else at_level(name, level)}{colon}{view}" for name, colon, view in parts]
-    return replace(row, signal="+".join(names), level=level)
-
-
-def _fits(signals: Signals, row: SuiteRow) -> bool:
-    """Whether its signals are there, of a shape that it reads, and its references are enough."""
-    widths = [_width(signals, part) for part in row.parts]
-    if 0 in widths:
-        return False
-    width, references = sum(widths), len(signals.models) - 1
-    if isinstance(row.attack, OwnLabelRatio):
-        label = signals.values["label"]
-        return bool(label.min() >= 0 and not (label % 1).any() and label.max() < widths[-1])
-    if isinstance(row.attack, Learned):
-        return row.level == 1 and references >= FEWEST_TO_LEARN
-    alone = isinstance(row.attack, Threshold | RMIA | CounterfactualLRT | PooledDensityRatio | LabelLikelihoodRatio)
-    most = 1 if alone else MOST_COLUMNS if isinstance(row.attack, JointLikelihoodRatio) else width
-    once = isinstance(row.attack, Threshold | RMIA) and row.level > 1
-    return width <= most and not once and (references >= 2 or not row.needs_references)
+    return [SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(map(str, chosen)), role, level)]
 
 
 def _compared(signals: Signals) -> bool:
@@ -337,21 +367,39 @@ def _compared(signals: Signals) -> bool:
     return len(signals.models) > 2
 
 
-def _has(signals: Signals, name: str) -> bool:
-    return _width(signals, name) > 0
+# --------------------------------------------------------------------------------------------------- what is read
 
 
-def _width(signals: Signals, name: str) -> int:
-    """Numbers an example; 0: it is not there."""
-    values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
-    return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
+def stored_in(signals: Signals, signal: Signal) -> Numbers | None:
+    """The array (models, examples) or (models, examples, k), or None."""
+    return signals.attributions if signal.stored == WHOLE_MAP else signals.values.get(signal.stored)
 
 
-def _varies(signals: Signals, name: str) -> bool:
-    """Whether a signal is not one number throughout, which would decide nothing."""
-    values = values_of(signals, name)
-    first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
-    return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False
+def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
+    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds.
+
+    Raises:
+        InputError: it is not there.
+    """
+    if len(reads) > 1:
+        columns = [np.asarray(values_of(signals, [one]), dtype=np.float64) for one in reads]
+        return np.concatenate([c[..., None] if c.ndim == 2 else c for c in columns], axis=-1)
+    (signal,) = reads
+    values = stored_in(signals, signal)
+    if values is None:
+        raise InputError(f"signal {signal.stored!r} is not there; found {sorted(signals.values)}")
+    if signal.name in ("kept", "shares") and signal.level > 1:
+        return log_odds(values, signal.level)
+    if signal.name in ALL_CLASSES and values.ndim == 3:
+        return _as_log_odds(values, signal.level if signal.name == "predictions" else 1)
+    return VIEWS[signal.view](values) if signal.view else values
+
+
+def log_odds(share: Numbers, level: int) -> NDArray[np.float64]:
+    """Log odds of a share of `level` queries, with half a query added to either side."""
+    count = np.asarray(share, dtype=np.float64) * level
+    out: NDArray[np.float64] = np.log((count + 0.5) / (level - count + 0.5))
+    return out
 
 
 def _as_log_odds(values: Numbers, queries: int) -> Numbers:
@@ -366,22 +414,14 @@ def _as_log_odds(values: Numbers, queries: int) -> Numbers:
     return np.asarray(class_log_odds(log_probabilities(p)).numpy()).reshape(values.shape)
 
 
-def values_of(signals: Signals, signal: str) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds.
+def _width(signals: Signals, signal: Signal) -> int:
+    """Numbers an example; 0: it is not there."""
+    values = stored_in(signals, signal)
+    return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
 
-    Raises:
-        InputError: it is not there.
-    """
-    name, _, view = signal.partition(":")
-    if "+" in signal:
-        columns = [np.asarray(values_of(signals, part), dtype=np.float64) for part in signal.split("+")]
-        return np.concatenate([c[..., None] if c.ndim == 2 else c for c in columns], axis=-1)
-    values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
-    if values is None:
-        raise InputError(f"signal {name!r} is not there; found {sorted(signals.values)}")
-    what, level = split_level(name)
-    if what in ("kept", "shares") and level > 1:
-        return log_odds(values, level)
-    if what in WHOLE_PREDICTION and values.ndim == 3:
-        return _as_log_odds(values, level if what == "predictions" else 1)
-    return VIEWS[view](values) if view else values
+
+def _varies(signals: Signals, signal: Signal) -> bool:
+    """Whether a signal is not one number throughout, which would decide nothing."""
+    values = values_of(signals, [signal._replace(view="")])
+    first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
+    return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False

@@ -18,7 +18,7 @@ from torch import Tensor
 from safexplain.errors import InputError
 
 __all__ = [
-    "LAYERS",
+    "FOR_FUNCTIONS",
     "Canary",
     "Direction",
     "GradientCanary",
@@ -46,7 +46,7 @@ class GradientCanary:
         target: row of the data whose gradient is replaced.
         coordinate: of the parameter in the flat tensor of all parameters.
         drift: what the parameter has moved after step t of a noiseless run without the target, (steps + 1,) with a
-            leading 0; None: not known.
+            leading 0; of a training function after the last step alone, (1,); None: not known.
     """
 
     target: int
@@ -54,19 +54,14 @@ class GradientCanary:
     drift: Tensor | None = None
 
 
-LAYERS = (
-    'scenario "layers" puts gradients into a training function of yours, whose clipping it tests; what is described in'
-    ' a file is trained by safexplain\'s own: expected "gradient"'
+FOR_FUNCTIONS = (
+    'scenarios "layers" and "outlier" find bugs of a training function of yours; what is described in a file is trained'
+    " by safexplain's own: expected gradient, crafted, mislabelled, natural or poison"
 )
 
 
 class Direction(NamedTuple):
-    """A unit vector in the space of all parameters, within one parameter tensor.
-
-    Args:
-        coordinates: in the flat tensor of all parameters.
-        weights: at each of these.
-    """
+    """A unit vector within one parameter tensor: its weights at coordinates of the flat tensor of all parameters."""
 
     coordinates: tuple[int, ...]
     weights: tuple[float, ...] = (1.0,)
@@ -74,13 +69,8 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayersCanary:
-    """Gradients far beyond the clipping bound along a direction in every parameter tensor: these on D, opposite on D'.
-
-    Args:
-        target: row of the data whose gradient is replaced.
-        directions: one of each parameter tensor.
-        names: of the parameter tensors, for readers.
-    """
+    """Gradients far beyond the clipping bound along a direction in every parameter tensor, which has a name for
+    readers: these on D, opposite on D', in place of the target row's."""
 
     target: int
     directions: tuple[Direction, ...]
@@ -119,15 +109,8 @@ Canary = GradientCanary | LayersCanary | RecordCanary
 
 
 def margins(logits: Tensor, y: int) -> Tensor:
-    """Log of p_y / (1 - p_y), where p is the softmax of the logits, or the sigmoid of one logit for class 1 of two.
-
-    Args:
-        logits: (R, outputs).
-        y: the label.
-
-    Returns:
-        (R,).
-    """
+    """Log of p_y / (1 - p_y), where p is the softmax of the logits (R, outputs), or the sigmoid of one for class 1 of
+    two: (R,)."""
     outputs = logits.shape[-1]
     if not 0 <= y < max(2, outputs):
         raise InputError(f"label {y}: expected 0 to {max(2, outputs) - 1} for {outputs} outputs; classes count from 0")
@@ -138,25 +121,10 @@ def margins(logits: Tensor, y: int) -> Tensor:
 
 
 def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, scenario: RecordScenario) -> Tensor:
-    """Scores of R models for a record canary.
+    """Scores (R,) of R models for a record canary, higher on D, from logits (R, outputs) at z and at z'.
 
-    | scenario | score |
-    |---|---|
-    | crafted, natural, outlier | margin at z minus margin at z' |
-    | mislabelled, poison | logit of y minus logit of y' at the input that z and z' share |
-
-    Args:
-        logits_z: (R, outputs) at the input of z.
-        logits_c: (R, outputs) at the input of z'; not read where it is the same.
-        y: label of z.
-        y_canary: label of z'.
-        scenario: the canary's.
-
-    Returns:
-        (R,), higher on D.
-
-    Raises:
-        InputError: labels out of range.
+    Mislabelled and poison: the logit of y minus that of y' at the input that z and z' share; otherwise the margin at z
+    minus the margin at z'. InputError: labels out of range.
     """
     if scenario in ("mislabelled", "poison"):
         if y == y_canary:
@@ -182,9 +150,6 @@ class Model(Protocol):
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
-
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Theta (P,), x (n, ...) and y (n,) -> (n, P) of each record's cross-entropy, differentiable in x."""
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -9,22 +9,21 @@ For a linear head the residuals p - y of two inputs under one label agree in sig
 inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
 features have one sign, corners of the box that share few features with x do best. The descent starts from both.
 
-A crafted input lies within each feature's range in the data, so that it could be a record. The gradient of a
-linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
-that of the residuals times that of the (x, 1), and no gradient has to be formed.
+A crafted input lies within each feature's range in the data, so that it could be a record.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
-from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 
-__all__ = ["Box", "Similarity", "Target", "craft_input", "loss"]
+__all__ = ["Box", "Similarity", "Target", "craft_input", "gradients", "loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,32 +52,43 @@ class Box:
 
 
 _NUMBERS = 2**24
-"""Numbers of gradients, or of the data for a linear head, that are held together."""
+"""Numbers of gradients that are held together."""
 
 
-@dataclass(frozen=True, eq=False)
-class Similarity:
-    """Of the gradients of n records to that of the target.
+def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Theta (P,), x (n, ...) and y (n,) -> (n, P) gradients of each record's cross-entropy, differentiable in x.
 
-    Args:
-        cosine: (n,); 0 where a gradient is 0.
-        norm: (n,) of the gradients of the n records.
+    Record by record for models that vmap refuses.
     """
 
-    cosine: Tensor
-    norm: Tensor
+    def loss_of(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        logits = network.logits(theta[None], x[None])[0, 0]
+        if len(logits) == 1:
+            return nn.functional.binary_cross_entropy_with_logits(logits[0], y.to(logits))
+        return nn.functional.cross_entropy(logits, y)
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        return torch.autograd.grad(loss_of(leaf, x, y), leaf, create_graph=x.requires_grad)[0]
+
+    try:
+        found: Tensor = vmap(grad(loss_of), (None, 0, 0))(theta, x, y)
+    except RuntimeError:
+        with torch.enable_grad():
+            found = torch.stack([gradient(*record) for record in zip(x, y, strict=True)])
+    return found
+
+
+class Similarity(NamedTuple):
+    """Of the gradients of n records to that of the target."""
+
+    cosine: Tensor  # (n,); 0 where a gradient is 0
+    norm: Tensor  # (n,) of the gradients of the n records
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A record z under one model.
-
-    Args:
-        network: the shape of the model.
-        theta: (P,) its parameters.
-        x: (...) input of z.
-        y: label of z.
-    """
+    """A record z = (x, y) under the model of parameters theta (P,)."""
 
     network: Model
     theta: Tensor
@@ -98,21 +108,14 @@ class Target:
     def to(self, x: Tensor, y: Tensor) -> Similarity:
         """Similarity to records x (n, ...), y (n,), differentiable in `x`."""
         both = torch.cat([self.x[None], x]), torch.cat([self.label[None], y])
-        if isinstance(self.network, LinearHead):
-            delta = residual(self.network.logits(self.theta[None], both[0])[0], both[1])
-            dots = (delta @ delta[0]) * (both[0] @ self.x + self.network.bias)
-            squares = delta.square().sum(1) * (both[0].square().sum(1) + self.network.bias)
-            norms = (squares + torch.finfo(squares.dtype).tiny).sqrt()
-        else:
-            gradients = self.network.gradients(self.theta, *both)
-            dots = gradients @ gradients[0]
-            norms = (gradients.square().sum(1) + torch.finfo(gradients.dtype).tiny).sqrt()
+        found = gradients(self.network, self.theta, *both)
+        dots = found @ found[0]
+        norms = (found.square().sum(1) + torch.finfo(found.dtype).tiny).sqrt()
         return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
 
     def to_all(self, x: Tensor, y: Tensor) -> Similarity:
         """The same in pieces, for many records; not differentiable."""
-        numbers = x[0].numel() if isinstance(self.network, LinearHead) else self.network.parameters
-        size = max(1, _NUMBERS // numbers)
+        size = max(1, _NUMBERS // self.network.parameters)
         with torch.no_grad():
             pieces = [self.to(*piece) for piece in zip(torch.split(x, size), torch.split(y, size), strict=True)]
         return Similarity(torch.cat([p.cosine for p in pieces]), torch.cat([p.norm for p in pieces]))
@@ -133,17 +136,8 @@ def loss(found: Similarity, norm: float) -> Tensor:
 
 
 def craft_input(target: Target, within: Box, records: Tensor, *, norm: float) -> Tensor:
-    """The input with the least loss that projected Adam reaches, from the best of many inputs.
-
-    Args:
-        target: z and the model.
-        within: the inputs that are allowed.
-        records: (k, ...) inputs of the data, also tried as starts.
-        norm: of the gradient that is wanted.
-
-    Returns:
-        The input, of the shape of one record.
-    """
+    """The input within the box with the least loss that projected Adam reaches, from the best of many inputs, records
+    (k, ...) of the data among them; its gradient is to have this norm."""
     tried = _candidates(target.x, within, records)
     losses = loss(target.to_all(tried, target.label.expand(len(tried))), norm)
     chosen = losses.topk(min(_STARTS, len(tried)), largest=False).indices

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from safexplain.audit.canaries.canary import (
-    LAYERS,
+    FOR_FUNCTIONS,
     Canary,
     GradientCanary,
     Model,
@@ -42,7 +42,7 @@ def make_canary(
     records: int = 1,
     generator: torch.Generator | None = None,
 ) -> Canary:
-    """The canary of a scenario for the reference's target record z.
+    """The canary of a scenario for the reference's target record z; a record has cosine and norms of the gradients.
 
     | scenario | z' |
     |---|---|
@@ -51,28 +51,16 @@ def make_canary(
     | mislabelled | z's input under the label whose gradient opposes z's most |
     | natural | the auxiliary record whose gradient opposes z's most |
     | outlier | a record far from all others, under another label |
-    | poison | that of mislabelled, several times: z stands in all these places in D, z' in D' |
+    | poison | that of mislabelled, in so many places (`records`): z stands in all of them in D, z' in D' |
 
-    Args:
-        scenario: which.
-        network: the shape of the model, or a `ModuleNetwork`.
-        x: (n, ...) inputs of the data.
-        y: (n,) labels.
-        reference: of the same data; `dataclasses.replace(reference, target=...)` for another target.
-        auxiliary: records (x, y) that are not in the data, for "natural".
-        records: places of the poison, z's among them.
-        generator: of these places, and of the records that "crafted" tries as starts, on the device of `x`; None: the
-            first ones.
-
-    Returns:
-        The canary, with the cosine and the norms of the two gradients under the reference model if it is a record.
+    The generator draws these places, and the records that "crafted" tries as starts; None: the first ones.
 
     Raises:
         ConfigurationError: a scenario that has none.
         InputError: data that cannot be used, or no auxiliary records for "natural".
     """
     if scenario == "layers":
-        raise ConfigurationError(LAYERS)
+        raise ConfigurationError(FOR_FUNCTIONS)
     if scenario not in ("gradient", *get_args(RecordScenario)):
         raise ConfigurationError(
             f"scenario: expected gradient, {', '.join(get_args(RecordScenario))}; got {scenario!r}"

@@ -48,14 +48,6 @@ def far_record(x: Tensor, y: Tensor, target: int) -> tuple[Tensor, int]:
     Real inputs: from the mean of the data in the direction of z, `FAR` times as far as records are from it, under the
     rarest of the other labels. Whole numbers (tokens, bytes): everywhere the value that is rarest in the data, so that
     it is one which the training can take.
-
-    Args:
-        x: (n, ...) inputs.
-        y: (n,) class indices.
-        target: row of z.
-
-    Raises:
-        InputError: labels are no class indices, or of one class.
     """
     if y.dim() != 1 or not bool((y == y.long()).all()) or bool((y < 0).any()):
         raise InputError(f"an outlier has another class than z: expected class indices (n,), got {y.dtype} {y.shape}")
@@ -87,20 +79,10 @@ def probe_rows(records: int, without: Collection[int]) -> list[int]:
 
 
 def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: Tensor) -> Tensor:
-    """The scores of R models, in the order of `OUTLIER_SCORES`.
+    """The scores (R, 8) of R models, float64, in the order of `OUTLIER_SCORES`.
 
-    Args:
-        pair: (R, 2, outputs) logits at z and at z'; one output says class 1 of two.
-        others: (R, p, outputs) logits at other records.
-        y: label of z.
-        y_canary: label of z'.
-        labels: (p,) of the other records.
-
-    Returns:
-        (R, 8) float64; minus infinity where there is no number.
-
-    Raises:
-        InputError: a label is out of range.
+    From logits (R, 2, outputs) at z and at z', and (R, p, outputs) at other records of these labels (p,). Minus
+    infinity where there is no number.
     """
     pair, others = (_two(logits.double()) for logits in (pair, others))
     at_z, at_canary = margins(pair[:, 0], y), margins(pair[:, 1], y_canary)

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from safexplain._privacy_loss import epsilon_of
 from safexplain.dp.accounting.calibration import CURVES, POINTS
-from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.result import CanaryResult
 
 __all__ = ["plot_canaries"]
@@ -27,41 +25,22 @@ COLORS = {
 }
 
 
-def plot_canaries(results: Sequence[CanaryResult] | CanaryResult, *, path: str | Path | None = None) -> Figure:
-    """A figure of lower bounds at each audited step beside epsilon under both adjacencies.
-
-    Args:
-        results: of one claim with a mechanism; one or several scenarios.
-        path: file to save to; the ending chooses the format.
-
-    Raises:
-        ConfigurationError: results of different claims, or a claim without a mechanism.
-    """
-    results = [results] if isinstance(results, CanaryResult) else list(results)
-    if not results or any(r.claim != results[0].claim for r in results):
-        raise ConfigurationError("results: expected one or more, all of the same claim")
+def plot_canaries(results: Sequence[CanaryResult], path: str | Path) -> None:
+    """Draw the lower bounds at each audited step, of results of one claim with a mechanism, to a file."""
     claim = results[0].claim
-    if claim.mechanism is None:
-        raise ConfigurationError("the claim names no mechanism, so there is no epsilon of earlier steps to draw")
+    assert claim.mechanism is not None
     total = claim.mechanism.steps
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     at = np.unique(np.ceil(total * np.linspace(0, 1, POINTS)[1:] ** 2).astype(int))  # denser where it is steep
+    spent = [found for t in at if (found := claim.after(int(t)).accounted)]
     for adjacency, label, color in CURVES:
-        spent = [
-            epsilon_of([m], claim.delta, adjacency, group=claim.group)
-            for t in at
-            if (m := claim.after(int(t)).mechanism)
-        ]
-        axes.plot([0, *at], [0, *spent], color=color, label=f"accounting: {label}")
-    for result in results:
-        steps = [e.step for e in result.errors]
-        found = [result.lower(e) for e in result.errors]
-        color, marker = COLORS[result.scenario], "o" if len(steps) < 40 else None
-        label = f"{result.scenario} canary" + (
-            f", class {result.setting['class']}" if "class" in result.setting else ""
-        )
-        axes.plot(steps, found, marker=marker, markersize=3, linewidth=1, color=color, label=label)
+        axes.plot([0, *at], [0, *(one.of(adjacency) for one in spent)], color=color, label=f"accounting: {label}")
+    for one in results:
+        steps, lower = [e.step for e in one.errors], [one.lower(e) for e in one.errors]
+        marker = "o" if len(steps) < 40 else None
+        label = f"{one.scenario} canary" + (f", class {one.setting['class']}" if "class" in one.setting else "")
+        axes.plot(steps, lower, marker=marker, markersize=3, linewidth=1, color=COLORS[one.scenario], label=label)
     axes.set(xlabel="steps", ylabel=f"epsilon at delta {claim.delta:g}", xlim=(0, total * 1.03), ylim=(0, None))
     runs = " / ".join(f"{n:,}" for n in sorted({r.runs for r in results}))
     axes.set_title(
@@ -71,6 +50,4 @@ def plot_canaries(results: Sequence[CanaryResult] | CanaryResult, *, path: str |
     )
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
+    figure.savefig(path, dpi=150)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import Model, at_least_single, check_data
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
@@ -29,33 +29,20 @@ _ROWS = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the reference trainings found.
+    """What the reference trainings found."""
 
-    Args:
-        theta: (P,) parameters at the end of the training without clipping.
-        target: row of the record whose true class had the least probability, on average over that training.
-        confidence: (n,) that average for each record.
-        bound: clipping bound C of the recipe; None: it does not clip.
-        movement: (P,) sum over the steps of the clipped training of how far each parameter moved, its absolute value;
-            None: not asked for.
-        drift: (steps + 1,) what the parameter that moves least has moved by after each step of that training, 0 first;
-            None: not asked for, or by Adam, whose steps are as long as without noise only where there is none.
-    """
-
-    theta: Tensor
-    target: int
-    confidence: Tensor
-    bound: float | None = None
-    movement: Tensor | None = None
+    theta: Tensor  # (P,) at the end of the training without clipping
+    target: int  # row of the record whose true class had the least probability, on average over that training
+    confidence: Tensor  # (n,) that average for each record
+    bound: float | None = None  # clipping bound C of the recipe
+    movement: Tensor | None = None  # (P,) sum over the clipped training's steps of how far each parameter moved
     drift: Tensor | None = None
+    """(steps + 1,) what the parameter that moves least has moved by after each step of that training; None: not asked
+    for, or by Adam, whose steps are as long as without noise only where there is none."""
 
     @property
     def least_moving(self) -> int:
-        """The flat coordinate of the parameter that moves least.
-
-        Raises:
-            ConfigurationError: there was no clipped training.
-        """
+        """The flat coordinate of the parameter that moves least."""
         if self.movement is None:
             raise ConfigurationError(
                 "a gradient canary needs the clipped training: give the recipe a clipping and call reference with"
@@ -65,7 +52,7 @@ class Reference:
 
 
 def reference(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     recipe: HeadRecipe,
@@ -77,17 +64,8 @@ def reference(
 ) -> Reference:
     """Train without noise, once as it is and once with clipping, with the recipe's optimizer, batches and steps.
 
-    The clipped training leaves the target out: its gradient is not there in D and D' of a gradient canary.
-
-    Args:
-        network: the shape of the model.
-        x: (n, d) features, on the device and in the precision to compute in; half precision is raised to float32.
-        y: (n,) labels.
-        recipe: of the training that is audited.
-        generator: of sampling and initialisation, on the device of `x`.
-        initial: (P,) where training starts; None: as the network says.
-        movement: whether to run the clipped training, which only a gradient canary needs; None: if the recipe clips.
-        progress: told about both trainings.
+    The clipped training, which only a gradient canary needs (`movement`; None: if the recipe clips), leaves the target
+    out: its gradient is not there in D and D' of such a canary.
 
     Raises:
         InputError: data that cannot be used, or the parameters diverged.
@@ -134,12 +112,7 @@ def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) 
 
 
 def least_sure(confidence: Tensor, y: Tensor) -> dict[int, int]:
-    """Class -> row of its record with the least confidence, the rarest class first.
-
-    Args:
-        confidence: (n,) as of a `Reference`; NaN counts as least.
-        y: (n,) class indices.
-    """
+    """Class -> row of its record with the least confidence (n,), of which NaN is least; the rarest class first."""
     order = torch.where(confidence.isnan(), -torch.inf, confidence)
     classes, counts = torch.unique(y, return_counts=True)
     rarest = counts.argsort(stable=True)
@@ -147,7 +120,7 @@ def least_sure(confidence: Tensor, y: Tensor) -> dict[int, int]:
 
 
 def _moved(
-    network: Network,
+    network: LinearHead,
     rows: Rows,
     recipe: HeadRecipe,
     start: Tensor,
@@ -173,7 +146,7 @@ def _moved(
 
 
 def _training(
-    network: Network, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
+    network: LinearHead, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
     theta = start.clone()

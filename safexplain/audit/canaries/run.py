@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +21,9 @@ from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
-from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
+from safexplain.audit.canaries.canary import FOR_FUNCTIONS, Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
-from safexplain.audit.canaries.reference import least_sure, reference
+from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
@@ -42,7 +41,7 @@ from safexplain.verdict.canaries.result import (
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["Threshold", "canary_for", "run_canaries", "run_classes", "run_once", "worst_case_scores"]
+__all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "scores_of", "worst_case_scores"]
 
 POISONED = 2
 """Records that the poison replaces unless told otherwise. Epsilon grows with each, and few runs show less of it."""
@@ -95,25 +94,19 @@ def run_canaries(
     """
     name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, setting.claim)
+    if name in ("layers", "outlier"):
+        raise ConfigurationError(FOR_FUNCTIONS)
     copies = poison_size(name, records)
     claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
-    began = time.monotonic()
-    places = [torch.device(d) for d in devices or [device]]
-    placed, known = setting.to(places[0]), canary
+    began, known = time.monotonic(), None
     if name == "worst-case":
         rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        scores, known = worst_case_scores(placed.mechanism, runs, every=every, rng=rng), None
+        scores = worst_case_scores(setting.mechanism, runs, every=every, rng=rng)
     else:
+        places = [torch.device(d) for d in devices or [device]]
+        placed = setting.to(places[0])
         known = canary or canary_for(placed, name, target=target, records=copies, seed=seed, progress=progress)
-        if len(places) == 1 and places[0].type == "cpu":
-            places = places * torch.get_num_threads()
-        with _one_thread_each(places):
-            scores = train_runs(
-                placed.network, placed.x, placed.y, known, placed.recipe,
-                noise_multiplier=placed.mechanism.noise_multiplier, runs=runs, every=every or placed.recipe.steps,
-                generator=generator_of(seed, "train", placed.x.device), initial=placed.initial, cache=cache,
-                devices=places, progress=progress,
-            )  # fmt: skip
+        scores = scores_of(placed, known, runs, every, seed=seed, places=places, cache=cache, progress=progress)
     return judge(
         scores,
         claim,
@@ -125,37 +118,6 @@ def run_canaries(
         seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
     )
-
-
-def run_classes(
-    setting: Setting, scenario: str = "mislabelled", *, confidence: float = 0.95, seed: int = 0, **options: Any
-) -> tuple[CanaryResult, ...]:
-    """`run_canaries` for a record of each class, of which the model is least sure: the rarest class first.
-
-    Class weights, and clipping that depends on the label, show in the class that they favour.
-
-    Args:
-        setting: what is trained.
-        scenario: likewise.
-        confidence: of all bounds together.
-        seed: of everything random.
-        options: other arguments of `run_canaries`, but for `target` and `canary`.
-
-    Raises:
-        ConfigurationError, InputError: as `run_canaries`.
-    """
-    crafting = generator_of(seed, "craft", setting.x.device)
-    found = reference(
-        setting.network, setting.x, setting.y, setting.recipe, generator=crafting, initial=setting.initial,
-        movement=False,
-    )  # fmt: skip
-    rows = least_sure(found.confidence, setting.y)
-    share = 1 - (1 - confidence) / len(rows)
-    results = {
-        label: run_canaries(setting, scenario, target=row, confidence=share, seed=seed, **options)
-        for label, row in rows.items()
-    }
-    return tuple(replace(one, setting={**one.setting, "class": label}) for label, one in results.items())
 
 
 def run_once(
@@ -229,6 +191,35 @@ def run_once(
     )
 
 
+def scores_of(
+    setting: Setting,
+    canary: Canary,
+    runs: int,
+    every: int | None = None,
+    *,
+    seed: int,
+    places: Sequence[torch.device],
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> Scores:
+    """Train runs on these devices; blocks side by side use a processor's cores better than threads of single operations
+    do."""
+    if len(places) == 1 and places[0].type == "cpu":
+        places = [*places] * torch.get_num_threads()
+    threads = torch.get_num_threads()
+    if len(places) > 1:
+        torch.set_num_threads(1)
+    try:
+        return train_runs(
+            setting.network, setting.x, setting.y, canary, setting.recipe,
+            noise_multiplier=setting.mechanism.noise_multiplier, runs=runs, every=every or setting.recipe.steps,
+            generator=generator_of(seed, "train", setting.x.device), initial=setting.initial, cache=cache,
+            devices=places, progress=progress,
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+
+
 def canary_for(
     setting: Setting,
     scenario: ScenarioName,
@@ -280,7 +271,9 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
         raise ConfigurationError("the worst case needs noise and at least one step: without them nothing is claimed")
     if mechanism.sampling == "fixed-size":
         raise ConfigurationError('the worst case of sampling="fixed-size" is another one; expected "poisson"')
-    steps = audited_steps(mechanism.steps, every)
+    if every is not None and every < 1:
+        raise ConfigurationError(f"every: expected a number of steps from 1 on, got {every}")
+    steps = (*(() if every is None else range(every, mechanism.steps, every)), mechanism.steps)
     sums = np.zeros((2, runs // 2))
     found = np.empty((len(steps), 2, runs // 2))
     for i, (since, step) in enumerate(zip((0, *steps), steps, strict=False)):
@@ -291,48 +284,15 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
     return Scores(steps, found[:, 0], found[:, 1])
 
 
-def audited_steps(steps: int, every: int | None) -> tuple[int, ...]:
-    """Every `every`-th step, and the last; None: the last only.
-
-    Raises:
-        ConfigurationError: `every` is less than 1.
-    """
-    if every is None:
-        return (steps,)
-    if every < 1:
-        raise ConfigurationError(f"every: expected a number of steps from 1 on, got {every}")
-    return (*range(every, steps, every), steps)
-
-
-@contextmanager
-def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
-    """Blocks of runs side by side use a processor's cores better than the threads of single operations."""
-    before = torch.get_num_threads()
-    if len(places) > 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def checked_threshold(threshold: Any) -> Threshold:
-    """The threshold, if it is "auto", "split" or a finite number.
-
-    Raises:
-        ConfigurationError: it is none of these.
-    """
+    """The threshold, if it is "auto", "split" or a finite number; otherwise ConfigurationError."""
     if isinstance(threshold, str) and threshold in ("auto", "split"):
         return "split" if threshold == "split" else "auto"
     return check_number('threshold (neither "auto" nor "split")', threshold)
 
 
 def poison_size(scenario: ScenarioName, records: int | None) -> int:
-    """How many records are replaced together.
-
-    Raises:
-        ConfigurationError: several, of a scenario that replaces one.
-    """
+    """How many records are replaced together; ConfigurationError: several, of a scenario that replaces one."""
     if scenario == "poison":
         return POISONED if records is None else whole_number("records", records, 2)
     if records not in (None, 1):

@@ -1,4 +1,4 @@
-"""A training with DP whose runs can be computed side by side: a linear head or an MLP on fixed features.
+"""A training with DP whose runs can be computed side by side: a linear head on fixed features.
 
 The presets have paper C's sizes on made-up data, to try the audit without any file of one's own. Their features are
 Gaussian around a mean a class, of the length that features of image and text encoders have: what is audited is the
@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched.networks import MLP, Activation, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import check_data, check_records
 from safexplain.dp.accounting.calibration import noise_multiplier
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 
-__all__ = ["PRESETS", "Preset", "Setting", "preset"]
+__all__ = ["PRESETS", "Setting", "preset"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +37,8 @@ class Setting:
         y: (n,) class indices.
         recipe: of the training.
         claim: its mechanism has the sample rate and the steps of `recipe`; its noise multiplier is trained with.
-        hidden: widths of hidden layers; none: a linear head.
-        activation: between layers.
         auxiliary: (x, y) of records that are not trained on, from which the natural canary is chosen.
-        initial: (P,) where all runs start, in the order of `networks`; None: zeros for a linear head, for an MLP anew
-            for each run.
+        initial: (P,) where all runs start, a row of weights and its bias after the other; None: zeros.
 
     Raises:
         ConfigurationError: recipe and claim contradict each other.
@@ -53,8 +50,6 @@ class Setting:
     y: Tensor
     recipe: HeadRecipe
     claim: Claim
-    hidden: tuple[int, ...] = ()
-    activation: Activation = "tanh"
     auxiliary: tuple[Tensor, Tensor] | None = None
     initial: Tensor | None = None
 
@@ -87,12 +82,9 @@ class Setting:
         return self.claim.mechanism
 
     @cached_property
-    def network(self) -> LinearHead | MLP:
+    def network(self) -> LinearHead:
         """What is trained."""
-        features, classes = self.x.shape[1], self.recipe.classes
-        if self.hidden:
-            return MLP(features, self.hidden, classes, self.activation)
-        return LinearHead(features, classes, self.recipe.bias, self.recipe.one_logit)
+        return LinearHead(self.x.shape[1], self.recipe.classes, self.recipe.bias, self.recipe.one_logit)
 
     def to(self, device: torch.device | str) -> Setting:
         """The same with its data on a device."""
@@ -103,11 +95,10 @@ class Setting:
     def describe(self) -> Mapping[str, Any]:
         """What was trained on what, plain values by name."""
         r, m = self.recipe, self.mechanism
-        layers = " - ".join(map(str, (self.x.shape[1], *self.hidden, r.outputs)))
         return {
             "name": self.name,
             "records": len(self.x),
-            "network": f"{'MLP' if self.hidden else 'linear head'} {layers}, {self.network.parameters:,} parameters",
+            "network": f"linear head {self.x.shape[1]} - {r.outputs}, {self.network.parameters:,} parameters",
             "optimizer": f"DP-{r.optimizer.upper() if r.optimizer == 'sgd' else 'Adam'}, learning rate {r.lr:g}",
             "clipping": repr(r.clipping),
             "noise_multiplier": m.noise_multiplier,
@@ -123,55 +114,28 @@ AUXILIARY = 500
 """Records beside the data, for the natural canary."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A row of the table; sizes as in arXiv 2511.21804, table A1, unless the summary says otherwise.
-
-    Args:
-        summary: one line.
-        records: n.
-        features: d.
-        classes: of them.
-        hidden: widths of hidden layers.
-        one_logit: one vector of weights for two classes, without a constant.
-        sample_rate: q.
-        steps: of the optimizer.
-        clip: bound C of an example's gradient.
-        optimizer: sgd or adam.
-        lr: learning rate.
-        epsilon: for a substituted record; the noise is calibrated to it.
-    """
+class Preset(NamedTuple):
+    """A row of the table; the rest as in arXiv 2511.21804, table A1."""
 
     summary: str
     records: int
     features: int
     classes: int
-    hidden: tuple[int, ...] = ()
-    one_logit: bool = False
-    sample_rate: float = 0.25
-    steps: int = 500
-    clip: float = 2.0
-    optimizer: HeadOptimizer = "sgd"
+    one_logit: bool = False  # one vector of weights for two classes, without a constant
     lr: float = 0.001
-    epsilon: float = 10.0
 
 
-PRESETS: dict[str, Preset] = {
+PRESETS = {
     "logit-768": Preset("one logit on 768 features, 500 records (image features)", 500, 768, 2, one_logit=True),
     "softmax-768": Preset("10 classes on 768 features, 500 records", 500, 768, 10),
     "logit-384": Preset(
         "one logit on 384 features (sentence embeddings); 2,000 records for the paper's 55,000",
         2000, 384, 2, one_logit=True, lr=0.01,
     ),
-    "mlp-446": Preset(
-        "an MLP from scratch on 446 features, 30 classes; 1,000 records, 250 steps",
-        1000, 446, 30, hidden=(128,), steps=250, clip=5.0, optimizer="adam", lr=0.0018,
-    ),
-    "mlp-600": Preset(
-        "the MLP of the paper, 600-128-100 on 50,000 records, 2,500 steps: for a GPU",
-        50_000, 600, 100, hidden=(128,), steps=2500, clip=5.0, optimizer="adam", lr=0.0018,
-    ),
 }  # fmt: skip
+
+EPSILON, RATE, STEPS, CLIP = 10.0, 0.25, 500, 2.0
+"""Of all presets: for a substituted record, to which the noise is calibrated; sample rate, steps and clipping bound."""
 
 
 def preset(name: str) -> Setting:
@@ -184,45 +148,20 @@ def preset(name: str) -> Setting:
         known = "; ".join(f"{key}: {row.summary}" for key, row in PRESETS.items())
         raise ConfigurationError(f"preset: {name!r} is unknown; there are {known}")
     row = PRESETS[name]
-    sigma = noise_multiplier(row.epsilon, row.sample_rate, row.steps, DELTA)
     recipe = HeadRecipe(
         classes=row.classes,
-        steps=row.steps,
-        sample_rate=row.sample_rate,
-        expected_batch_size=row.sample_rate * row.records,
-        clipping=FlatClipping(row.clip),
+        steps=STEPS,
+        sample_rate=RATE,
+        expected_batch_size=RATE * row.records,
+        clipping=FlatClipping(CLIP),
         lr=row.lr,
-        optimizer=row.optimizer,
         bias=not row.one_logit,
         one_logit=row.one_logit,
     )
-    x, y = (_switches if row.hidden else _clouds)(row)
-    return Setting(
-        name,
-        x[: row.records],
-        y[: row.records],
-        recipe,
-        Claim(Steps(sigma, row.sample_rate, row.steps), DELTA),
-        hidden=row.hidden,
-        auxiliary=(x[row.records :], y[row.records :]),
-    )
-
-
-def _labels(row: Preset, generator: torch.Generator) -> Tensor:
-    return torch.randint(row.classes, (row.records + AUXILIARY,), generator=generator)
-
-
-def _clouds(row: Preset) -> tuple[Tensor, Tensor]:
-    """Features around a mean a class."""
     generator = torch.Generator().manual_seed(0)
-    y = _labels(row, generator)
+    y = torch.randint(row.classes, (row.records + AUXILIARY,), generator=generator)
     means = torch.randn(row.classes, row.features, generator=generator) / 4
-    return means[y] + torch.randn(len(y), row.features, generator=generator), y
-
-
-def _switches(row: Preset) -> tuple[Tensor, Tensor]:
-    """Zeros and ones, each with a rate of its class, as shopping baskets are."""
-    generator = torch.Generator().manual_seed(0)
-    y = _labels(row, generator)
-    rates = torch.rand(row.classes, row.features, generator=generator).square()
-    return (torch.rand(len(y), row.features, generator=generator) < rates[y]).float(), y
+    x = means[y] + torch.randn(len(y), row.features, generator=generator)
+    claim = Claim(Steps(noise_multiplier(EPSILON, RATE, STEPS, DELTA), RATE, STEPS), DELTA)
+    own, others = (x[: row.records], y[: row.records]), (x[row.records :], y[row.records :])
+    return Setting(name, *own, recipe, claim, auxiliary=others)

@@ -217,11 +217,3 @@ def measured(
     """What signals say under `META`: from the (m, n) predicted classes of the target and its references, and (n,) y."""
     hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
     return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}
-
-
-def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`measured` of several pools whose models are put side by side: counts added up, and the worst statistics."""
-    hits = np.sum([part["hits"] for part in parts], axis=0).tolist()
-    known = [part["statistics"] for part in parts if part["statistics"] is not None]
-    worst = max(known, key=lambda s: abs(math.log(max(s[1], 1e-300))), default=None)
-    return {"hits": hits, "stated": parts[0]["stated"], "statistics": worst}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from safexplain.audit.endpoint.store import AnswerStore, digests_of
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.evidence import split_level
 from safexplain.verdict.policy import Policy
 
 __all__ = ["Endpoint", "Plan"]
@@ -271,11 +270,6 @@ class Endpoint(nn.Module):
     def explain(self, x: Tensor) -> Tensor:
         """(n, ...) the maps that it answered, float32."""
         return torch.from_numpy(self._answers(x.detach().cpu().numpy()).maps).to(x.device)
-
-    def seen(self, predictions: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-        """What is predicted by name, without what follows from scores where the service gives none."""
-        hidden = () if self.payload.releases_probabilities else ("loss", "margin", "prediction", "predictions")
-        return {name: values for name, values in predictions.items() if split_level(name)[0] not in hidden}
 
     @property
     def told(self) -> str:

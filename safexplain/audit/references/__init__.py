@@ -1,7 +1,4 @@
 """Reference ("shadow") models, trained like the target on random halves of one pool.
 
 shadows (who trains on what, what is missing) -> training (by recipe or estimator) -> cache (finished models on disk)
-                                              -> executors (on many machines, by engines that exist)
 """
-
-from safexplain.audit.references.by_ray import ray_executor as ray_executor

@@ -39,16 +39,8 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
 
 
 class Batches:
-    """The batches of one model's epochs.
-
-    Args:
-        x: (members, ...) inputs, anywhere.
-        y: (members,) labels.
-        sizes: of the batches of an epoch, which sum to the members.
-        augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip).
-        device: where batches are wanted.
-        generator: CPU generator of the order and the augmentation.
-        channels_last: memory format of the batches.
+    """The (b, ...) inputs and (b,) labels of one model's epochs: on the device, in batches of these sizes, which sum to
+    the members; a CPU generator draws order and augmentation.
 
     Raises:
         InputError: augmentation or channels_last for what are no images, or crops of images too small for them.
@@ -72,16 +64,16 @@ class Batches:
         self.near = fits(x, device)
         self.x, self.y = (x.to(device) if self.near else x), y.to(device)
         self.sizes, self.steps = sizes, len(sizes)
-        self.generators: Sequence[torch.Generator] = (generator,)
+        self.generator = generator
         self.augmentation, self.device = augmentation, device
         self.crops = Crops(x, device) if augmentation == "crop-flip" else None
         self.channels_last = channels_last
 
-    def epoch(self, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch, all of them drawn, from batch `first` on."""
+    def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, drawn together."""
         order = self._draws()
         there = moved(order, self.device)
-        for size, end in list(zip(self.sizes, accumulate(self.sizes), strict=True))[first:]:
+        for size, end in zip(self.sizes, accumulate(self.sizes), strict=True):
             index, *drawn = there[:, end - size : end].unbind()
             if self.near:
                 x = self._augmented(self.x, index, drawn)
@@ -92,7 +84,7 @@ class Batches:
 
     def _draws(self) -> Tensor:
         """(1 to 3, members) int64: positions; rows and columns of crops, or whether an image is mirrored."""
-        (g,), drawn = self.generators, []
+        g, drawn = self.generator, []
         order = torch.randperm(len(self.y), generator=g)[None]
         for size in self.sizes:
             if self.crops:
@@ -111,15 +103,8 @@ class Batches:
 
 
 class Crops:
-    """Crops of reflect-padded images, mirrored or not, as one gather: padding is where a pixel is taken from.
-
-    Args:
-        x: (n, c, h, w) images, of whose size they are.
-        device: where they are taken.
-
-    Raises:
-        InputError: the images are too narrow to be padded.
-    """
+    """Crops of reflect-padded images (n, c, h, w), mirrored or not, as one gather: padding is where a pixel is taken
+    from. Raises InputError for images too narrow to be padded."""
 
     def __init__(self, x: Tensor, device: torch.device) -> None:
         pad, (h, w) = padding(x), x.shape[2:]
@@ -134,14 +119,8 @@ class Crops:
         return mirrored * self.most + shift
 
     def of(self, x: Tensor, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """(b, c, h, w) crops.
-
-        Args:
-            x: (n, c, h, w) images.
-            index: (b,) which of them.
-            rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
-            columns: (b,) its first column and whether it is mirrored, from `column`.
-        """
+        """(b, c, h, w) crops of the images `index` (b,) of x (n, c, h, w): the first row of each in the padded image,
+        0 .. 2 * padding, and its column from `column`."""
         pixels = x.permute(0, 2, 3, 1)
         found = pixels[index[:, None, None], self._rows[rows][:, :, None], self._columns[columns][:, None, :]]
         return found.permute(0, 3, 1, 2)
@@ -159,14 +138,8 @@ def padding(x: Tensor) -> int:
 
 
 def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
-    """A crop of each image, reflect-padded by `padding`, mirrored or not.
-
-    Args:
-        x: (b, c, h, w).
-        rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
-        columns: (b,) its first column.
-        mirrored: (b,) bool.
-    """
+    """A crop of each image (b, c, h, w), reflect-padded by `padding`, from row and column 0 .. 2 * padding (b,) on,
+    mirrored (b,) or not."""
     crops = Crops(x, x.device)
     index = torch.arange(len(x), device=x.device)
     return crops.of(x, index, rows.to(x.device), crops.column(columns, mirrored.long()).to(x.device))

@@ -7,18 +7,18 @@ write to cannot run code here.
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from safexplain._files import PieceStore
 from safexplain._progress import Progress
-from safexplain.audit.recipe import Tick
+from safexplain.audit.parallel import each
 from safexplain.audit.references.compiled import forget
-from safexplain.audit.references.resume import read_tensors
 
 
 class ModelCache:
@@ -43,9 +43,10 @@ class ModelCache:
         """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
 
         def fill(path: Path) -> bool:
-            state = read_tensors(path)
-            if state is None:
-                return False
+            with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
+                if file.testzip() is not None:
+                    return False
+            state = torch.load(path, map_location="cpu", weights_only=True)
             own = {name: t.shape for name, t in model.state_dict().items()}
             if {name: t.shape for name, t in state.items()} != own:
                 return False  # before anything is overwritten
@@ -54,10 +55,6 @@ class ModelCache:
             return True
 
         return bool(self._store.load(f"{key}.pt", fill))
-
-    def has(self, key: str) -> bool:
-        """Whether something is stored under a key."""
-        return any((self.folder / f"{key}.{kind}").is_file() for kind in ("pt", "model"))
 
     def save(self, key: str, model: nn.Module) -> None:
         """Store the weights, all or nothing.
@@ -68,9 +65,9 @@ class ModelCache:
         state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
 
-    def load_file(self, key: str, read: Callable[[Path], bool]) -> bool:
-        """Read what `save_bytes` stored; False where there is nothing, or `read` says that it is damaged."""
-        return bool(self._store.load(f"{key}.model", read))
+    def load_bytes(self, key: str, read: Callable[[bytes], Any]) -> Any:
+        """What `read` makes of stored bytes; None where there are none, or `read` fails."""
+        return self._store.load(f"{key}.model", lambda path: read(path.read_bytes()))
 
     def save_bytes(self, key: str, raw: bytes) -> None:
         """Store a model as bytes, all or nothing.
@@ -80,67 +77,33 @@ class ModelCache:
         """
         self._store.save(f"{key}.model", lambda path: path.write_bytes(raw))
 
-    def checkpoint(self, key: str) -> Path:
-        """Where the model of this key is kept while it trains."""
-        return self._store.folder / f"{key}.partial.pt"
-
-
-class TrainGroup(Protocol):
-    """Trains some of the models in place."""
-
-    def __call__(
-        self, group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
-    ) -> None:
-        """Train the models of these numbers.
-
-        Args:
-            group: numbers of models.
-            tick: to be told the share of the group that is done.
-            finished: to be told the place in the group of each model that is; it is stored then.
-            checkpoints: for each, a file where it may be kept while it trains.
-        """
-
 
 def load_or_train(
-    models: Sequence[nn.Module],
-    keys: Sequence[str],
-    store: ModelCache | None,
+    train: Callable[..., list[nn.Module]],
+    starts: Sequence[nn.Module | None],
     groups: Callable[[list[int]], list[list[int]]],
-    train: TrainGroup,
+    load: Callable[[int], nn.Module | None],
+    save: Callable[[int, nn.Module], None],
     *,
     stage: str,
     progress: Progress,
 ) -> list[nn.Module]:
-    """Fill each model from the store, or train it there and store it: an interrupted run resumes where it stopped.
+    """The models 0 .. m - 1 in eval mode: those that `load` finds, and the others by `train(places, starts, tick=)` for
+    each of the groups, here or in workers, which are saved: an interrupted run resumes where it stopped."""
+    models = [load(i) for i in range(len(starts))]
+    missing = [i for i, model in enumerate(models) if model is None]
+    parts = groups(missing)
 
-    Args:
-        models: m untrained models of the right architectures; filled or trained in place.
-        keys: of everything that makes each; "" where that cannot be told, and it is not stored.
-        store: None: nothing is stored.
-        groups: indices of missing models -> those that train together, group by group.
-        train: trains a group of models in place.
-        stage: what progress is told.
-        progress: told after each model, and within, with a note such as "model 2 of 16, epoch 3 of 30".
+    def told(stage: str, done: float, total: float, note: str = "") -> None:
+        which = f"model {max(math.ceil(done - 1e-9), 1)} of {len(models)}, " if note.startswith("epoch") else ""
+        progress(stage, done, total, which + note)
 
-    Returns:
-        The models, in eval mode.
-    """
-    missing = [i for i, key in enumerate(keys) if not (store and key and store.load(key, models[i]))]
-    finished = len(models) - len(missing)
-    for group in filter(None, groups(missing)):
-
-        def tick(share: float, note: str = "", size: int = len(group), before: int = finished) -> None:
-            done = before + share * size
-            which = f"model {max(math.ceil(done - 1e-9), 1)} of {len(models)}, " if note.startswith("epoch") else ""
-            progress(stage, done, len(models), which + note)
-
-        def save(place: int, group: list[int] = group) -> None:
-            if store and (key := keys[group[place]]):
-                store.save(key, models[group[place]])
-                store.checkpoint(key).unlink(missing_ok=True)
-
-        train(group, tick, save, [store.checkpoint(keys[i]) if store and keys[i] else None for i in group])
-        finished += len(group)
+    tasks = [(part, [starts[i] for i in part]) for part in parts]
+    sizes, before = [len(part) for part in parts], len(models) - len(missing)
+    for k, made in each(train, tasks, sizes=sizes, stage=stage, progress=told, before=before, total=len(models)):
+        for i, model in zip(parts[k], made, strict=True):
+            save(i, model)
+            models[i] = model
     forget()
     progress(stage, len(models), len(models))
-    return [m.eval() for m in models]
+    return [model.eval() for model in models if model is not None]

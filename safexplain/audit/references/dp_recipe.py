@@ -11,10 +11,8 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from safexplain._privacy_loss import Adjacency
@@ -41,37 +39,6 @@ FEWER = 0.05
 """Share of the records of a statement by which the members in the data may be fewer or more."""
 
 Trained = str | tuple[str, ...]
-
-
-class How(Protocol):
-    """What of a recipe counts in a training with differential privacy."""
-
-    @property
-    def optimizer(self) -> str:
-        """adam, adamw or sgd."""
-
-    @property
-    def lr(self) -> float:
-        """Its learning rate."""
-
-    @property
-    def momentum(self) -> float:
-        """Of sgd."""
-
-    @property
-    def weight_decay(self) -> float:
-        """As the optimizer applies it."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the members, in expectation."""
-
-    @property
-    def batch_size(self) -> int:
-        """Expected size of a Poisson batch."""
-
-    def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The optimizer over these tensors."""
 
 
 @dataclass(frozen=True)
@@ -184,16 +151,15 @@ class DPTraining:
 
     def tuner(
         self,
-        how: How,
+        how: Any,
         model: nn.Module,
         x: Tensor,
         y: Tensor,
         *,
         seed: int,
-        checkpoint: Path | None = None,
         tick: Callable[..., None] | None = None,
     ) -> DPFineTuner:
-        """The training of one model on (x, y), on its device.
+        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands.
 
         Raises:
             ConfigurationError, InputError: as `DPFineTuner`.
@@ -222,7 +188,6 @@ class DPTraining:
                 device=next(model.parameters()).device,
                 pretrained=False,
                 seed=seed,
-                checkpoint=checkpoint,
                 progress=lambda stage, done, total, note="": tick(done / total, note) if tick else None,
             )
 
@@ -240,12 +205,8 @@ def left_out(optimizer: str) -> dict[str, float]:
 
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
-    """Values of a recipe, with all that a privacy statement says of the training; epochs and batch size are its.
-
-    Args:
-        values: name -> value as in the file; `dp` may be a part of its table, or missing.
-        statement: of the target's training.
-        what: how messages call the recipe.
+    """Values of a recipe, name -> value as in the file, with all that a privacy statement says of the training: `dp`
+    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`.
 
     Raises:
         InputError: reference models cannot repeat a training of this kind from its statement.
@@ -277,11 +238,6 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
     """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or "".
-
-    Args:
-        values: name -> value as in the file.
-        statement: that can be repeated.
-        what: how messages call the recipe.
 
     Raises:
         ConfigurationError: they are no whole numbers of at least 1.

@@ -1,7 +1,8 @@
 """Training of reference models with differential privacy, and where they start.
 
 Each trains by `safexplain.dp.DPFineTuner`, with noise of its own seed. Where a linear head alone trains, features are
-computed once and all heads train as one batched computation: the same training, by other random numbers.
+computed once and all heads train as one batched computation: the same training, by other random numbers. `how` is the
+`Recipe` in which `dp` stands.
 """
 
 from __future__ import annotations
@@ -11,28 +12,22 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.references.dp_recipe import DPTraining, How, as_toml
+from safexplain.audit.references.dp_recipe import DPTraining, as_toml
 from safexplain.errors import InputError, PrivacyWarning
 
 
 @dataclass(frozen=True, eq=False)
 class FrozenAs:
-    """Builds models whose frozen layers are the target's: what did not train was public, and is in both.
-
-    Args:
-        build: makes an untrained model from a seed.
-        target: of whose tensors those that do not train are taken.
-        dp: says which these are.
-    """
+    """Builds models whose frozen layers are the target's: what did not train was public, and is in both."""
 
     build: Callable[[int], nn.Module]
     target: nn.Module
-    dp: DPTraining
+    dp: DPTraining  # says what trains
 
     def __call__(self, seed: int) -> nn.Module:
         """An untrained model.
@@ -64,11 +59,7 @@ class FrozenAs:
 
 @dataclass(frozen=True, eq=False)
 class HeadRedrawn:
-    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built.
-
-    Args:
-        target: whose head is linear.
-    """
+    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built."""
 
     target: nn.Module
 
@@ -91,73 +82,36 @@ class HeadRedrawn:
         return model
 
 
-def starting(build: Callable[[int], nn.Module], target: nn.Module, dp: DPTraining) -> Callable[[int], nn.Module]:
-    """`build`, with the target's own layers where these did not train.
-
-    Adapters are merged into the layers beside which they trained: there the weights of `build` are kept.
-    """
-    return build if dp.trainable == "lora" else FrozenAs(build, copy.deepcopy(target).cpu(), dp)
-
-
-def as_it_trains(model: nn.Module, dp: DPTraining) -> nn.Module:
-    """The model as `DPFineTuner` will leave it: with GroupNorm where BatchNorm would train."""
-    from safexplain.dp.models.prepare import prepare
-    from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+def as_it_trains(model: nn.Module, prepared: Callable[[], nn.Module]) -> nn.Module:
+    """The model as `DPFineTuner` leaves it, which trains `prepared()`: with GroupNorm where BatchNorm would train."""
+    from safexplain.dp.models.replacements import restore
 
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         return model
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchNormReplacedWarning)
-        changed = restore(prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost"))
-    same = changed.state_dict().keys() == model.state_dict().keys()
-    return model if same else changed.requires_grad_(True)
+    changed = restore(prepared())
+    return model if changed.state_dict().keys() == model.state_dict().keys() else changed.requires_grad_(True)
 
 
 def train_alone(
-    how: How,
+    how: Any,
     dp: DPTraining,
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     generator: torch.Generator,
     tick: Callable[..., None] | None,
-    checkpoint: Path | None,
 ) -> nn.Module:
-    """Train a model in place by `DPFineTuner`, seeded by the generator, and return it in eval mode.
-
-    Args:
-        how: the rest of the recipe.
-        dp: of the training.
-        model: on the device where it is to train.
-        x: (members, ...) inputs.
-        y: (members,) labels.
-        generator: whose initial seed is that of the batches and the noise.
-        tick: progress.
-        checkpoint: file where the training is kept while it runs; one that does not fit is as if it were not there.
-
-    Raises:
-        ConfigurationError, InputError: as `DPFineTuner`.
-    """
-    seed, kept = generator.initial_seed() % 2**31, checkpoint is not None and checkpoint.exists()
-
-    def fit() -> nn.Module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)
-            return dp.tuner(how, model, x, y, seed=seed, checkpoint=checkpoint, tick=tick).fit().model
-
-    try:
-        trained = fit()
-    except InputError:
-        if not kept or checkpoint is None:
-            raise
-        checkpoint.unlink(missing_ok=True)
-        trained = fit()
-    model.load_state_dict(trained.state_dict())
+    """Train a model in place by `DPFineTuner`, its batches and noise seeded by the generator, and return it in eval
+    mode; raises what that does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        tuner = dp.tuner(how, model, x, y, seed=generator.initial_seed() % 2**31, tick=tick)
+        model.load_state_dict(tuner.fit().model.state_dict())
     return model.eval()
 
 
 def train_private_models(
-    how: How,
+    how: Any,
     dp: DPTraining,
     models: Sequence[nn.Module],
     x: Tensor,
@@ -165,26 +119,9 @@ def train_private_models(
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Callable[..., None] | None,
-    finished: Callable[[int], None],
-    checkpoints: Sequence[Path | None],
 ) -> None:
-    """Train models in place: heads on the same features together, all others one after the other.
-
-    Args:
-        how: the rest of the recipe.
-        dp: of the training.
-        models: m modules, on one device; they end in eval mode.
-        x: (n, ...) inputs of the pool.
-        y: (n,) labels.
-        members: m index tensors into the pool.
-        generators: one a model.
-        tick: told the share of all m models that is done.
-        finished: told the place of each model as soon as it is trained.
-        checkpoints: a file or None for each model.
-
-    Raises:
-        ConfigurationError, InputError: as `DPFineTuner`.
-    """
+    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one after the
+    other; raises what `DPFineTuner` does."""
     waiting, done = list(range(len(models))), 0
     while waiting:
         first = waiting[0]
@@ -201,12 +138,9 @@ def train_private_models(
             group = alike
         else:
             own_x, own_y = x[own.to(x.device)], y[own.to(y.device)]
-            one = partial(told, size=1)
-            train_alone(how, dp, models[first], own_x, own_y, generators[first], one, checkpoints[first])
+            train_alone(how, dp, models[first], own_x, own_y, generators[first], partial(told, size=1))
         done += len(group)
         waiting = [i for i in waiting if i not in group]
-        for i in group:
-            finished(i)
 
 
 def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraining) -> bool:
@@ -221,7 +155,7 @@ def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraini
 
 
 def _train_heads(
-    how: How,
+    how: Any,
     dp: DPTraining,
     models: Sequence[nn.Module],
     x: Tensor,

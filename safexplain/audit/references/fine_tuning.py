@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache as cache_of
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,20 +26,13 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
+from safexplain.audit.parallel import present
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.executors import (
-    Executor,
-    check_code,
-    check_executor,
-    parted,
-    present,
-    train_elsewhere,
-    weights_as_bytes,
-)
+from safexplain.audit.references.dp_training import as_it_trains
 from safexplain.audit.references.shadows import Shadows, mixed_seed
-from safexplain.audit.references.training import groups_by_steps, train_models, train_one
+from safexplain.audit.references.training import groups_by_steps, most_together, train_models, train_one
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -73,14 +67,11 @@ class FineTune:
             the seed come from the recipe where they are not given. Its momentum, weight decay, schedule, precision,
             memory format and compilation are not used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no
             privacy.
-        overlap: examples of the pool with labels of the downstream task, and their (k,) rows in the pool: each model is
-            also fine-tuned on those that are its members.
         outputs: of the new head; None: as many as the downstream labels need.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range, dp without epsilon and
             delta, dp with augmentation.
-        InputError: the overlap's shapes, labels or rows do not fit.
     """
 
     downstream: Population
@@ -88,7 +79,6 @@ class FineTune:
     trainable: Trainable = "head"
     sample: float = 0.85
     dp: Mapping[str, Any] | None = None
-    overlap: tuple[Population, NDArray[np.int64]] | None = None
     outputs: int | None = None
 
     def __post_init__(self) -> None:
@@ -110,13 +100,20 @@ class FineTune:
             )
         if self.dp is not None:
             self._check_dp()
-        if self.overlap is not None:
-            self._check_overlap()
 
     @property
     def classes(self) -> int:
         """Outputs of the new head."""
         return self.outputs or self.downstream.classes
+
+    def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
+        """What the model of a number is fine-tuned on, as rows of populations: a random share of `downstream`.
+
+        `member` (n,) bool, who was in its pre-training, is for classes derived from this one.
+        """
+        n = len(self.downstream)
+        rng = np.random.default_rng([seed, number, _STREAM])
+        return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]
 
     def check(self, model: nn.Module) -> None:
         """See whether a model of this architecture can be fine-tuned so, before anything long.
@@ -124,9 +121,8 @@ class FineTune:
         Raises:
             InputError: as `fine_tune`, but for what is wrong with a share of the data.
         """
-        one = Shadows((model,), np.zeros((1, 1), dtype=bool))
-        job = _Job(one, self, 0, next((p.device for p in model.parameters()), torch.device("cpu")))
-        job.check(job.start(0))
+        job = _Job(self, np.zeros((1, 1), dtype=bool), (0,), 0, torch.device("cpu"))
+        job.check(job.start(0, model))
 
     def _check_dp(self) -> None:
         from safexplain.dp.sgd.finetune import DPFineTuner
@@ -148,30 +144,6 @@ class FineTune:
         TrainingBudget(**{name: self.dp[name] for name in budget if name in self.dp})
         object.__setattr__(self, "dp", dict(self.dp))
 
-    def _check_overlap(self) -> None:
-        if not (isinstance(self.overlap, tuple) and len(self.overlap) == 2 and isinstance(self.overlap[0], Population)):
-            raise ConfigurationTypeError(
-                f"overlap: expected (a Population of examples of the pool, their rows in it), got {self.overlap!r:.60}"
-            )
-        examples, rows = self.overlap[0], np.asarray(self.overlap[1])
-        if rows.shape != (len(examples),) or rows.dtype.kind not in "iu":
-            raise InputError(
-                f"overlap: expected {len(examples)} whole numbers, the examples' rows in the pool,"
-                f" got {rows.dtype} {rows.shape}"
-            )
-        if len(np.unique(rows)) < len(rows) or rows.min() < 0:
-            raise InputError("overlap: rows of the pool are numbers from 0, each at most once")
-        if examples.x.shape[1:] != self.downstream.x.shape[1:]:
-            raise InputError(
-                f"overlap: expected examples of shape {tuple(self.downstream.x.shape[1:])}, as the downstream data has"
-                f" them, got {tuple(examples.x.shape[1:])}"
-            )
-        if examples.classes > self.classes:
-            raise InputError(
-                f"overlap: expected labels of the downstream task, 0 to {self.classes - 1}, got {examples.classes - 1}"
-            )
-        object.__setattr__(self, "overlap", (examples, rows.astype(np.int64)))
-
 
 def check_trainable(trainable: object) -> None:
     """Raise ConfigurationError for what is no `Trainable`."""
@@ -190,7 +162,6 @@ def fine_tune(
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
-    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
@@ -206,74 +177,43 @@ def fine_tune(
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
         cache: a `ModelCache` or a folder; that of the pre-training may be used.
-        executor: sends groups of models elsewhere, see `train_shadows`. None: this process.
         progress: told after each model.
 
     Returns:
-        The fine-tuned models, on `device` (with an executor: on the CPU where this process has no such device), and the
-        membership and numbers of the pre-training, unchanged. A model is seeded by its number.
+        The fine-tuned models, on `device` (on the CPU where workers have such a device and this process has none), and
+        the membership and numbers of the pre-training, unchanged. A model is seeded by its number.
 
     Raises:
-        ConfigurationError: what is to be sent to workers cannot be.
         InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
             train, a share with fewer than two classes, or a training that diverged.
     """
-    check_executor(executor)
     if not isinstance(pretrained, Shadows):
         raise ConfigurationTypeError(
             f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
         )
-    rows = how.overlap[1] if how.overlap else np.zeros(0, dtype=np.int64)
-    if len(rows) and rows.max() >= pretrained.membership.shape[1]:
-        raise InputError(
-            f"overlap: row {int(rows.max())} is beyond the pool of {pretrained.membership.shape[1]} examples"
-        )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
-    job = _Job(pretrained, how, seed, torch.device(device if executor is None else present(device)))
+    job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
     for i in range(len(pretrained.models)):
         job.check_data(i)
-    models = job.starts()
-    keys = [job.key(i, model) if store else "" for i, model in enumerate(models)]
-    models = job.ready(models)
-    if executor is None:
-        return Shadows(tuple(job.fit(models, keys, store, progress)), pretrained.membership, pretrained.numbers)
+    models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
+    digest_of = cache_of(Population.digest)
+    keys = [job.key(i, model, digest_of) if store else "" for i, model in enumerate(models)]
+    for i, model in enumerate(models):
+        job.check(model)
+        if how.dp is not None and how.trainable != "head":
+            models[i] = job.dp_architecture(i, model)
 
-    def groups(missing: list[int]) -> list[list[int]]:
-        heads = [i for i in missing if job.on_features(models[i])]
-        others = [i for i in missing if i not in heads]
-        return parted(heads, executor, together=True) + parted(others, executor)
+    def load(i: int) -> nn.Module | None:
+        return models[i] if store and keys[i] and store.load(keys[i], models[i]) else None
 
-    def sent(places: list[int]) -> tuple[Shadows, list[str]]:
-        own = tuple(copy.deepcopy(pretrained.models[i]).cpu() for i in places)
-        part = Shadows(own, pretrained.membership[places], tuple(pretrained.numbers[i] for i in places))
-        return part, [keys[i] for i in places]
+    def save(i: int, model: nn.Module) -> None:
+        if store and keys[i]:
+            store.save(keys[i], model)
 
-    work = _Elsewhere(how, seed, torch.device(device), store.folder if store else None, code_digest(__name__))
-    made = train_elsewhere(
-        executor, work, models, keys, store, groups, stage="fine-tuning", progress=progress, sent=sent
-    )
-    return Shadows(tuple(model.to(job.device) for model in made), pretrained.membership, pretrained.numbers)
-
-
-@dataclass(frozen=True, eq=False)
-class _Elsewhere:
-    """Fine-tunes in a worker."""
-
-    how: FineTune
-    seed: int
-    device: torch.device
-    folder: Path | None
-    code: str
-
-    def __call__(self, group: tuple[Shadows, list[str]], tick: Tick, seen: bool) -> list[bytes | None]:
-        """Of each model its weights, or None where it is in the store."""
-        check_code(self.code, __name__)
-        pretrained, keys = group
-        store = ModelCache(self.folder) if seen and self.folder else None
-        job = _Job(pretrained, self.how, self.seed, self.device)
-        models = job.ready(job.starts())
-        tuned = job.fit(models, keys, store, lambda _, done, total, note="": tick(done / total, note))
-        return [None if store and key else weights_as_bytes(model) for model, key in zip(tuned, keys, strict=True)]
+    groups = partial(job.groups, models)
+    made = load_or_train(job, models, groups, load, save, stage="fine-tuning", progress=progress)
+    tuned = tuple(model.to(present(device)) for model in made)
+    return Shadows(tuned, pretrained.membership, pretrained.numbers)
 
 
 def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
@@ -326,92 +266,52 @@ def head_name(model: nn.Module) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    pretrained: Shadows
+    """Fine-tunes some of the models, here or in a worker."""
+
     how: FineTune
+    membership: NDArray[np.bool_]
+    numbers: tuple[int, ...]
     seed: int
     device: torch.device
 
     # ------------------------------------------------------------------------------------------- what each model is
 
-    def starts(self) -> list[nn.Module]:
-        """All models with their new heads."""
-        return [self.start(i) for i in range(len(self.pretrained.models))]
-
-    def ready(self, models: list[nn.Module]) -> list[nn.Module]:
-        """They, as they train: on the device, and without BatchNorm where that cannot train with DP."""
-        for i, model in enumerate(models):
-            models[i] = model.to(self.device)
-            self.check(models[i])
-            if self.how.dp is not None and self.how.trainable != "head":
-                models[i] = self.dp_architecture(i, models[i])
-        return models
-
-    def fit(
-        self, models: list[nn.Module], keys: Sequence[str], store: ModelCache | None, progress: Progress
-    ) -> list[nn.Module]:
-        """The fine-tuned models, from the store or trained and stored."""
-
-        def train(
-            group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
-        ) -> None:
-            if len(group) > 1 or self.on_features(models[group[0]]):
-                self.train_heads(models, group, tick, finished, checkpoints)
-                return
-            if self.how.dp is not None:
-                self.train_with_dp(models[group[0]], group[0], tick)
-            else:
-                self.train_alone(models[group[0]], group[0], tick, checkpoints[0])
-            finished(0)
-
-        groups = partial(self.groups, models)
-        return load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
+    def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
+        """The models of these places, fine-tuned, on the CPU."""
+        models = [start.to(self.device) for start in starts]
+        if len(models) > 1 or self.on_features(models[0]):
+            self.train_heads(models, places, tick)
+        elif self.how.dp is not None:
+            self.train_with_dp(models[0], places[0], tick)
+        else:
+            self.train_alone(models[0], places[0], tick)
+        return [model.cpu() for model in models]
 
     def number(self, i: int) -> int:
         """By which model i is seeded; that of a target is below 0."""
-        return self.pretrained.numbers[i] % 2**32
+        return self.numbers[i] % 2**32
 
-    def start(self, i: int) -> nn.Module:
+    def start(self, i: int, pretrained: nn.Module) -> nn.Module:
         """Model i with its new head."""
-        return replace_head(self.pretrained.models[i], self.how.classes, seed=self._mixed(i, 0))
+        return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
 
-    def key(self, i: int, initial: nn.Module) -> str:
+    def key(self, i: int, initial: nn.Module, digest_of: Callable[[Population], str]) -> str:
         """Of everything that makes model i; "" where that has no stable identity."""
-        how, number, parts = self.how, self.number(i), [self._data_key, *self._rows(i)]
-        if how.overlap:
-            parts += [self._overlap_key, how.overlap[1]]
+        how, parts = self.how, [(digest_of(data), rows) for data, rows in self.shares(i)]
         try:
             tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
-            return digest("fine-tuning", tuning, parts, initial, self.seed, number, code_digest(__name__))
+            return digest("fine-tuning", tuning, parts, initial, self.seed, self.number(i), code_digest(__name__))
         except Undigestable:
             return ""
 
+    def shares(self, i: int) -> list[tuple[Population, NDArray[np.int64]]]:
+        """What model i is fine-tuned on."""
+        return self.how.shares(self.seed, self.number(i), self.membership[i])
+
     def data(self, i: int) -> tuple[Tensor, Tensor]:
-        """What model i is fine-tuned on: its share of the downstream data, and what of the overlap is its members."""
-        rows, common = self._rows(i)
-        x = self.how.downstream.x[rows]
-        return (torch.cat([x, self.how.overlap[0].x[common]]) if self.how.overlap else x), self._labels(i)
-
-    def _labels(self, i: int) -> Tensor:
-        rows, common = self._rows(i)
-        y = self.how.downstream.y[rows]
-        return torch.cat([y, self.how.overlap[0].y[common]]) if self.how.overlap else y
-
-    @cached_property
-    def _data_key(self) -> str:
-        return self.how.downstream.digest()
-
-    @cached_property
-    def _overlap_key(self) -> str:
-        return self.how.overlap[0].digest() if self.how.overlap else ""
-
-    def _rows(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of the downstream data, and of the overlap."""
-        n = len(self.how.downstream)
-        count = min(max(round(self.how.sample * n), 1), n)
-        rng = np.random.default_rng([self.seed, self.number(i), _STREAM])
-        rows = np.sort(rng.choice(n, count, replace=False))
-        pool_rows = self.how.overlap[1] if self.how.overlap else np.zeros(0, dtype=np.int64)
-        return rows, np.flatnonzero(self.pretrained.membership[i, pool_rows])
+        """The same as inputs and labels."""
+        shares = self.shares(i)
+        return torch.cat([data.x[rows] for data, rows in shares]), torch.cat([data.y[rows] for data, rows in shares])
 
     def _mixed(self, i: int, what: int) -> int:
         return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
@@ -423,9 +323,9 @@ class _Job:
 
     def check_data(self, i: int) -> None:
         """Raise InputError where model i would see fewer than two classes."""
-        if len(torch.unique(y := self._labels(i))) < 2:
+        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in self.shares(i)]))) < 2:
             raise InputError(
-                f"model {self.pretrained.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
+                f"model {self.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
                 " classes: raise sample, or use more downstream data"
             )
 
@@ -454,7 +354,7 @@ class _Job:
     def _outputs(self, model: nn.Module, x: Tensor) -> Any:
         model.eval()
         with torch.no_grad():
-            return model(x.to(self.device))
+            return model(x.to(_device_of(model)))
 
     def on_features(self, model: nn.Module) -> bool:
         """Whether training the head on features is training it in the network."""
@@ -478,54 +378,43 @@ class _Job:
 
     def groups(self, models: Sequence[nn.Module], missing: list[int]) -> list[list[int]]:
         """Heads that train together; all else alone."""
-        sizes: dict[tuple[int, bool], dict[int, int]] = {}
+        by_shape: dict[tuple[torch.Size, ...], dict[int, int]] = {}
         for i in missing:
             if self.on_features(models[i]):
-                head = models[i].get_submodule(head_name(models[i]))
-                sizes.setdefault((head.in_features, head.bias is not None), {})[i] = sum(map(len, self._rows(i)))  # type: ignore[arg-type]
+                shapes = tuple(p.shape for p in models[i].get_submodule(head_name(models[i])).parameters())
+                by_shape.setdefault(shapes, {})[i] = sum(len(rows) for _, rows in self.shares(i))
         found = []
-        for (width, _), counts in sizes.items():
-            most = max(1, _FEATURES // (4 * width * max(counts.values())))
-            for group in groups_by_steps(self.how.recipe, counts):
-                found += [group[first : first + most] for first in range(0, len(group), most)]
+        for shapes, counts in by_shape.items():
+            most = max(1, _FEATURES // (4 * shapes[0][1] * max(counts.values())))
+            found += groups_by_steps(self.how.recipe, counts, min(most, most_together(len(missing))))
         together = {i for group in found for i in group}
         return found + [[i] for i in missing if i not in together]
 
     # ------------------------------------------------------------------------------------------------- how it trains
 
-    def train_heads(
-        self,
-        models: Sequence[nn.Module],
-        group: list[int],
-        tick: Tick,
-        finished: Callable[[int], None],
-        checkpoints: list[Path | None],
-    ) -> None:
+    def train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
         """Features once, then all heads at once."""
         from safexplain.dp.heads.features import features
 
         inputs, labels, index, heads, first = [], [], [], [], 0
-        for i in group:
+        for i, model in zip(places, models, strict=True):
             x, y = self.data(i)
-            inputs.append(features(models[i], head_name(models[i]), x))
+            inputs.append(features(model, head_name(model), x))
             labels.append(y)
             index.append(torch.arange(first, first + len(y)))
-            heads.append(nn.Sequential(models[i].get_submodule(head_name(models[i]))))
+            heads.append(nn.Sequential(model.get_submodule(head_name(model))))
             first += len(y)
-        generators = [self._generator(i) for i in group]
-        data = torch.cat(inputs), torch.cat(labels), index
-        recipe = self.how.recipe
-        train_models(recipe, heads, *data, generators, tick, finished=finished, checkpoints=checkpoints)
+        generators = [self._generator(i) for i in places]
+        train_models(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
 
-    def train_alone(self, model: nn.Module, i: int, tick: Tick, checkpoint: Path | None) -> None:
+    def train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
         """The plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
         parts = None if self.how.trainable == "all" else [learner.get_submodule(name) for name in self._parts(learner)]
         with _only(learner, [learner] if parts is None else parts):
-            data, generator = self.data(i), self._generator(i)
-            train_one(self.how.recipe, learner, *data, generator, tick, parts=parts, checkpoint=checkpoint)
+            train_one(self.how.recipe, learner, *self.data(i), self._generator(i), tick, parts=parts)
         if learner is not model:
             model.load_state_dict(restore(learner).state_dict())
 
@@ -536,16 +425,12 @@ class _Job:
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
         """The model as DPFineTuner will leave it: with GroupNorm where BatchNorm would train."""
-        from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+        from safexplain.dp.models.replacements import BatchNormReplacedWarning
 
-        if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
-            return model
         with warnings.catch_warnings():
             if i:
                 warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
-            changed = restore(self._tuner(i, model, silent).prepared())
-        same = changed.state_dict().keys() == model.state_dict().keys()
-        return model if same else changed.requires_grad_(True)
+            return as_it_trains(model, lambda: self._tuner(i, model, silent).prepared())
 
     def _tuner(self, i: int, model: nn.Module, progress: Progress) -> DPFineTuner:
         from safexplain.dp.models.replacements import pin
@@ -567,7 +452,7 @@ class _Job:
                 pin(module)  # no dropout in what is frozen
             if isinstance(trainable, int):
                 trainable = [name for name, part in parts.items() if any(True for _ in part.parameters())]
-        return DPFineTuner(model, (x, y), trainable=trainable, device=self.device, progress=progress, **given)
+        return DPFineTuner(model, (x, y), trainable=trainable, device=_device_of(model), progress=progress, **given)
 
     def _parts(self, model: nn.Module) -> list[str]:
         """Names of the modules that train, none within another."""
@@ -602,7 +487,8 @@ class _Job:
         targets, name = self._beside(model), head_name(model)
         head = model.get_submodule(name)
         model = put(model, name, nn.Identity())
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        device = _device_of(model)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self._mixed(i, 2))
             add_lora(model, targets=targets)
         return put(model, name, head)
@@ -619,6 +505,10 @@ class _Job:
                 ' "all"'
             )
         return TARGETS if any(name.rpartition(".")[2] in TARGETS for name in linear) else linear
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager

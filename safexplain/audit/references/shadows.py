@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,20 +17,18 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
+from safexplain.audit.parallel import parallel, present
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.dp_training import as_it_trains, starting
-from safexplain.audit.references.executors import (
-    Executor,
-    check_code,
-    check_executor,
-    parted,
-    present,
-    train_elsewhere,
-    weights_as_bytes,
+from safexplain.audit.references.dp_training import FrozenAs, as_it_trains
+from safexplain.audit.references.training import (
+    EstimatorTraining,
+    groups_by_steps,
+    is_batchable,
+    most_together,
+    train_models,
 )
-from safexplain.audit.references.training import EstimatorTraining, is_batchable, train_models
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
@@ -86,7 +85,6 @@ def train_shadows(
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
-    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Train reference models, each on the members that its own coin flips chose.
@@ -99,10 +97,9 @@ def train_shadows(
     Everything random about a model follows from `seed` and its own number: a part of the models, and more of them, are
     bit for bit those of the whole (networks that train as batched computations: see `training.train_together`).
 
-    With `executor`, groups of models are trained wherever that sends them. They are bit for bit those of one process
-    where torch computes in as many threads on the same kind of processor, and else the same within rounding, which
-    grows with training. Workers that see the cache store what they finish, so that a worker that dies loses one group
-    at most, and that is sent again. See docs/scale.md.
+    In a `joblib.parallel_config` of several workers, these train, and a worker that dies loses one group of models at
+    most, which is trained again. Models are bit for bit those of one process where torch computes in as many threads on
+    the same kind of processor, and else the same within rounding, which grows with training. See docs/scale.md.
 
     Args:
         population: the pool.
@@ -118,20 +115,17 @@ def train_shadows(
         seed: of the coin flips, the initial weights and the order of the batches.
         device: where networks train.
         cache: a `ModelCache` or a folder.
-        executor: anything with `submit(fn, *args)` whose result has `.result()`: pools of `concurrent.futures`, loky,
-            `dask.distributed.Client.get_executor()`, submitit's executors, `ray_executor()`. None: this process.
         progress: told after each model, and within.
 
     Returns:
-        The models, on `device` (with an executor: on the CPU where this process has no such device), their membership
-        and their numbers.
+        The models, on `device` (on the CPU where workers have such a device and this process has none), their
+        membership and their numbers.
 
     Raises:
-        ConfigurationError: a Recipe without `build`, or something that cannot train, or cannot be sent to workers.
+        ConfigurationError: a Recipe without `build`, or something that cannot train.
         InputError: a model would have members of fewer than two classes, training diverged, or `only` names a model
             twice, none, or one that there is not.
     """
-    check_executor(executor)
     if membership is None:
         member = population.flip(models, seed=seed) if members is None else population.draw(models, members, seed=seed)
     else:
@@ -156,36 +150,39 @@ def train_shadows(
         raise ConfigurationTypeError(
             f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
         )
-    job = _Job(
-        train=train,
-        build=None if estimator else build,
-        train_key=_train_key(train) if store else "",
-        x=population.x,
-        y=population.y,
-        classes=population.classes,
-        data_key=population.digest() if store else "",
-        member=member,
-        numbers=numbers,
-        seed=seed,
-        device=torch.device(device),
-        folder=store.folder if store else None,
-        code=code_digest(__name__) if executor is not None else "",
-    )
-    starts = [job.start(place) for place in range(len(member))]
-    kept = estimator and executor is None  # what workers send back is an estimator, which is no tensor
-    keys = ["" if start is None and not kept else job.key(place, start) for place, start in enumerate(starts)]
-    if executor is None:
-        return Shadows(tuple(job.fit(range(len(member)), starts, keys, store, progress)), member, numbers)
+    train_key = _train_key(train) if store else ""
+    about = train_key, population.digest() if train_key else ""
+    starts: list[nn.Module | None] = [None] * len(member)
+    if build is not None and not estimator and (isinstance(train, Recipe) or train_key):
+        starts = [_untrained(train, build, mixed_seed(seed, _base_seed(train), number)) for number in numbers]
+    keys = [
+        digest(*about, row, start, seed, number, code_digest(__name__)) if train_key and (start or estimator) else ""
+        for row, start, number in zip(member, starts, numbers, strict=True)
+    ]
+    job = _Job(train, population, member, numbers, seed, torch.device(device))
+
+    def load(i: int) -> nn.Module | None:
+        if isinstance(train, EstimatorTraining):
+            return train.load(store, keys[i], population.classes)
+        start = starts[i]
+        return start if store and keys[i] and start is not None and store.load(keys[i], start) else None
+
+    def save(i: int, model: nn.Module) -> None:
+        if isinstance(train, EstimatorTraining):
+            train.keep(store, keys[i], model)
+        elif store and keys[i] and (isinstance(train, Recipe) or _stands_for(starts[i], model, population.x[:4])):
+            store.save(keys[i], model)
 
     def groups(missing: list[int]) -> list[list[int]]:
-        if isinstance(train, Recipe) and train.dp is not None:
-            return parted(missing, executor, together=train.dp.trainable == "head")
-        if not (isinstance(train, Recipe) and starts[0] is not None and is_batchable(starts[0], train)):
-            return parted(missing, executor)
-        steps = {place: train.steps_per_epoch(int(member[place].sum())) for place in missing}
-        return parted(sorted(missing, key=steps.__getitem__), executor, together=True)
+        most = most_together(len(missing))
+        if isinstance(train, Recipe) and train.dp is not None and train.dp.trainable == "head":
+            size = most if parallel() else max(len(missing), 1)
+            return [missing[first : first + size] for first in range(0, len(missing), size)]
+        if isinstance(train, Recipe) and starts[0] is not None and is_batchable(starts[0], train):
+            return groups_by_steps(train, {i: int(member[i].sum()) for i in missing}, most)
+        return [[i] for i in missing]
 
-    made = train_elsewhere(executor, job, starts, keys, store, groups, stage="training", progress=progress)
+    made = load_or_train(job, starts, groups, load, save, stage="training", progress=progress)
     return Shadows(tuple(model.to(present(device)) for model in made), member, numbers)
 
 
@@ -199,13 +196,8 @@ class Repeated(NamedTuple):
     def of(
         cls, train: Recipe | Train | Any, build: Build | None, target: nn.Module | None, member: NDArray[np.bool_]
     ) -> Repeated:
-        """For a recipe with differential privacy, the target's frozen layers and its number of members.
-
-        Args:
-            train: as `train_shadows` takes it.
-            build: likewise.
-            target: None: its weights are not to be had.
-            member: (n,) bool, of the target in the pool.
+        """For a recipe with differential privacy, the target's frozen layers and its number of members; `target` is
+        None where its weights are not to be had, `member` (n,) bool is its own.
 
         Raises:
             InputError: the target was trained on more rows, as the recipe says, than they would be.
@@ -215,8 +207,9 @@ class Repeated(NamedTuple):
             check_examples(train.examples, len(member) // 2 if dp is None else int(member.sum()))
         if dp is None:
             return cls(build, None)
-        same = build if build is None or target is None else starting(build, target, dp)
-        return cls(same, int(member.sum()))
+        if build is not None and target is not None and dp.trainable != "lora":
+            build = FrozenAs(build, copy.deepcopy(target).cpu(), dp)  # adapters are merged into the layers beside them
+        return cls(build, int(member.sum()))
 
 
 def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
@@ -248,154 +241,80 @@ def _train_key(train: Any) -> str:
         return ""
 
 
+def _base_seed(train: object) -> int:
+    """What is mixed into the seeds of the models of a recipe."""
+    return train.seed if isinstance(train, Recipe) else 0
+
+
+def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
+    from safexplain.dp.models.prepare import prepare
+    from safexplain.dp.models.replacements import BatchNormReplacedWarning
+
+    with torch.random.fork_rng([]), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        model = build(seed % 2**31)
+        if not isinstance(train, Recipe) or train.dp is None:
+            return model
+        warnings.simplefilter("ignore", BatchNormReplacedWarning)
+        dp = train.dp
+        return as_it_trains(
+            model, lambda: prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost")
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Job:
     """Trains some of the models, here or in a worker; places count among those that were asked for."""
 
     train: Any
-    build: Build | None
-    train_key: str
-    x: Tensor
-    y: Tensor
-    classes: int
-    data_key: str
+    population: Population
     member: NDArray[np.bool_]
     numbers: tuple[int, ...]
     seed: int
     device: torch.device
-    folder: Path | None
-    code: str
 
-    @property
-    def base(self) -> int:
-        return self.train.seed if isinstance(self.train, Recipe) else 0
-
-    def start(self, place: int) -> nn.Module | None:
-        """Untrained; None where none is needed, because the function makes its own and nothing is stored."""
-        if self.build is None or not (isinstance(self.train, Recipe) or self.train_key):
-            return None
-        with torch.random.fork_rng([]):
-            seed = mixed_seed(self.seed, self.base, self.numbers[place])
-            torch.manual_seed(seed)
-            model = self.build(seed % 2**31)
-            dp = self.train.dp if isinstance(self.train, Recipe) else None
-            return model if dp is None else as_it_trains(model, dp)
-
-    def key(self, place: int, start: nn.Module | None) -> str:
-        """Of everything that makes a model; "" where that cannot be told."""
-        if not self.train_key:
-            return ""
-        number = self.numbers[place]
-        parts = (self.train_key, self.data_key, self.member[place], start, self.seed, number, code_digest(__name__))
-        return digest(*parts)
-
-    def fit(
-        self,
-        places: Sequence[int],
-        starts: Sequence[nn.Module | None],
-        keys: Sequence[str],
-        store: ModelCache | None,
-        progress: Progress,
-    ) -> list[nn.Module]:
-        """The trained models of these places, from the store or trained and stored."""
+    def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
+        """The trained models of these places, on the CPU."""
+        own = [np.flatnonzero(self.member[place]) for place in places]
         if isinstance(self.train, Recipe):
-            return self._by_recipe(self.train, places, [start for start in starts if start is not None], keys, store,
-                                   progress)  # fmt: skip
-        if isinstance(self.train, EstimatorTraining):
-            return self._by_estimator(self.train, places, keys, store, progress)
-        found = []
-        for done, (place, start, key) in enumerate(zip(places, starts, keys, strict=True)):
-            if start is not None and store and key and store.load(key, start):
-                found.append(start)
-            else:
-                found.append(self._by_callable(place))
-                if store and key and start is not None and _stands_for(start, found[-1], self.x[:4]):
-                    store.save(key, found[-1])
-            found[-1] = found[-1].to(self.device).eval()
-            progress("training", done + 1, len(places))
-        return found
-
-    def __call__(self, group: tuple[list[int], list[str]], tick: Tick, seen: bool) -> list[Any]:
-        """In a worker: of each model its weights as bytes, or None where they are in the store, or itself."""
-        check_code(self.code, __name__)
-        places, keys = group
-        store = ModelCache(self.folder) if seen and self.folder else None
-        starts = [self.start(place) for place in places]
-        models = self.fit(places, starts, keys, store, lambda _, done, total, note="": tick(done / total, note))
-        known = isinstance(self.train, Recipe)
+            models, index = [start.to(self.device) for start in starts], [torch.from_numpy(rows) for rows in own]
+            x, y, generators = self.population.x, self.population.y, [self._generator(place) for place in places]
+            train_models(self.train, models, x, y, index, generators, tick)
+            return [model.cpu() for model in models]
+        one = self._by_estimator if isinstance(self.train, EstimatorTraining) else self._by_function
         return [
-            None
-            if store and key and store.has(key)
-            else weights_as_bytes(model)
-            if start is not None and (known or _stands_for(start, model, self.x[:4]))
-            else model.cpu()
-            for model, start, key in zip(models, starts, keys, strict=True)
+            one(place, self.population.x[rows], self.population.y[rows]).cpu()
+            for place, rows in zip(places, own, strict=True)
         ]
 
-    def _by_recipe(
-        self,
-        recipe: Recipe,
-        places: Sequence[int],
-        starts: Sequence[nn.Module],
-        keys: Sequence[str],
-        store: ModelCache | None,
-        progress: Progress,
-    ) -> list[nn.Module]:
-        models = [model.to(self.device) for model in starts]
-
-        def train(
-            group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
-        ) -> None:
-            index = [torch.from_numpy(np.flatnonzero(self.member[places[i]])) for i in group]
-            own = [self._generator(places[i]) for i in group]
-            chosen = [models[i] for i in group]
-            train_models(recipe, chosen, self.x, self.y, index, own, tick, finished=finished, checkpoints=checkpoints)
-
-        return load_or_train(models, keys, store, lambda missing: [missing], train, stage="training", progress=progress)
-
-    def _by_callable(self, place: int) -> nn.Module:
-        index = torch.from_numpy(np.flatnonzero(self.member[place]))
+    def _by_function(self, place: int, x: Tensor, y: Tensor) -> nn.Module:
         generator = self._generator(place)
         with torch.random.fork_rng([]):
             torch.manual_seed(generator.initial_seed())
-            model: Any = self.train(self.x[index], self.y[index], generator)
+            model: Any = self.train(x, y, generator)
         if not isinstance(model, nn.Module):
             raise ConfigurationTypeError(f"train(x, y, generator) must return a module, got {type(model).__name__}")
         return model
 
-    def _by_estimator(
-        self,
-        train: EstimatorTraining,
-        places: Sequence[int],
-        keys: Sequence[str],
-        store: ModelCache | None,
-        progress: Progress,
-    ) -> list[nn.Module]:
-        found: list[nn.Module] = []
-        x, y = self.x.flatten(1).numpy(), self.y.numpy()
-        for done, (place, key) in enumerate(zip(places, keys, strict=True)):
-            model = train.load(store, key, self.classes)
-            if model is None:
-                rows, seed = self.member[place], mixed_seed(self.seed, 0, self.numbers[place]) % 2**31
-                model = train.fitted(x[rows], y[rows], classes=self.classes, seed=seed)
-                train.keep(store, key, model)
-            found.append(model.to(self.device).eval())
-            progress("training", done + 1, len(places))
-        return found
+    def _by_estimator(self, place: int, x: Tensor, y: Tensor) -> nn.Module:
+        seed, classes = mixed_seed(self.seed, 0, self.numbers[place]) % 2**31, self.population.classes
+        return cast("EstimatorTraining", self.train).fitted(x.flatten(1).numpy(), y.numpy(), classes=classes, seed=seed)
 
     def _generator(self, place: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mixed_seed(self.seed, self.base + 1, self.numbers[place]))
+        return torch.Generator().manual_seed(mixed_seed(self.seed, _base_seed(self.train) + 1, self.numbers[place]))
 
 
-def _stands_for(start: nn.Module, model: nn.Module, x: Tensor) -> bool:
+def _stands_for(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:
     """Whether what `build` made computes what a function's model computes, with the same weights."""
+    if start is None:
+        return False
     own = {name: t.shape for name, t in start.state_dict().items()}
     state = model.state_dict()
     if {name: t.shape for name, t in state.items()} != own:
         return False
     start.load_state_dict(state)
     with torch.no_grad():
-        one, other = (m.cpu().eval()(x.cpu()) for m in (start, copy.deepcopy(model)))
+        one, other = (m.eval()(x.cpu()) for m in (start.cpu(), model))
     return torch.equal(one, other)
 
 

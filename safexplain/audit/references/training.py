@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,11 +25,11 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from safexplain._digest import digest, estimator_digest
-from safexplain.audit.recipe import ROWS, Recipe, Tick, check_finite, descend
+from safexplain.audit.parallel import workers
+from safexplain.audit.recipe import Recipe, Tick, check_finite, descend
 from safexplain.audit.references.batches import fits, moved
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.dp_training import train_private_models
-from safexplain.audit.references.resume import Checkpoint
 from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
@@ -75,43 +74,21 @@ def train_models(
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
-    *,
-    finished: Callable[[int], None] | None = None,
-    checkpoints: Sequence[Path | None] | None = None,
 ) -> None:
-    """Train models of one architecture in place: together where that is possible, else one after the other.
-
-    Args:
-        recipe: what to do.
-        models: m modules, on one device; they end in eval mode.
-        x: (n, ...) inputs of the pool.
-        y: (n,) labels.
-        members: m index tensors into the pool.
-        generators: one a model.
-        tick: told the share of all m models that is done, and the epoch.
-        finished: told the place in `models` of each model as soon as it is trained.
-        checkpoints: a file or None for each model, where it is kept while it trains; removed when it is finished. A
-            training that was interrupted goes on there, and ends bit for bit where it would have ended.
+    """Train models of one architecture and device in place, each on its rows of (x, y), by its own generator: together
+    where that is possible, else one after the other.
 
     Raises:
-        InputError: the loss of a model became NaN or infinite; models before it are trained.
+        InputError: the loss of a model became NaN or infinite.
     """
-    places, done = range(len(models)), 0
     if recipe.dp is not None:
-        paths = list(checkpoints) if checkpoints else [None] * len(models)
-
-        def ended(place: int) -> None:
-            if finished:
-                finished(place)
-            if path := paths[place]:
-                path.unlink(missing_ok=True)
-
-        train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick, ended, paths)
+        train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick)
         return
     together = bool(models) and is_batchable(models[0], recipe)
-    groups = groups_by_steps(recipe, {i: len(members[i]) for i in places}) if together else [[i] for i in places]
+    counts = {i: len(index) for i, index in enumerate(members)}
+    groups, done = groups_by_steps(recipe, counts) if together else [[i] for i in counts], 0
     device = next(models[0].parameters()).device if models else torch.device("cpu")
-    if fits(x, device):
+    if len(models) > 1 and fits(x, device):
         x = x.to(device)
     for group in groups:
 
@@ -119,33 +96,29 @@ def train_models(
             if tick:
                 tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
 
-        index, own = [members[i] for i in group], [generators[i] for i in group]
-        kept = [checkpoints[i] for i in group] if checkpoints else [None] * len(group)
         if together:
-            chosen = [models[i] for i in group]
-            train_together(recipe, chosen, x, y, index, own, told, checkpoint=kept[0])
+            index, own = [members[i] for i in group], [generators[i] for i in group]
+            train_together(recipe, [models[i] for i in group], x, y, index, own, told)
         else:
-            own_x, own_y = x[index[0].to(x.device)], y[index[0].to(y.device)]
-            train_one(recipe, models[group[0]], own_x, own_y, own[0], told, checkpoint=kept[0])
+            (i,) = group
+            train_one(recipe, models[i], x[members[i].to(x.device)], y[members[i].to(y.device)], generators[i], told)
         done += len(group)
-        for place, path in zip(group, kept, strict=True):
-            if finished:
-                finished(place)
-            if path:
-                path.unlink(missing_ok=True)
 
 
-def groups_by_steps(recipe: Recipe, members: Mapping[int, int]) -> list[list[int]]:
-    """Models that can train together: of equal steps per epoch, at most `TOGETHER`.
-
-    Args:
-        recipe: of the training.
-        members: number of the model -> how many examples it trains on.
-    """
+def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGETHER) -> list[list[int]]:
+    """Models that can train together, of equal steps per epoch, at most so many; `members` is how many examples each
+    number trains on."""
     by_steps: dict[int, list[int]] = {}
     for i, count in members.items():
         by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
-    return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
+    return [g[s : s + most] for g in by_steps.values() for s in range(0, len(g), most)]
+
+
+def most_together(models: int) -> int:
+    """How many of so many models train in one batched computation, so that all workers are busy to the end: one of 4
+    models hardly takes longer than one of one."""
+    count = workers()
+    return TOGETHER if count == 1 else min(max(-(-models // (2 * count)), 4), TOGETHER)
 
 
 def train_together(
@@ -156,8 +129,6 @@ def train_together(
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
-    *,
-    checkpoint: Path | None = None,
 ) -> list[nn.Module]:
     """Train models of one batchable architecture at once; each gets what `train_one` on its members would give it.
 
@@ -165,21 +136,10 @@ def train_together(
     hidden layers of at least 8 units was bit for bit the same in every group that was tried; narrower ones differ by
     rounding.
 
-    Args:
-        recipe: what to do.
-        models: m modules of one architecture, on one device; they receive the trained weights.
-        x: (n, ...) inputs of the pool.
-        y: (n,) labels.
-        members: m index tensors into the pool, with equal `recipe.steps_per_epoch`.
-        generators: one a model.
-        tick: progress.
-        checkpoint: file where all of them are kept while they train, as for `Recipe.train`.
-
     Raises:
         InputError: steps per epoch differ, or a loss became NaN or infinite.
     """
-    counts = [len(index) for index in members]
-    if len({recipe.steps_per_epoch(c) for c in counts}) != 1:
+    if len({recipe.steps_per_epoch(len(index)) for index in members}) != 1:
         raise InputError("models trained together need equal steps per epoch; group them by recipe.steps_per_epoch")
     device = next(models[0].parameters()).device
     parameters, _ = stack_module_state(list(models))
@@ -193,13 +153,7 @@ def train_together(
             losses = F.cross_entropy(logits.float() if recipe.precision == "bf16" else logits, y, reduction="none")
             return ((losses * weight).sum(1) / weight.sum(1)).sum()
 
-    kept = None
-    if checkpoint:
-        used = torch.cat([index.cpu() for index in members]).unique()
-        few = used[:: max(1, len(used) // ROWS)]
-        data = x[few.to(x.device)], y[used.to(y.device)], *members
-        kept = Checkpoint(checkpoint, recipe.identity(parameters, generators, *data), parameters)
-    descend(recipe, list(parameters.values()), batches, loss, tick, kept)
+    descend(recipe, list(parameters.values()), batches, loss, tick)
     with torch.no_grad():
         for i, model in enumerate(models):
             for name, p in model.named_parameters():
@@ -232,8 +186,8 @@ class _ManyBatches:
             for width, sizes in zip(self.widths, zip(*self.sizes, strict=True), strict=True)
         ]
 
-    def epoch(self, first: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The batches of one epoch, all of them drawn, from batch `first` on."""
+    def epoch(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The batches of one epoch, drawn together."""
         drawn = [
             index[torch.randperm(len(index), generator=g)].split(sizes)
             for index, g, sizes in zip(self.members, self.generators, self.sizes, strict=True)
@@ -241,8 +195,7 @@ class _ManyBatches:
         padded = [_padded(step, width) for *step, width in zip(*drawn, self.widths, strict=True)]
         order = torch.cat(padded, dim=1)
         there = moved(order, self.device)
-        steps = zip(self.widths, accumulate(self.widths), self.weights, strict=True)
-        for width, end, weight in list(steps)[first:]:
+        for width, end, weight in zip(self.widths, accumulate(self.widths), self.weights, strict=True):
             index = there[:, end - width : end]
             x = self.x[index] if self.near else moved(self.x[order[:, end - width : end]], self.device)
             yield x, self.y[index], weight
@@ -264,30 +217,17 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EstimatorTraining:
-    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own.
+    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own."""
 
-    Args:
-        estimator: whose hyper-parameters they have; left as it is.
-        labels: of the outputs, where the estimator is fitted on others than 0, 1, ...; y then counts their places.
-        columns: what the numbers of a row stand for, see `EstimatorModule`.
-        keeper: writes finished ones, so that an interrupted audit is taken up; None: they are not stored.
-        given: hyper-parameters that are said by hand, in place of the estimator's own.
-    """
-
-    estimator: Any
-    labels: NDArray[Any] | None = None
-    columns: Columns | None = None
-    keeper: Keeper | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    estimator: Any  # left as it is
+    labels: NDArray[Any] | None = None  # of the outputs, where they are not 0, 1, ...; y then counts their places
+    columns: Columns | None = None  # what the numbers of a row stand for, see `EstimatorModule`
+    keeper: Keeper | None = None  # writes finished ones; None: they are not stored
+    given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters in place of the estimator's own
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
-        """A clone, seeded where it or its steps have `random_state`, and fitted.
-
-        Args:
-            x: (members, d) inputs.
-            y: (members,) labels.
-            classes: outputs of the module.
-            seed: of everything random in it.
+        """A clone, seeded where it or its steps have `random_state`, and fitted on (members, d) inputs and labels; the
+        module has `classes` outputs.
 
         Raises:
             InputError: it cannot be fitted on these rows.
@@ -336,29 +276,18 @@ class EstimatorTraining:
         """What was kept under a key, if anything was."""
         if store is None or not key or self.keeper is None:
             return None
-        found: list[Any] = []
-
-        def read(path: Path) -> bool:
-            assert self.keeper is not None
-            try:
-                found.append(self.keeper.read(path.read_bytes()))
-            except (InputError, OSError):
-                return False
-            return True
-
-        if not store.load_file(key, read):
-            return None
-        return EstimatorModule(found[0], classes, columns=self.columns, labels=self.labels)
+        found = store.load_bytes(key, self.keeper.read)
+        return None if found is None else EstimatorModule(found, classes, columns=self.columns, labels=self.labels)
 
     def keep(self, store: ModelCache | None, key: str, model: nn.Module) -> None:
         """Keep a finished one, if it can be written."""
         if store is None or not key or self.keeper is None or not isinstance(model, EstimatorModule):
             return
-        try:
+        raw = None
+        with suppress(ValueError, TypeError, AttributeError):  # of a kind that cannot be written
             raw = self.keeper.write(model.estimator)
-        except (ValueError, TypeError, AttributeError):  # of a kind that cannot be
-            return
-        store.save_bytes(key, raw)
+        if raw is not None:
+            store.save_bytes(key, raw)
 
     def __str__(self) -> str:
         params = {**self.estimator.get_params(), **self.given}

@@ -13,8 +13,8 @@ from safexplain.audit.root_cause import Ablation
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.privacy_statement import PrivacyStatement
+from safexplain.verdict.result import AuditResult
 
 NATIVE = "native"
 """Name of the configuration that releases explanations as they are."""
@@ -104,7 +104,7 @@ class ReportData:
         root_cause_sentence: what follows; "": the sentence of `ablation.sentence`.
         privacy: the guarantee of the model's training; None: none is stated.
         canaries: what canaries found about that training; None: none were trained.
-        other_key: whether the reference models answered with another noise key than the target; None: there is none.
+        keyed: whether the release has noise with a key, which reference models do not have.
         subject_data: whose membership was attacked, a name in `SUBJECT_DATA` of `safexplain.verdict.certificate.write`;
             None: the model was trained once.
         endpoint: URL of the service whose answers were attacked, without its model being seen; None: there is none.
@@ -123,7 +123,7 @@ class ReportData:
     root_cause_sentence: str = ""
     privacy: PrivacyStatement | None = None
     canaries: Finding | None = None
-    other_key: bool | None = None
+    keyed: bool = False
     subject_data: str | None = None
     endpoint: str | None = None
 

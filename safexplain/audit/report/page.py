@@ -8,9 +8,10 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safexplain._files import write_whole
-from safexplain.audit.report import figures, maps, tables, words
+from safexplain.audit.report import figures, maps, tables
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.audit.root_cause import sentence
+from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 from safexplain.verdict.implied import RocBound
 
@@ -37,9 +38,9 @@ def render(report: ReportData) -> str:
             audited=report.audited,
             result=audited,
             alone=audited.policy.release == "prediction",
-            facts=words.facts(report.audited),
-            controlled=words.with_controls(report.configurations),
-            limits=words.limits(audited, report.other_key, endpoint=report.endpoint is not None),
+            facts=tables.facts(report.audited),
+            controlled=tables.with_controls(report.configurations),
+            limits=words.limits(audited, keyed=report.keyed, endpoint=report.endpoint is not None),
             levels=tables.level_table(audited),
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause or ()),

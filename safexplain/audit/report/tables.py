@@ -1,37 +1,39 @@
 """The report's tables as rows of text, ready for the template.
 
 A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
-Then come what an attacker finds at each level of patience, the targets, all attacks by level, parts of the members,
-the versions of the map, and what differential privacy alone allows.
+The rows of figures are those of `verdict.words`, with a bar beside each; then come parts of the members, the versions
+of the map, what differential privacy alone allows, the utility, and facts beside the verdict.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, floor
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from safexplain.audit.exposure import SliceTable
-from safexplain.audit.report import words
-from safexplain.audit.report.model import Configuration, ReportData
-from safexplain.audit.report.words import percent, points
+from safexplain.audit.exposure import SliceRow, SliceTable
+from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration, ReportData
 from safexplain.audit.root_cause import Ablation
-from safexplain.verdict.evidence import Evidence, code
+from safexplain.audit.usefulness import FEWEST_TOP, Utility
+from safexplain.verdict import words
+from safexplain.verdict.evidence import Control
 from safexplain.verdict.implied import RocBound, tpr_bound
-from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
 from safexplain.verdict.stats import auc_interval
+from safexplain.verdict.words import STANDINGS, Figure, Standing, percent, points, standing
 
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
 TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 LETTER = 6.2
 """Width of a letter of the axis' text, about."""
 
-Unit = Literal["rate", "difference", "auc", "area"]
+Unit = Literal["rate", "difference", "auc"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Scale:
 
     Args:
         unit: "rate" from 0 on a square-root scale, which still separates 1 % from 3 %; "difference" of rates and "auc"
-            on a straight one, as is "area", a difference of areas under the curve.
+            on a straight one.
         low, high: its ends.
         chance: what guessing reaches.
         limit: what the policy allows; None where it is not what these numbers are compared with.
@@ -69,8 +71,7 @@ class Scale:
         """The axis of what the claim is about, with the limit."""
         if result.claim == "whole":
             return cls.rates(highest, result.policy.fpr, result.limit)
-        scale = cls.differences(lowest, highest, result.limit)
-        return replace(scale, unit="area") if result.claim == "auc" else scale
+        return cls.differences(lowest, highest, result.limit)
 
     @classmethod
     def aucs(cls, lowest: float, highest: float) -> Scale:
@@ -88,25 +89,23 @@ class Scale:
         """A number in the unit of the axis."""
         if self.unit == "auc":
             return f"{value:.2f}"
-        if self.unit == "area":
-            return words.area(value)
-        return points(value, digits) if self.unit == "difference" else percent(value, digits)
+        return typeset(points(value, digits) if self.unit == "difference" else percent(value, digits))
 
     def axis(self) -> Markup:
         """The axis, for the head of the column."""
-        marks, words = Markup(""), self._ends()
+        marks, numbers = Markup(""), self._ends()
         if self.limit is not None:
             limit, says = self.x(self.limit), f"limit {self.text(self.limit, 3)}"
             anchor, at = ("start", limit + 4) if limit + 4 + LETTER * len(says) < WIDTH else ("end", limit - 4)
             marks += Markup('<line class="limit" x1="{x}" x2="{x}" y1="1" y2="{h}"/>').format(
                 x=f"{limit:.1f}", h=HEIGHT
             )
-            words += _word(at, 10, anchor, says)
+            numbers += _word(at, 10, anchor, says)
         marks += Markup('<line class="chance" x1="{x}" x2="{x}" y1="15" y2="{h}"/>').format(
             x=f"{self.x(self.chance):.1f}", h=HEIGHT
         )
-        return Markup('<svg class="bar axis" viewBox="0 0 {w} {h}" aria-hidden="true">{marks}{words}</svg>').format(
-            w=WIDTH, h=HEIGHT, marks=marks, words=words
+        return Markup('<svg class="bar axis" viewBox="0 0 {w} {h}" aria-hidden="true">{marks}{numbers}</svg>').format(
+            w=WIDTH, h=HEIGHT, marks=marks, numbers=numbers
         )
 
     def _ends(self) -> Markup:
@@ -117,14 +116,7 @@ class Scale:
         return ends + _word(WIDTH - 1, HEIGHT - 2, "end", self.text(self.high, 3))
 
     def bar(self, value: float, low: float, high: float, standing: str) -> Markup:
-        """The interval as a bar and the number as a dot.
-
-        Args:
-            value: the estimate.
-            low: lower end of its interval.
-            high: upper end.
-            standing: CSS class that colours it ("above", "below", "open" or "beside").
-        """
+        """The interval as a bar and the number as a dot, coloured by the CSS class of how it stands."""
         left, right = self.x(low), self.x(high)
         says = f"{self.text(value)}, between {self.text(low)} and {self.text(high)}"
         limit = Markup("")
@@ -159,26 +151,12 @@ def _word(x: float, y: float, anchor: str, text: str) -> Markup:
     )
 
 
-Standing = Literal["above", "below", "open", "beyond", "baseline", "beside"]
+def typeset(text: str) -> str:
+    """Figures with the dashes and minus signs of a page."""
+    return text.replace("%-", "–").replace("-", "−")
 
 
-def standing(result: Judgement, e: Evidence) -> Standing:
-    """How an attack stands to the policy's limit."""
-    bounds = result.decisive.get(code(e))
-    if bounds is not None:
-        return "above" if bounds[0] > result.limit else "below" if bounds[1] <= result.limit else "open"
-    if any(e is b for b in result.beyond):
-        return "beyond"
-    return "baseline" if e.is_baseline else "beside"
-
-
-def adds(result: Judgement, e: Evidence) -> float:
-    """How much more of the members it finds than the baseline of its level, as counted."""
-    return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / result.members
-
-
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A number with its bounds, and a bar of them."""
 
     value: str
@@ -187,151 +165,89 @@ class Cell:
     tone: Standing
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What one configuration gives away, in one number."""
-
-    value: str
-    says: str
-    interval: str
+def _cell(figure: Figure, scale: Scale, tone: Standing) -> Cell:
+    bar = scale.bar(*figure[:3], tone)
+    return Cell(typeset(figure.text), typeset(figure.interval), bar, tone)
 
 
-def tile(result: Judgement) -> Tile:
-    """What the attack finds that decides, under the claim of the verdict."""
-    best = result.strongest
-    low, high = result.decisive.get(code(best)) or result.bounds(best)
-    if result.claim == "auc" and code(best) in result.decisive:
-        than = f"that of the {result.anyway} of the same queries" if result.compared else "the 0.5 of guessing"
-        interval = f"between {words.area(low)} and {words.area(high)}"
-        return Tile(words.area(result.estimate(best)), f"is how far its AUC is above {than}", interval)
-    if result.claim == "excess" and code(best) in result.decisive:
+def tile(result: Judgement) -> tuple[str, str, str]:
+    """What one configuration gives away, in one number, what it is, and its bounds."""
+    figure = words.decisive(result)
+    says = "of the members found"
+    if figure.signed:
         says = f"percentage points more members found than with the {result.anyway} of the same queries alone"
-        return Tile(points(adds(result, best)), says, f"between {points(low)} and {points(high)}")
-    found = percent(best.found / result.members)
-    return Tile(found, "of the members found", f"between {percent(low)} and {percent(high)}")
+    return typeset(figure.text), says, typeset(figure.interval)
 
 
-@dataclass(frozen=True)
-class LevelRow:
+class LevelCells(NamedTuple):
     """What an attacker finds who asks so often; None where there is nothing to find it with."""
 
-    patience: int
     asks: str
     labels: Cell | None
     added: Cell | None
     whole: Cell | None
-    area: Cell | None = None
 
 
-@dataclass(frozen=True)
-class LevelTable:
-    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience.
+class LevelTable(NamedTuple):
+    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience."""
 
-    `areas` is the axis of the areas that are judged under the claim "auc"; None under others.
-    """
-
-    anyway: str
-    fpr: str
     rates: Markup
     differences: Markup
-    rows: tuple[LevelRow, ...]
-    areas: Markup | None = None
+    rows: tuple[LevelCells, ...]
 
 
 def level_table(result: Judgement) -> LevelTable:
     """The three numbers of each level of the policy, bars on common axes."""
-    levels = result.levels
-    excess, chance = result.claim == "excess", result.policy.fpr
-    rates = [line[part]["high"] for line in levels for part in ("labels", "whole") if line[part] is not None]
-    whole = result.claim == "whole"
-    rate = Scale.rates(max(rates, default=chance), chance, result.limit if whole else None)
-    added = [line["added"] for line in levels if line["added"] is not None]
-    lowest, highest = min((a["low"] for a in added), default=0.0), max((a["high"] for a in added), default=0.0)
-    difference = Scale.differences(lowest, highest, result.limit if excess else None)
-    rows, areas = [], [line["auc"] for line in levels if line.get("auc")]
-    ends = min((a["low"] for a in areas), default=0.0), max((a["high"] for a in areas), default=0.0)
-    area = Scale.of_claim(result, *ends)
-    for line in levels:
-        judged = [e for e in result.judged if e.level == line["patience"]]
-        most = max((adds(result, e) for e in judged if e.pair is not None), default=0.0)
-        found = max((e.found / result.members for e in judged), default=0.0)
-        labels = line["labels"]
-        rows.append(
-            LevelRow(
-                line["patience"],
-                words.asks(line["patience"]),
-                None if labels is None else _cell(labels["tpr"], labels, rate, "baseline"),
-                _bounded(most, line["added"], difference, result.limit if excess else None),
-                _bounded(found, line["whole"], rate, result.limit if whole else None),
-                _bounded(max(map(result.estimate, judged), default=0.0), line.get("auc"), area, result.limit),
-            )
+    rows, chance, whole = words.level_rows(result), result.policy.fpr, result.claim == "whole"
+    highest = max((f.high for row in rows for f in (row.labels, row.whole) if f), default=chance)
+    rate = Scale.rates(highest, chance, result.limit if whole else None)
+    ends = [(row.added.low, row.added.high) for row in rows if row.added] or [(0.0, 0.0)]
+    lowest, highest = min(low for low, _ in ends), max(high for _, high in ends)
+    difference = Scale.differences(lowest, highest, None if whole else result.limit)
+
+    def cell(figure: Figure | None, scale: Scale, tone: Standing = "beside") -> Cell | None:
+        if figure is None:
+            return None
+        if scale.limit is not None:
+            tone = "above" if figure.low > scale.limit else "below" if figure.high <= scale.limit else "open"
+        return _cell(figure, scale, tone)
+
+    cells = [
+        LevelCells(
+            words.asks(row.level),
+            None if row.labels is None else _cell(row.labels, rate, "baseline"),
+            cell(row.added, difference),
+            cell(row.whole, rate),
         )
-    anyway = result.anyway
-    axis = area.axis() if result.claim == "auc" else None
-    return LevelTable(anyway, percent(chance, 3), rate.axis(), difference.axis(), tuple(rows), axis)
+        for row in rows
+    ]
+    return LevelTable(rate.axis(), difference.axis(), tuple(cells))
 
 
-def _bounded(value: float, bounds: Mapping[str, float] | None, scale: Scale, limit: float | None) -> Cell | None:
-    if bounds is None:
-        return None
-    tone: Standing = "beside"
-    if limit is not None:
-        tone = "above" if bounds["low"] > limit else "below" if bounds["high"] <= limit else "open"
-    return _cell(value, bounds, scale, tone)
-
-
-def _cell(value: float, bounds: Mapping[str, float], scale: Scale, tone: Standing) -> Cell:
-    low, high = bounds["low"], bounds["high"]
-    interval = words.between(low, high) if scale.unit == "difference" else words.interval(low, high)
-    if scale.unit == "area":
-        interval = f"{words.area(low)} to {words.area(high)}"
-    return Cell(scale.text(value), interval, scale.bar(value, low, high, tone), tone)
-
-
-@dataclass(frozen=True)
-class TargetRow:
-    """One of several targets, judged on its own."""
-
-    name: str
-    verdict: str
-    attack: str
-    most_exposed: bool
-    cell: Cell | None
-
-
-@dataclass(frozen=True)
-class TargetTable:
-    """A line for each target."""
+class TargetTable(NamedTuple):
+    """A line for each target, and the cell of what its deciding attack finds."""
 
     axis: Markup
     unit: str
-    rows: tuple[TargetRow, ...]
+    rows: tuple[tuple[words.TargetRow, Cell], ...]
 
 
 def target_table(result: Judgement) -> TargetTable | None:
     """All targets, each with its verdict and the attack that decides it; None for one."""
-    if not result.others:
+    rows = words.target_rows(result)
+    if not rows:
         return None
-    everyone = sorted((result, *result.others), key=lambda r: -1 if r.target is None else r.target)
-    found = [(r, r.strongest, r.decisive.get(code(r.strongest))) for r in everyone]
-    bounds = [b for *_, b in found if b is not None]
-    ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
+    ends = min(0.0, *(row.figure.low for row in rows)), max(0.0, *(row.figure.high for row in rows))
     scale = Scale.of_claim(result, *ends)
-    rows = []
-    for r, best, b in found:
-        cell = None if b is None else _cell(r.estimate(best), {"low": b[0], "high": b[1]}, scale, standing(r, best))
-        name = words.attack_name(best.attack, best.signal)
-        rows.append(TargetRow(f"model {r.target}", r.own_verdict, name, r is result, cell))
-    unit = {"whole": "TPR", "excess": "Adds, in points", "auc": "AUC above"}[result.claim]
-    return TargetTable(scale.axis(), unit, tuple(rows))
+    cells = tuple((row, _cell(row.figure, scale, standing(row.judgement, row.best))) for row in rows)
+    return TargetTable(scale.axis(), "TPR" if result.claim == "whole" else "Adds, in points", cells)
 
 
 JUDGED_FIRST, BESIDE_FIRST = 3, 1
 """Attacks of a level shown at once, judged and not; the weaker ones are folded away."""
 
 
-@dataclass(frozen=True)
-class AttackRow:
+class AttackRow(NamedTuple):
     """One attack as a line of the table."""
 
     name: str
@@ -339,25 +255,18 @@ class AttackRow:
     strongest: bool
     auc: str
     auc_interval: str
-    found: str
-    bounds: str
+    found: tuple[str, str]
     added: tuple[str, str] | None
     standing: Standing
     bar: Markup
 
 
-@dataclass(frozen=True)
-class LevelGroup:
+class LevelGroup(NamedTuple):
     """The attacks of one level of patience: judged ones first, then the baseline, then others."""
 
     level: int
     shown: tuple[AttackRow, ...]
     folded: tuple[AttackRow, ...]
-
-    @property
-    def name(self) -> str:
-        """Heading."""
-        return f"Asked {words.asks(self.level)} about each example"
 
 
 @dataclass(frozen=True)
@@ -365,13 +274,14 @@ class AttackTable:
     """One configuration as a table, by level of patience; in each the strongest judged attack first."""
 
     configuration: Configuration
-    fpr: str
-    anyway: str
-    excess: bool
-    whole: bool
     compares: bool
     axis: Markup
     groups: tuple[LevelGroup, ...]
+
+    @property
+    def result(self) -> AuditResult:
+        """Of the configuration."""
+        return self.configuration.result
 
     @property
     def rows(self) -> tuple[AttackRow, ...]:
@@ -382,51 +292,26 @@ class AttackTable:
     def folded_sentence(self) -> str:
         """How many are folded away, and how they stand; "" for none."""
         counts: Counter[str] = Counter(row.standing for g in self.groups for row in g.folded)
-        parts = [f"{counts[k]} {words.STANDINGS[k]}" for k in words.STANDINGS if counts[k]]
+        parts = [f"{counts[k]} {says}" for k, says in STANDINGS.items() if counts[k]]
         return f"{counts.total()} more attacks: {', '.join(parts)}" if counts else ""
 
 
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
     """One table a configuration, all drawn on axes with common ends."""
-    results = [c.result for c in configurations]
-    bounds = [b for r in results for a in r.attacks if (b := r.claimed(a)) is not None]
+    bounds = [b for c in configurations for a in c.result.attacks if (b := c.result.claimed(a)) is not None]
     ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
-    return tuple(_table(c, *ends) for c in configurations)
+    return tuple(_table(c, Scale.of_claim(c.result, *ends)) for c in configurations)
 
 
-def _table(configuration: Configuration, lowest: float, highest: float) -> AttackTable:
-    result = configuration.result
-    policy = result.policy
-    scale = Scale.of_claim(result, lowest, highest)
-    groups = []
+def _table(configuration: Configuration, scale: Scale) -> AttackTable:
+    result, groups = configuration.result, []
     for level in sorted({a.level for a in result.attacks}):
-        ordered = sorted((a for a in result.attacks if a.level == level), key=lambda a: _place(result, a))
-        rows = [(a, _row(result, a, scale)) for a in ordered]
-        shown = _shown([row for _, row in rows])
-        groups.append(
-            LevelGroup(
-                level,
-                tuple(row for _, row in rows if row.title in shown),
-                tuple(row for _, row in rows if row.title not in shown),
-            )
-        )
-    return AttackTable(
-        configuration=configuration,
-        fpr=words.percent(policy.fpr, 3),
-        anyway=result.anyway,
-        excess=result.claim == "excess",
-        whole=result.claim == "whole",
-        compares=any(a.pair is not None for a in result.attacks),
-        axis=scale.axis(),
-        groups=tuple(groups),
-    )
-
-
-def _place(result: AuditResult, a: AttackResult) -> tuple[object, ...]:
-    """Judged attacks first, strongest first; then the baseline; then what was not judged, strongest first."""
-    kinds = {"baseline": 1, "beyond": 2, "beside": 3}
-    bounds = result.claimed(a) or result.bounds(a)
-    return kinds.get(standing(result, a), 0), a is not result.strongest, -bounds[1], -a.auc, a.code
+        rows = [_row(result, a, scale) for a in words.in_order(result, [a for a in result.attacks if a.level == level])]
+        shown = _shown(rows)
+        parts = (tuple(row for row in rows if (row.title in shown) is first) for first in (True, False))
+        groups.append(LevelGroup(level, *parts))
+    compares = any(a.pair is not None for a in result.attacks)
+    return AttackTable(configuration, compares, scale.axis(), tuple(groups))
 
 
 def _shown(rows: Sequence[AttackRow]) -> set[str]:
@@ -442,46 +327,29 @@ def _split(rows: Sequence[object], most: int) -> int:
 
 
 def _row(result: AuditResult, attack: AttackResult, scale: Scale) -> AttackRow:
-    stands = standing(result, attack)
-    added, value = result.added(attack), adds(result, attack)
-    bar = Markup("")
-    if (claimed := result.claimed(attack)) is not None:
-        bar = scale.bar(result.estimate(attack), *claimed, stands)
+    stands, claimed = standing(result, attack), result.claimed(attack)
+    found, added = words.rate(result, attack), words.adds(result, attack)
     return AttackRow(
         name=words.attack_name(attack.attack, attack.signal, attack.level),
         title=attack.code,
         strongest=attack is result.strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),
-        found=percent(attack.found / result.members),
-        bounds=words.interval(*result.bounds(attack)),
-        added=None if added is None else (points(value), words.between(*added)),
+        found=(found.text, typeset(found.interval)),
+        added=None if added is None else (typeset(added.text), typeset(added.interval)),
         standing=stands,
-        bar=bar,
+        bar=Markup("") if claimed is None else scale.bar(result.estimate(attack), *claimed, stands),
     )
 
 
-@dataclass(frozen=True)
-class PartRow:
-    """One part of the data, such as a class."""
+class PartTable(NamedTuple):
+    """The parts that a column divides the data into, each with its cell, the most exposed first; `rest` are folded
+    away."""
 
-    value: str
-    cell: Cell
-    members: str
-    false_positives: str
-
-
-@dataclass(frozen=True)
-class PartTable:
-    """The parts that a column divides the data into, the most exposed first; `rest` are folded away."""
-
-    name: str
+    of: SliceTable
     axis: Markup
-    shown: tuple[PartRow, ...]
-    rest: tuple[PartRow, ...]
-    left_out: int
-    fpr: str
-    confidence: str
+    shown: tuple[tuple[SliceRow, Cell], ...]
+    rest: tuple[tuple[SliceRow, Cell], ...]
 
 
 PARTS_FIRST = 10
@@ -495,27 +363,25 @@ def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
 
 def _parts(table: SliceTable, chance: float) -> PartTable:
     scale = Scale.rates(max(row.high for row in table.rows), chance, None)
-    rows = tuple(
-        PartRow(
-            row.value,
-            _cell(row.rate, {"low": row.low, "high": row.high}, scale, "beside"),
-            f"{row.members:,}",
-            f"{row.false_positives / row.non_members:.1%}" if row.non_members else "",
-        )
-        for row in table.rows
-    )
+    rows = tuple((row, _cell(Figure(row.rate, row.low, row.high), scale, "beside")) for row in table.rows)
     first = _split(rows, PARTS_FIRST)
-    ends = percent(table.fpr, 3), percent(table.confidence, 3)
-    return PartTable(table.name, scale.axis(), rows[:first], rows[first:], table.left_out, *ends)
+    return PartTable(table, scale.axis(), rows[:first], rows[first:])
 
 
-@dataclass(frozen=True)
-class CauseTable:
-    """Versions of the map by kind, each with its bar."""
+KINDS = {
+    "native": "The map as it is",
+    "alone": "One property kept alone",
+    "removed": "One property removed",
+}
+"""Groups of the root-cause table."""
+
+
+class CauseTable(NamedTuple):
+    """Versions of the map by kind, each with its bar and what it finds."""
 
     fpr: str
     axis: Markup
-    groups: tuple[tuple[str, tuple[tuple[Ablation, Markup], ...]], ...]
+    groups: tuple[tuple[str, tuple[tuple[Ablation, Markup, Figure], ...]], ...]
 
 
 def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
@@ -524,17 +390,15 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
         return None
     scale = Scale.aucs(min(a.auc_low for a in ablations), max(a.auc_high for a in ablations))
 
-    def bar(a: Ablation) -> Markup:
-        return scale.bar(a.auc, a.auc_low, a.auc_high, "cause" if a.auc_low > scale.chance else "beside")
+    def row(a: Ablation) -> tuple[Ablation, Markup, Figure]:
+        bar = scale.bar(a.auc, a.auc_low, a.auc_high, "cause" if a.auc_low > scale.chance else "beside")
+        return a, bar, Figure(a.tpr, a.tpr_low, a.tpr_high)
 
-    groups = tuple(
-        (words.KINDS[kind], tuple((a, bar(a)) for a in rows)) for kind, rows in groupby(ablations, lambda a: a.kind)
-    )
-    return CauseTable(words.percent(ablations[0].fpr, 3), scale.axis(), groups)
+    groups = tuple((KINDS[kind], tuple(map(row, rows))) for kind, rows in groupby(ablations, lambda a: a.kind))
+    return CauseTable(percent(ablations[0].fpr, 3), scale.axis(), groups)
 
 
-@dataclass(frozen=True)
-class GuaranteeRow:
+class GuaranteeRow(NamedTuple):
     """What differential privacy alone allows at one false-positive rate, beside what was found there."""
 
     fpr: str
@@ -546,12 +410,7 @@ class GuaranteeRow:
 
 
 def guarantee_rows(report: ReportData, bound: RocBound) -> tuple[GuaranteeRow, ...]:
-    """At the reported false-positive rates and the policy's.
-
-    Args:
-        report: with a privacy statement.
-        bound: of it, for one record added or removed.
-    """
+    """At the reported false-positive rates and the policy's; `bound` is that for one record added or removed."""
     stated, result = report.privacy, report.audited.result
     assert stated is not None
     epsilon, other = stated.epsilons.add_remove, RocBound.of(stated, "substitute")
@@ -559,14 +418,129 @@ def guarantee_rows(report: ReportData, bound: RocBound) -> tuple[GuaranteeRow, .
     for fpr in sorted({*SHOWN_FPRS, result.policy.fpr}):
         best = max(result.attacks, key=lambda a: a.at(fpr).tpr)
         rate = best.at(fpr)
+        found = Figure(rate.tpr, rate.low, rate.high)
         rows.append(
             GuaranteeRow(
                 percent(fpr, 3),
                 percent(float(tpr_bound(fpr, epsilon, stated.delta))),
                 percent(float(bound(fpr))),
                 percent(float(other(fpr))),
-                f"{percent(rate.tpr)} ({words.interval(rate.low, rate.high)})",
+                f"{found.text} ({typeset(found.interval)})",
                 words.attack_name(best.attack, best.signal),
             )
         )
     return tuple(rows)
+
+
+RELEASES = {
+    NATIVE: "Native explanation",
+    "recommended": "Recommended hardening",
+    "custom": "Custom hardening",
+    ENDPOINT: "What the endpoint answers",
+}
+
+
+def release_name(configuration: Configuration) -> str:
+    """Readable name of a configuration."""
+    if configuration.result.policy.release == "prediction":
+        return "Predictions"
+    return RELEASES.get(configuration.name, configuration.name)
+
+
+CONTROLS = {
+    "blind baseline": "Can members be recognised from the inputs alone, without any answer?",
+    "null model": "Do the attacks find members in a model that was not trained on them?",
+    "shuffled membership": "Does this audit raise false alarms when the members are drawn at random?",
+    "references": "Are there reference models with and without the scored examples?",
+    "recipe": "Were the reference models trained like the target?",
+    "exact copies": "Is a copy of a member among the non-members?",
+    "other source": "Can examples of the other source be recognised from the inputs alone?",
+}
+"""What each control asks."""
+
+NUMBERS = {
+    "auc": "AUC",
+    "auc_low": "AUC at least",
+    "tpr_low": "TPR at least",
+    "expected_at_most": "expected at most",
+    "of_tolerated": "of what is tolerated",
+    "effect": "effect of membership, over theirs",
+}
+"""Numbers behind a control."""
+
+STATES = {True: "failed", False: "passed", None: "not run"}
+"""A control's outcome."""
+
+
+def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Whose controls are shown: the audited configuration, and others if one of theirs failed."""
+    audited = configurations[-1]
+    shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
+    return [c for c in shown if c.result.controls]
+
+
+def control_numbers(control: Control) -> str:
+    """The numbers behind a control, named."""
+    return " · ".join(f"{NUMBERS.get(name, name)} {value:.3g}" for name, value in control.numbers.items())
+
+
+def measures(utility: Utility) -> list[tuple[str, str, str]]:
+    """Field in `Utility`, name and meaning of each measure that there is, the share of top features in words."""
+    top = percent(utility.top_fraction, 3)
+    rows = (
+        ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that remain among them"),
+        ("rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"),
+        ("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
+        ("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
+        ("sign_errors", "Wrong signs", "share of released signs that differ from the native ones, zeros aside"),
+        ("sign_errors_top", "Maps with a wrong sign", f"among the {top} strongest features, at least {FEWEST_TOP}"),
+        ("deletion", "Deletion", f"fall of the class's probability when the {top} highest named features are set to 0"),
+        ("insertion", "Insertion", "its rise when all others are set to 0"),
+    )
+    return [row for row in rows if getattr(utility, row[0]) is not None]
+
+
+def measured(field: str, value: float) -> str:
+    """A figure of a measure, errors as percentages."""
+    return percent(value) if field.startswith("sign_errors") else f"{value:.2f}"
+
+
+class Fact(NamedTuple):
+    """A number beside the verdict."""
+
+    name: str
+    value: str
+    says: str
+    warns: bool = False
+
+
+def facts(configuration: Configuration) -> tuple[Fact, ...]:
+    """What was set aside, what the sample could decide, and how often it was used."""
+    result = configuration.result
+    found = [
+        Fact(f"Set aside for {name}", f"{n:,}", "examples that were not scored")
+        for name, n in result.sizes.items()
+        if n and name not in (result.split, "certification")
+    ]
+    if result.claim == "whole":
+        says = "the lowest limit that this sample would likely certify if the attack only guessed"
+        found.append(Fact("At best certifiable", percent(result.could_certify), says))
+    return (*found, _uses(result, configuration.name == NATIVE))
+
+
+def _uses(result: AuditResult, native: bool) -> Fact:
+    uses, warns = result.uses, False
+    if result.split != "certification":
+        value, says = "selection split", "may be looked at as often as you like; nothing is decided"
+    elif native and uses is None and result.policy.release != "prediction":
+        value, says = "not counted", "for the native explanation: there is no hardening to choose"
+    elif uses is None:
+        why = ", as the policy allows" if result.policy.uncounted else ", so nothing can be certified"
+        value, warns = "not counted", True
+        says = f"this configuration may have been chosen by a verdict on the same examples{why}"
+    elif uses == 1:
+        value, says = "first use", "no other configuration was judged on them before"
+    else:
+        value, warns = f"{uses:,}", True
+        says = "configurations were judged on them, including this one: each choice by a verdict weakens the next"
+    return Fact("Uses of these examples", value, says, warns)

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from safexplain.audit.planning import Plan
-from safexplain.audit.run import ENOUGH_REFERENCES, HOUR
+from safexplain.audit.question import ENOUGH_REFERENCES, HOUR
 from safexplain.cli.run.tables import result_table
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 """Where a container is told how much memory it may have."""
 
 
-WHAT = {"excess": "an excess over labels", "whole": "a share of members found", "auc": "an AUC above that of labels"}
+WHAT = {"excess": "an excess over labels", "whole": "a share of members found"}
 """What a limit is of, by claim."""
 
 
@@ -51,7 +51,7 @@ def in_words(plan: Plan) -> str:
     """What an audit does, and how long that takes, in a line."""
     often = " and ".join(map(str, plan.patience)) + (" query" if plan.patience == (1,) else " queries")
     best = f"{100 * plan.best_certifiable:.1f}"
-    limit = {"excess": f"+{best} points", "auc": f"+{plan.best_certifiable:.3f} AUC"}.get(plan.claim, f"{best} % found")
+    limit = f"+{best} points" if plan.claim == "excess" else f"{best} % found"
     what = "nothing certifiable" if plan.obstacles else f"certifiable from {limit}"
     again, total = [], plan.seconds
     for references, scored, seconds in plan.later:
@@ -79,7 +79,7 @@ def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
         found.append(f"--explainer InputXGradient, if that is what you serve ({spoken(total - spent + kept)})")
     if gradients and not gpu:
         found.append("a machine with a GPU")
-    return [*found, "an executor with more machines, from Python"]
+    return [*found, "several processes or machines, from Python (docs/scale.md)"]
 
 
 def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
@@ -98,7 +98,7 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
         console.print(f"Memory: about {in_bytes(plan.memory_bytes)}{has}", highlight=False)
         console.print(f"Disk: about {in_bytes(plan.disk_bytes)} of {in_bytes(disk)} that are free", highlight=False)
         console.print(best_words(plan), highlight=False, markup=False)
-        for sentence in (*plan.obstacles, *plan.feasible):
+        for sentence in plan.obstacles:
             console.print(f"  - {sentence}", highlight=False, markup=False)
         for note in plan.notes:
             console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
@@ -128,12 +128,14 @@ def best_words(plan: Plan) -> str:
             f" error show an epsilon of at least {plan.best_certifiable:.2f}, beside a claim of {plan.limit:.2f}."
         )
     what = WHAT.get(plan.claim, plan.claim)
-    best, limit = (f"{x:.3f}" if plan.claim == "auc" else f"{x:.1%}" for x in (plan.best_certifiable, plan.limit))
+    best, limit = f"{plan.best_certifiable:.1%}", f"{plan.limit:.1%}"
     reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
     text = (
         f"Best verdict: if nothing leaks, {plan.members:,} members and {plan.non_members:,} non-members that are scored"
         f" probably certify {what} of {best}; the policy's {limit} is {reach}."
     )
+    if plan.needed:
+        text += f" {plan.needed:,} scored examples, half of them members, would be enough."
     return f"{text} But nothing would be certified:" if plan.obstacles else text
 
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +17,19 @@ import typer
 from torch import nn
 
 from safexplain._digest import file_sha256, model_digest
-from safexplain._progress import shown
+from safexplain._progress import Shown, shown
 from safexplain.audit import Population, Recipe
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.queries import with_channels_last
+from safexplain.audit.question import HOUR, LOOKS, AuditOptions, Question
 from safexplain.audit.recipe import check_examples
-from safexplain.audit.run import HOUR, LOOKS, AuditOptions, scored_rows
+from safexplain.audit.references.fine_tuning import FineTune
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
-from safexplain.cli.options import Question, policy_of
+from safexplain.cli.options import Question as Options
+from safexplain.cli.options import policy_of
 from safexplain.cli.run.classifiers import (
     COLUMNS,
     Tabular,
@@ -62,26 +64,23 @@ HIDDEN = 256
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that may begin: all is read and checked, nothing is made or trained.
+    """A run that may begin: all is read and checked, nothing is made or trained."""
 
-    Args:
-        folder: the run directory.
-        arguments: of `plan_audit`, and of `audit` and `tune` once `ready`.
-        features: names of columns.
-        says: what has to be known before anything is trained.
-        tabular: a classifier of tables.
-        two: an audit of pre-training data.
-    """
+    folder: Path  # the run directory
+    question: Question  # for the plan; `ready` has that for the audit and the search
+    features: tuple[str, ...]  # names of columns
+    says: tuple[str, ...]  # what has to be known before anything is trained
+    tabular: Tabular | None  # a classifier of tables
+    two: TwoStages | None  # an audit of pre-training data
+    progress: Shown
 
-    folder: Path
-    arguments: dict[str, Any]
-    features: tuple[str, ...]
-    says: tuple[str, ...]
-    tabular: Tabular | None
-    two: TwoStages | None
+    @property
+    def then(self) -> FineTune | None:
+        """How reference models are fine-tuned after their training."""
+        return self.two.how if self.two is not None and self.question.recipe is not None else None
 
-    def ready(self, **changes: Any) -> dict[str, Any]:
-        """The arguments of `audit`, some of them changed: the directory is made, and models of two stages trained.
+    def ready(self, **changes: Any) -> Question:
+        """The question, some of it changed: the directory is made, and models of two stages are trained.
 
         Raises:
             InputError: the directory cannot be written, or a training fails.
@@ -89,14 +88,13 @@ class Begun:
         make_folder(self.folder)
         if self.tabular is not None and self.tabular.read.columns is not None:
             self.tabular.read.columns.save(self.folder / COLUMNS)
-        found = {**self.arguments, **changes}
-        if found.pop("then", None) is not None and self.two is not None:
-            of_stages = replace(self.two, references=found["references"])
-            found["shadows"] = of_stages.train(
-                found["population"], found["device"], self.folder / "models", found["progress"]
-            )
-            found |= {"recipe": self.two.tuning, "build": self.two.loaded.fresh}
-        return found
+        found = replace(self.question, **changes)
+        if self.then is None or self.two is None:
+            return found
+        assert isinstance(found.references, int)
+        of_stages = replace(self.two, references=found.references)
+        shadows = of_stages.train(found.population, found.place, self.folder / "models", found.progress)
+        return replace(found, shadows=shadows, recipe=self.two.tuning, build=self.two.loaded.fresh)
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,8 @@ def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
 
 @contextmanager
 def begun(
-    question: Question,
+    given: Options,
+    hardening: Hardening,
     kept: str = "finished models",
     pool: Path | None = None,
     service: Service | None = None,
@@ -147,10 +146,11 @@ def begun(
     public: Path | None = None,
     grows: bool = False,
 ) -> Iterator[Begun]:
-    """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
+    """The run directory and the question of `audit` and `tune`, once all of it is read and checked.
 
     Args:
-        question: the options.
+        given: the options that both have.
+        hardening: that is judged.
         kept: what an interruption leaves in the directory, in words.
         pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
         service: that is asked in place of a model; None: there is a model.
@@ -161,174 +161,203 @@ def begun(
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
     """
-    _check_target(question, pool, service)
-    judged_by = policy_of(question.policy, question.policy_fpr, question.max_tpr, question.attacks)
-    looks = references_of(question.references)
-    of_tables = service is None and is_classifier_file(question.model)
-    tabular = Tabular.of(question, public) if of_tables else None
-    chosen = question.explainer or (tabular.default[0] if tabular else "IG")
-    methods, given = parse_methods(chosen, question.output, question.option or [])
-    check_public(methods, public, question.data)
+    _check_target(given, pool, service)
+    policy = policy_of(given.policy, given.policy_fpr, given.max_tpr, given.attacks)
+    looks = references_of(given.references)
+    of_tables = service is None and is_classifier_file(given.model)
     if of_tables and pool is not None:
         raise ConfigurationError("--pretraining-pool is for networks, which are trained in stages: leave it out")
-    place = device_of(question.device)
-    statement = None if question.privacy is None else PrivacyStatement.load(question.privacy)
-    accuracy, examples = stated(question.recipe)
-    trained: Any
-    trained, stages, caveats = read_recipe(
-        None if of_tables else question.recipe, pool, question.seed, statement if looks[0] else None
+    tabular = Tabular.of(given, public) if of_tables else None
+    chosen = given.explainer or (tabular.default[0] if tabular else "IG")
+    methods = parse_methods(chosen, given.output, given.option or [])
+    check_public(methods[0], public, given.data)
+    statement = None if given.privacy is None else PrivacyStatement.load(given.privacy)
+    place, (accuracy, examples) = device_of(given.device), stated(given.recipe)
+    recipe, stages, caveats = read_recipe(
+        None if of_tables else given.recipe, pool, given.seed, statement if looks[0] else None
     )
-    folder = choose_folder(question.run_dir, question.resume)
-    once = nullcontext() if question.plan else resumable(folder, kept)
-    with once, shown(question.quiet) as progress:
-        columns = (question.group_column, question.slice_by or [])
-        own = columns if pool is None else (None, [])
-        if tabular is None:
-            read, loaded, outputs, prepared = load_both(question.data, *own, _loader(question, service))
-        else:
-            read, loaded, outputs, prepared = tabular.read.data, tabular.loaded, tabular.outputs, tabular.notes
-            trained = tabular.training(question.recipe)
-            prepared += tabular.untold(trained) if looks[0] else ()
-            check_methods(methods, tabular)
-            if question.explainer is None:
-                prepared += (tabular.default[1],)
-                if not (question.quiet or question.json_):
-                    typer.echo(tabular.default[1], err=True)
+    folder = choose_folder(given.run_dir, given.resume)
+    once = nullcontext() if given.plan else resumable(folder, kept)
+    with once, shown(given.quiet) as progress:
+        subject = _read_subject(given, pool, service, tabular, recipe)
+        read, loaded, recipe = subject.data, subject.loaded, subject.recipe
+        if tabular is not None:
+            check_methods(methods[0], tabular)
+        columns = tabular.read.columns if tabular else None
         rows = tabular.read.public if tabular else None if public is None else load_inputs(public)
-        makers, given = with_public(methods, given, rows, read, tabular.read.columns if tabular else None)
+        makers, arguments = with_public(*methods, rows, read, columns)
         dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
-        if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
+        if isinstance(recipe, Recipe) and (dp := recipe.dp) is not None and pool is None:
             fresh, unavailable = untrained(loaded, dp)
-        by_function = isinstance(trained, TrainingFunction) or tabular is not None
-        references = looks[0] if fresh is not None or by_function else 0
+        trains = fresh is not None or tabular is not None or isinstance(recipe, TrainingFunction)
+        references = looks[0] if trains else 0
+        asked, dropped = _asked_about(given, pool, read, loaded)
+        halves = len(read.x) // 2 if dp is None and pool is None else int(read.member.sum())
+        if references:
+            check_examples(examples, halves)
+            if stages is not None and stages.recipe is not None:
+                check_examples(stages.recipe.examples, len(asked.x) // 2)
         materials = {f"data {read.source} sha256": read.sha256}
         if public is not None:
             materials[f"public rows {public} sha256"] = file_sha256(public)
-        asked, rows_each = read, int(read.member.sum())
-        if pool is not None:
-            asked, _ = as_the_model_takes(load_data(pool, group=columns[0], slices=columns[1]), loaded.preprocessing)
-        if references:
-            halves = dp is None and pool is None
-            check_examples(examples, len(read.x) // 2 if halves else rows_each)
-            if stages is not None and stages.recipe is not None:
-                check_examples(stages.recipe.examples, len(asked.x) // 2)
-        says: tuple[str, ...] = ()
-        if references and examples is None and dp is None and pool is None:
-            says = (
-                f"References train on {len(read.x) // 2:,} rows, half of --data, of which the model was trained on"
-                f" {rows_each:,}; if it was trained on more, give all of them.",
-            )
-        if question.drop_copies:
-            asked, dropped = without_copies(asked)
-            prepared += dropped
+        two, notes = None, [*subject.notes, *dropped]
         if stages is not None and pool is not None:
-            assert isinstance(trained, Recipe)
-            two = TwoStages(stages, read, asked, loaded, trained, outputs, references, question.seed)
-            notes, materials = two.notes(), materials | two.materials()
+            assert isinstance(recipe, Recipe)
+            two = TwoStages(stages, read, asked, loaded, recipe, subject.outputs, references, given.seed)
+            notes += two.notes()
+            materials |= two.materials()
         else:
-            two = None
-            notes = check_data(asked, num_classes=outputs)
+            notes += check_data(asked, num_classes=subject.outputs)
             notes += () if stages is None else stages.notes(references)
-        notes = (*prepared, *notes)
         if dp is not None and statement is not None and references:
-            notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
-        if fresh is None and not by_function:
-            why = f"Reference models cannot be trained: {unavailable}."
-            notes, says = (*notes, why), (why, *says)
-        elif question.recipe is None and looks[0] and isinstance(trained, Recipe):
-            notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
-        if service is not None and question.arch is None and references:
-            notes += (
-                f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind"
-                " the endpoint is another, a real attacker may do better than this audit: a leak found is a leak, a"
-                " certificate says less.",
+            notes += [*caveats, *dp_notes(dp, statement, int(read.member.sum()))]
+        says = []
+        if not trains:
+            says.append(f"Reference models cannot be trained: {unavailable}.")
+            notes += says
+        elif given.recipe is None and looks[0] and isinstance(recipe, Recipe):
+            notes.append(no_recipe(recipe, "--recipe", "trained" if two is None else "fine-tuned"))
+        if references and examples is None and dp is None and pool is None:
+            says.append(
+                f"References train on {halves:,} rows, half of --data, of which the model was trained on"
+                f" {int(read.member.sum()):,}; if it was trained on more, give all of them."
             )
-        name, subject = "", dict[str, dict[str, str]]()
-        if question.model is not None:
-            name, digest = question.model.name, model_digest(loaded.model.to(place)).hex()
-            subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
-        options = AuditOptions(
-            slices=asked.slices,
-            accuracy=accuracy,
-            title=name,
-            subject=subject,
-            materials=materials,
-            notes=notes,
-            privacy=statement,
-            canaries=None if question.canaries is None else load_finding(question.canaries),
-            subject_data="training" if stages is None else stages.subject,
-            scored=scored,
-            seconds=math.inf if question.references else HOUR,
-        )
-        target = loaded.model
-        population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
+        if service is not None and given.arch is None and references:
+            notes.append(PERCEPTRONS)
+        name, subjects = "", dict[str, dict[str, str]]()
+        if given.model is not None:
+            name, digest = given.model.name, model_digest(loaded.model.to(place)).hex()
+            subjects = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
+        population = Population.of(asked.x, asked.y, asked.groups)
         if service is None and two is None:
-            with_channels_last(target.to(place), population.x)
+            with_channels_last(loaded.model.to(place), population.x)
+        target = loaded.model if service is None else service.opened(subject.outputs, None)
+        question = Question(
+            target,
+            population,
+            recipe if two is None else two.pretraining if references else None,
+            member=asked.member,
+            explainer=makers[0] if len(makers) == 1 else makers,
+            hardening=hardening,
+            output=given.output,  # type: ignore[arg-type]
+            arguments=arguments,
+            build=fresh if two is None or not references else two.fresh,
+            references=looks if references and grows and two is None else references,
+            policy=policy,
+            options=AuditOptions(
+                slices=asked.slices,
+                accuracy=accuracy,
+                title=name,
+                subject=subjects,
+                materials=materials,
+                notes=tuple(notes),
+                privacy=statement,
+                canaries=None if given.canaries is None else load_finding(given.canaries),
+                subject_data="training" if stages is None else stages.subject,
+                scored=scored,
+                seconds=math.inf if given.references else HOUR,
+            ),
+            seed=given.seed,
+            cache=folder / "models",
+            device=place,
+            progress=progress,
+        )
         if service is not None:
-            asks = len(scored_rows(population, member, judged_by, options))
-            if not (folder / ANSWERS).exists():  # refused before the directory is made
-                with closing(service.opened(outputs, None)) as tried:
-                    tried.plan(asks, judged_by.patience)
-            if not question.plan:
-                make_folder(folder)
-            target = service.opened(outputs, folder if folder.exists() else None)
-            if not (question.quiet or question.plan):
-                typer.echo(f"{target.url} will be asked {target.plan(asks, judged_by.patience)}.", err=True)
-        arguments = {
-            "model": target,
-            "population": population,
-            "recipe": trained,
-            "member": member,
-            "explainer": makers[0] if len(makers) == 1 else makers,
-            "output": question.output,
-            "arguments": given,
-            "build": fresh,
-            "references": looks if references and grows and two is None else references,
-            "policy": judged_by,
-            "options": options,
-            "seed": question.seed,
-            "cache": folder / "models",
-            "device": place,
-            "progress": progress,
-        }
-        if two is not None:
-            arguments |= {"recipe": two.pretraining, "build": two.fresh, "then": two.how} if references else {
-                "recipe": None}  # fmt: skip
+            question = _opened(question, service, subject.outputs, folder, given)
         try:
-            yield Begun(folder, arguments, read.feature_names or (), says, tabular, two)
+            yield Begun(folder, question, read.feature_names or (), tuple(says), tabular, two, progress)
         except EndpointError as error:
             how = f"repeat the command with --run-dir {folder} --resume to continue"
             raise InputError(f"{error}. What it answered is kept: {how}") from None
         finally:
-            if isinstance(target, Endpoint):
-                target.close()
+            if question.endpoint is not None:
+                question.endpoint.close()
 
 
-def _check_target(question: Question, pool: Path | None, service: Service | None) -> None:
+PERCEPTRONS = (
+    f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind the endpoint is"
+    " another, a real attacker may do better than this audit: a leak found is a leak, a certificate says less."
+)
+
+
+class _Subject(NamedTuple):
+    """The data as the model takes them, the model, the number of its outputs, how it was trained, and notes."""
+
+    data: AuditData
+    loaded: LoadedModel
+    outputs: int
+    recipe: Any
+    notes: tuple[str, ...]
+
+
+def _read_subject(
+    given: Options, pool: Path | None, service: Service | None, tabular: Tabular | None, recipe: Any
+) -> _Subject:
+    """The model and its data, read together."""
+    if tabular is None:
+        columns = (given.group_column, given.slice_by or []) if pool is None else (None, [])
+        read, loaded, outputs, notes = load_both(given.data, *columns, _loader(given, service))
+        return _Subject(read, loaded, outputs, recipe, notes)
+    recipe, notes = tabular.training(given.recipe), tabular.notes
+    notes += tabular.untold(recipe) if references_of(given.references)[0] else ()
+    if given.explainer is None:
+        notes += (tabular.default[1],)
+        if not (given.quiet or given.json_):
+            typer.echo(tabular.default[1], err=True)
+    return _Subject(tabular.read.data, tabular.loaded, tabular.outputs, recipe, notes)
+
+
+def _asked_about(
+    given: Options, pool: Path | None, read: AuditData, loaded: LoadedModel
+) -> tuple[AuditData, tuple[str, ...]]:
+    """The examples whose membership is attacked, and what was left out of them."""
+    asked = read
+    if pool is not None:
+        pretraining = load_data(pool, group=given.group_column, slices=given.slice_by or [])
+        asked, _ = as_the_model_takes(pretraining, loaded.preprocessing)
+    return without_copies(asked) if given.drop_copies else (asked, ())
+
+
+def _opened(question: Question, service: Service, outputs: int, folder: Path, given: Options) -> Question:
+    """With answers that are kept in the run directory, which is made once the endpoint's budget is seen to suffice."""
+    assert question.endpoint is not None
+    asks = len(question.scored_rows), question.judges[0].patience
+    with closing(question.endpoint):
+        if not (folder / ANSWERS).exists():
+            question.endpoint.plan(*asks)
+    if not given.plan:
+        make_folder(folder)
+    target = service.opened(outputs, folder if folder.exists() else None)
+    if not (given.quiet or given.plan):
+        typer.echo(f"{target.url} will be asked {target.plan(*asks)}.", err=True)
+    return replace(question, model=target)
+
+
+def _check_target(given: Options, pool: Path | None, service: Service | None) -> None:
     """There is a model or a service, and nothing that only the other has."""
     if service is None:
-        if question.model is None:
+        if given.model is None:
             raise ConfigurationError("expected a MODEL file (or, for audit, --endpoint URL), got none")
         return
-    if question.model is not None:
+    if given.model is not None:
         raise ConfigurationError(
-            f"expected a model file or --endpoint, got both ({question.model} and --endpoint); leave one out"
+            f"expected a model file or --endpoint, got both ({given.model} and --endpoint); leave one out"
         )
     if pool is not None:
         raise ConfigurationError("--pretraining-pool is for model files: leave it out with --endpoint")
-    if question.privacy is not None:
+    if given.privacy is not None:
         raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
 
 
-def _loader(question: Question, service: Service | None) -> Callable[[AuditData], LoadedModel]:
+def _loader(given: Options, service: Service | None) -> Callable[[AuditData], LoadedModel]:
     """How the model is loaded that is to take some data; of a service, one that is like its model."""
     if service is None:
-        assert question.model is not None
-        model = question.model
+        assert given.model is not None
+        model = given.model
         return lambda read: load_model(
-            model, arch=question.arch, trust_pickle=question.trust_pickle, input_shape=tuple(read.x.shape[1:])
+            model, arch=given.arch, trust_pickle=given.trust_pickle, input_shape=tuple(read.x.shape[1:])
         )
-    return lambda read: service.like(read, question.arch)
+    return lambda read: service.like(read, given.arch)
 
 
 def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 import numpy as np
 import typer
 
-from safexplain.audit import Policy, Shadows
+from safexplain.audit import Shadows
+from safexplain.audit.asked import predict
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.planning import Plan
-from safexplain.audit.queries import predict
-from safexplain.audit.run import AuditOptions
+from safexplain.audit.question import Question
 from safexplain.cli.run.planned import spoken
-from safexplain.outputs import as_module
-from safexplain.verdict.judgement import AttackResult
+from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 SECONDS = 50.0
@@ -47,12 +44,10 @@ EXIT_CODE = 3
 """Of a screen, whatever it sees: it proves no leak, and certifies nothing."""
 
 
-def numbers_of(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a screen changes in the arguments of `audit`: two references where training them is short, and as many
-    examples as there is time to explain, each asked once."""
-    rates, policy, options = plan.rates, given["policy"], given["options"]
-    assert isinstance(policy, Policy)
-    assert isinstance(options, AuditOptions)
+def numbers_of(plan: Plan, question: Question) -> dict[str, Any]:
+    """What a screen changes in the question: two references if training them is short, and as many examples as there
+    is time to explain, each asked once."""
+    rates, (policy, options) = plan.rates, question.judges
     seconds = max(SECONDS - plan.took, LEAST)
     references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
     questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
@@ -110,12 +105,12 @@ def seen_in(found: AuditRun) -> list[Seen]:
     return sorted(seen, key=lambda one: -one.auc)
 
 
-def seen_in_losses(plan: Plan, given: Mapping[str, Any], found: AuditRun) -> Seen | None:
+def seen_in_losses(plan: Plan, question: Question, found: AuditRun) -> Seen | None:
     """What the loss tells: whether the model remembers its members at all. By the likelihood ratio where there are
     references, which ranks models best (docs/evidence/attack_table.md); else by the target's loss on many examples,
     which it is soon asked for. None: of a service, or where labels are of another task."""
-    population, options, member = given["population"], given["options"], given["member"]
-    if isinstance(given["model"], Endpoint) or options.labels == "foreign":
+    population, member, (policy, options) = question.population, question.member, question.judges
+    if question.endpoint is not None or options.labels == "foreign":
         return None
     signals = found.signals[found.judged.name]
     if references := list(signals.references(0)):
@@ -124,10 +119,10 @@ def seen_in_losses(plan: Plan, given: Mapping[str, Any], found: AuditRun) -> See
     else:
         number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
         rows = population.sample(member, min(number, len(population)))
-        model, inside = as_module(given["model"], population.classes), member[rows]
-        scores = -predict(Shadows((model,), inside[None]), population.part(rows), patience=(1,)).values["loss"][0]
+        model, inside = question.target, member[rows]
+        scores = -predict(Shadows((model,), inside[None]), population.part(rows), patience=(1,)).by_level[1]["loss"][0]
     curve = roc(scores, inside)
-    rate = tpr_at_fpr(curve, fpr=given["policy"].fpr)
+    rate = tpr_at_fpr(curve, fpr=policy.fpr)
     return Seen("the loss", rate.low, rate.high, curve.auc, *auc_interval(curve))
 
 

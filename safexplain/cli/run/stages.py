@@ -1,8 +1,7 @@
-"""Audits of a model that was pre-trained and fine-tuned: whose membership is asked about, and its references.
+"""Audits of a model that was pre-trained and fine-tuned.
 
-An audit of the pre-training data has two sets of data: the pool, of which a part was in the pre-training, and the
-data of the fine-tuning. Its reference models go the target's way: pre-trained on random halves of the pool, then
-fine-tuned.
+An audit of the pre-training data has two sets of data: the pool, part of which was in the pre-training, and the data of
+the fine-tuning. Its reference models are trained likewise: pre-trained on random halves of the pool, then fine-tuned.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._digest import sha256
 from safexplain._progress import Progress, named
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
+from safexplain.audit.question import FEWEST_REFERENCES, SubjectData
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
-from safexplain.audit.run import FEWEST_REFERENCES, SubjectData, hardly_better_than_guessing
+from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
 from safexplain.audit.splits import refuse_copies
 from safexplain.errors import InputError
@@ -32,17 +31,11 @@ from safexplain.loading.models.load import LoadedModel
 
 @dataclass(frozen=True)
 class Stages:
-    """What is said about a training in two stages.
+    """How a model was pre-trained and fine-tuned, as far as it was said."""
 
-    Args:
-        subject: whose membership is asked about, "pre-training" or "fine-tuning" data.
-        recipe: of the pre-training; None: nothing is said of it.
-        trainable: what was fine-tuned.
-    """
-
-    subject: SubjectData
-    recipe: Recipe | None
-    trainable: Trainable
+    subject: SubjectData  # whose membership is attacked
+    recipe: Recipe | None  # of the pre-training, if it was given
+    trainable: Trainable  # what was fine-tuned
 
     def notes(self, references: int) -> tuple[str, ...]:
         """Caveats of an audit of the fine-tuning data."""
@@ -56,28 +49,14 @@ class Stages:
 
 @dataclass(frozen=True)
 class TwoStages:
-    """An audit of the pre-training data: everything is checked when it is made.
-
-    Args:
-        stages: the options.
-        downstream: data of the fine-tuning, its members what the model was fine-tuned on.
-        pool: data of the pre-training.
-        loaded: the model.
-        tuning: recipe of the fine-tuning.
-        outputs: of the model.
-        references: how many reference models.
-        seed: of everything random.
-
-    Raises:
-        InputError: the data or the model cannot be used.
-    """
+    """An audit of the pre-training data; making it raises InputError if the data or the model cannot be used."""
 
     stages: Stages
-    downstream: AuditData
-    pool: AuditData
+    downstream: AuditData  # of the fine-tuning, its members what the model was fine-tuned on
+    pool: AuditData  # of the pre-training
     loaded: LoadedModel
     tuning: Recipe
-    outputs: int
+    outputs: int  # of the model
     references: int
     seed: int
 
@@ -88,47 +67,53 @@ class TwoStages:
             raise InputError(f"--references: expected 0 or at least {FEWEST_REFERENCES}, got {self.references}")
         refuse_copies(hash_examples(self.pool.x), self.pool.member)
         if self.references:
-            self._check_architecture()
-
-    def _check_architecture(self) -> None:
-        fresh = self.fresh(self.seed)
-        try:
-            self.how.check(fresh)
-        except InputError as error:
-            raise InputError(f"reference models cannot be fine-tuned: {error}") from None
+            fresh = self.fresh(self.seed)
+            try:
+                self.how.check(fresh)
+            except InputError as error:
+                raise InputError(f"reference models cannot be fine-tuned: {error}") from None
 
     @cached_property
     def pretraining(self) -> Recipe:
-        """Of the pre-training."""
+        """Recipe of the pre-training."""
         return self.stages.recipe or Recipe(seed=self.seed)
 
     @cached_property
     def how(self) -> FineTune:
-        """Of the fine-tuning: on as many rows as the model was fine-tuned on."""
-        data = Population.of(self.downstream.x, self.downstream.y)
-        share, private = float(self.downstream.member.mean()), self.tuning.dp
+        """The fine-tuning, on as many rows as the model was fine-tuned on."""
+        member, private = self.downstream.member, self.tuning.dp
         dp: dict[str, Any] | None = None if private is None else private.arguments()
         if private is not None and dp is not None and private.sample_rate is not None:
-            dp["batch_size"] = private.sample_rate * int(self.downstream.member.sum())
-        recipe = replace(self.tuning, dp=None)
-        return FineTune(data, recipe, self.stages.trainable, sample=share, dp=dp, outputs=self.outputs)
+            dp["batch_size"] = private.sample_rate * int(member.sum())
+        return FineTune(
+            Population.of(self.downstream.x, self.downstream.y),
+            replace(self.tuning, dp=None),
+            self.stages.trainable,
+            sample=float(member.mean()),
+            dp=dp,
+            outputs=self.outputs,
+        )
 
     def notes(self) -> tuple[str, ...]:
         """Caveats, and what the reader must know of the fine-tuning."""
         found = check_data(self.pool, num_classes=None)
-        member, hit = self.downstream.member, self._hits()
+        model, x = self.loaded.model, torch.from_numpy(self.downstream.x)
+        device = next((p.device for p in model.parameters()), x.device)
+        with torch.no_grad():
+            predicted = torch.cat([model(rows.to(device)).argmax(1).cpu() for rows in torch.split(x, 256)])
+        member, hit = self.downstream.member, predicted.numpy() == self.downstream.y
         others = "" if member.all() else f", {hit[~member].mean():.1%} on others"
         found += (
-            f"Accuracy of the model on the fine-tuning data: {hit[member].mean():.1%} on the rows that it was"
-            f" fine-tuned on{others}.",
+            "Accuracy of the model on the fine-tuning data:"
+            f" {hit[member].mean():.1%} on the rows that it was fine-tuned on{others}.",
         )
         if hardly_better_than_guessing(float(hit[member].mean()), len(np.unique(self.downstream.y))):
             found += ("It is hardly better than guessing there: are the labels and the scaling of x right?",)
         both = np.isin(hash_examples(self.downstream.x), hash_examples(self.pool.x)) & member
         if both.any():
             found += (
-                f"{int(both.sum())} of the rows that the model was fine-tuned on are in the pool, too: of these, the"
-                " audit cannot tell which stage they were found by.",
+                f"{int(both.sum())} of the rows that the model was fine-tuned on are in the pool, too: the audit cannot"
+                " tell which of the two stages reveals these.",
             )
         if self.references:
             count, n = int(member.sum()), len(member)
@@ -143,12 +128,12 @@ class TwoStages:
         return found
 
     def materials(self) -> dict[str, str]:
-        """Digests of the pool and of the recipe of the pre-training."""
+        """Digests of the pool and of the pre-training's recipe."""
         recipe = {"pre-training recipe sha256": sha256(self.pretraining.to_toml())} if self.references else {}
         return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
 
     def train(self, population: Population, device: torch.device, cache: Path, progress: Progress) -> Shadows | None:
-        """The reference models; None where there are to be none."""
+        """The reference models, if there are to be any."""
         if not self.references:
             return None
         pretrained = train_shadows(
@@ -161,8 +146,8 @@ class TwoStages:
             cache=cache,
             progress=named(progress, "pre-training reference models"),
         )
-        told = named(progress, "fine-tuning reference models")
-        return fine_tune(pretrained, self.how, seed=self.seed, device=device, cache=cache, progress=told)
+        progress = named(progress, "fine-tuning reference models")
+        return fine_tune(pretrained, self.how, seed=self.seed, device=device, cache=cache, progress=progress)
 
     def fresh(self, seed: int) -> nn.Module:
         """An untrained model with a head for the pool's classes."""
@@ -170,21 +155,13 @@ class TwoStages:
         fresh = self.loaded.fresh(seed)
         if isinstance(fresh, ExportedModel):
             raise InputError(
-                "reference models cannot be pre-trained from an exported graph, which has no head that could be"
-                " replaced; say with --arch how the network is built, beside the same file"
+                "reference models cannot be pre-trained from an exported graph, whose head cannot be replaced; say with"
+                " --arch how the network is built, beside the same file"
             )
         try:
             return replace_head(fresh, int(self.pool.y.max()) + 1, seed=seed)
         except InputError as error:
             raise InputError(f"reference models cannot be pre-trained: {error}") from None
-
-    def _hits(self) -> NDArray[np.bool_]:
-        """Which rows of the fine-tuning data the model classifies as their labels say."""
-        model, x = self.loaded.model, torch.from_numpy(self.downstream.x)
-        device = next((p.device for p in model.parameters()), x.device)
-        with torch.no_grad():
-            said = torch.cat([model(rows.to(device)).argmax(1).cpu() for rows in torch.split(x, 256)])
-        return np.asarray(said.numpy() == self.downstream.y)
 
 
 def _in_words(trainable: Trainable) -> str:
@@ -194,7 +171,7 @@ def _in_words(trainable: Trainable) -> str:
 
 
 def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:
-    """The caveat where nothing is said of how the model was trained."""
+    """The caveat of a model without a recipe."""
     return (
         f"No {missing}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
         f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was {trained} differently, a real"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +12,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA
-from safexplain.verdict.evidence import ATTACK_NAMES, Evidence, Verdict, code, signal_name
-from safexplain.verdict.judgement import AuditResult, Judgement
+from safexplain.verdict.evidence import Evidence, Verdict
 from safexplain.verdict.release import utility_in_words
+from safexplain.verdict.result import AuditResult
+from safexplain.verdict.words import Figure, percent
 
 if TYPE_CHECKING:
     from safexplain.audit.outcome import AuditRun
     from safexplain.audit.report.model import Configuration
 
 STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "inconclusive": "bold yellow"}
-WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "inconclusive": "INCONCLUSIVE"}
+WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VERDICTS.items()}
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
@@ -86,99 +87,69 @@ def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
     console.print()
     for text in result.details:
         console.print(text, highlight=False, markup=False)
-    if result.feasible:
-        console.print("\nWhat would decide:", highlight=False, markup=False)
-        for option in result.feasible:
-            console.print(f"  - {option.says}", highlight=False, markup=False)
-        rules = dict.fromkeys(option.rule for option in result.feasible)
-        console.print(" ".join(rules), style="dim", highlight=False, markup=False)
     console.print(controls_line(result), style="dim", highlight=False, markup=False)
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     """A line for each released configuration: its verdict, its strongest attack, and what that finds."""
-    policy, excess = configurations[-1].result.policy, any(c.result.claim == "excess" for c in configurations)
-    area = any(c.result.claim == "auc" for c in configurations)
-    numbers = ("AUC\nabove",) if area else ("adds, in\npoints",) if excess else ("AUC", "found")
-    title = f"Members found at a false-positive rate of at most {_percent(policy.fpr)}"
+    excess = any(c.result.claim == "excess" for c in configurations)
+    title = f"Members found at a false-positive rate of at most {percent(configurations[-1].result.policy.fpr, 3)}"
+    numbers = ("adds, in\npoints",) if excess else ("AUC", "found")
     table = result_table(title, ("released", "verdict", "strongest judged attack"), (*numbers, "top 10%\nkept"))
     for c in configurations:
-        r, best = c.result, c.result.strongest
-        low, high = r.bounds(best)
-        whole = (f"{best.auc:.3f}", f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]")
         kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
-        name = "predictions" if r.policy.release == "prediction" else c.name
-        table.add_row(name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess or area else whole), kept)
+        name = "predictions" if c.result.policy.release == "prediction" else c.name
+        found = words.decisive(c.result)
+        shown = _lines(found) if found.signed == excess else ""
+        auc = () if excess else (f"{c.result.strongest.auc:.3f}",)
+        table.add_row(name, _badge(c.result.verdict), _attack(c.result.strongest), *auc, shown, kept)
     return table
 
 
 def level_table(result: AuditResult) -> Table:
     """What the labels of the same queries find, what the explanation adds, and both, by number of queries."""
-    anyway = result.anyway
-    title = f"What an attacker finds at {_percent(result.policy.fpr)} false positives"
     alone = result.policy.release == "prediction"
-    compared = () if alone else (f"{anyway} alone", "explanations add")
-    table = result_table(title, ("asked",), (*compared, anyway if alone else "both together"))
-    for line in result.levels:
-        labels, added, whole = line["labels"], line["added"], line["whole"]
-        cells = (
-            "" if labels is None else f"{labels['tpr']:.1%} [dim]({labels['low']:.1%}-{labels['high']:.1%})[/]",
-            "" if added is None else f"{_points(added['low'])} to {_points(added['high'])}",
-        )
-        found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
-        table.add_row(asks(line["patience"]), *(() if alone else cells), found)
+    compared = () if alone else (f"{result.anyway} alone", "explanations add")
+    title = f"What an attacker finds at {percent(result.policy.fpr, 3)} false positives"
+    table = result_table(title, ("asked",), (*compared, result.anyway if alone else "both together"))
+    for row in words.level_rows(result):
+        labels = "" if row.labels is None else f"{row.labels.text} [dim]({row.labels.interval})[/]"
+        cells = labels, "" if row.added is None else row.added.interval
+        found = "nothing judged" if row.whole is None else row.whole.interval
+        table.add_row(words.asks(row.level), *(() if alone else cells), found)
     return table
 
 
 def target_table(result: AuditResult) -> Table:
     """A line for each target, judged on its own."""
-    excess = result.claim != "whole"
-    column = {"whole": "found", "excess": "adds", "auc": "AUC above"}[result.claim]
     title = f"{result.targets} models, each judged on its own"
-    table = result_table(title, ("model", "verdict", "strongest judged attack"), (column,))
-    for r in sorted((result, *result.others), key=lambda one: -1 if one.target is None else one.target):
-        best = r.strongest
-        low, high = r.bounds(best)
-        shown = _added(r, best) if excess else f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]"
-        table.add_row(f"{r.target}", _badge(r.own_verdict), _lines(best), shown)
+    number = "found" if result.claim == "whole" else "adds"
+    table = result_table(title, ("model", "verdict", "strongest judged attack"), (number,))
+    for row in words.target_rows(result):
+        verdict = _badge(row.judgement.own_verdict)
+        table.add_row(f"{row.judgement.target}", verdict, _attack(row.best), _lines(row.figure))
     return table
 
 
 def attack_table(result: AuditResult) -> Table:
     """A line for each attack, by number of queries; dim where the verdict does not rest on it."""
-    policy, anyway = result.policy, result.anyway
     compares = any(a.pair is not None for a in result.attacks)
-    numbers = ("AUC", f"TPR at\n{_percent(policy.fpr)}", "bounds", *((f"more than\n{anyway}",) if compares else ()))
+    more = (f"more than\n{result.anyway}",) if compares else ()
+    numbers = ("AUC", f"TPR at\n{percent(result.policy.fpr, 3)}", "bounds", *more)
     table = result_table("What each attack finds", ("attack", "reads"), numbers)
-    beyond = {code(e) for e in result.beyond}
     for level in sorted({a.level for a in result.attacks}):
         table.add_section()
-        table.add_row(f"[bold]asked {asks(level)}[/]")
-        rows = [a for a in result.attacks if a.level == level]
-        for a in sorted(rows, key=lambda a: not result.is_judged(a)):
-            low, high = result.bounds(a)
-            mark = " [yellow]!![/]" if a.code in beyond else ""
-            cells = [f"{a.auc:.3f}", f"{a.found / result.members:.1%}", f"{low:.1%}-{high:.1%}"]
-            if compares:
-                added = result.added(a)
-                cells.append("" if added is None else f"{_points(added[0])} to {_points(added[1])}")
-            reads = re.sub(rf"@{level}(?!\d)", "", a.signal)
-            table.add_row(
-                ATTACK_NAMES.get(a.attack, a.attack) + mark,
-                signal_name(reads),
-                *cells,
-                style=None if result.is_judged(a) else "dim",
-            )
-    table.caption, table.caption_justify = (
-        "Dim: shown but not judged." + (" !!: not judged, but above the limit." if beyond else ""),
-        "left",
-    )
+        table.add_row(f"[bold]asked {words.asks(level)}[/]")
+        for a in words.in_order(result, [a for a in result.attacks if a.level == level]):
+            found, added = words.rate(result, a), words.adds(result, a)
+            name, reads = words.attack_name(a.attack, a.signal, level).split(" · ")
+            mark = " [yellow]!![/]" if words.standing(result, a) == "beyond" else ""
+            cells = [f"{a.auc:.3f}", found.text, found.interval]
+            cells += ["" if added is None else added.interval] if compares else []
+            table.add_row(name + mark, reads, *cells, style=None if result.is_judged(a) else "dim")
+    beyond = " !!: not judged, but above the limit." if result.beyond else ""
+    table.caption, table.caption_justify = f"Dim: shown but not judged.{beyond}", "left"
     return table
-
-
-def asks(level: int) -> str:
-    """How often an attacker asks."""
-    return "once" if level == 1 else f"{level:,} times"
 
 
 def controls_line(result: AuditResult) -> str:
@@ -197,25 +168,13 @@ def _badge(verdict: Verdict) -> str:
     return f"[{STYLES[verdict]}]{WORDS[verdict]}[/]"
 
 
-def _added(result: Judgement, e: Evidence) -> str:
-    """How much more than the baseline an attack finds, or how far its AUC is above, and the bounds of that."""
-    if result.claim == "auc":
-        area = result.area(e)
-        return "" if area is None else f"{result.estimate(e):+.3f}\n[dim]{area[0]:+.3f} to {area[1]:+.3f}[/]"
-    bounds = result.added(e)
-    if bounds is None or e.pair is None:
-        return ""
-    estimate = (e.pair.only - e.pair.missed) / result.members
-    return f"{_points(estimate)}\n[dim]{_points(bounds[0])} to {_points(bounds[1])}[/]"
+def _lines(figure: Figure) -> str:
+    return f"{figure.text}\n[dim]{figure.interval}[/]"
 
 
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}"
-
-
-def _lines(attack: Evidence) -> str:
-    name = ATTACK_NAMES.get(attack.attack, attack.attack)
-    return f"{name if name.isupper() else name.lower()}\n[dim]{signal_name(attack.signal)}[/]"
+def _attack(e: Evidence) -> str:
+    name, reads = words.attack_name(e.attack, e.signal).split(" · ")
+    return f"{name if name.isupper() else name.lower()}\n[dim]{reads}[/]"
 
 
 def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
@@ -224,7 +183,3 @@ def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -
     for name in (*texts, *numbers):
         table.add_column(name, justify="left" if name in texts else "right", overflow="fold", no_wrap=name == "verdict")
     return table
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

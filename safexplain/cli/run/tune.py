@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +14,21 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from safexplain.audit import Recipe
+from safexplain.audit import Question, Recipe
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import Interrupted
-from safexplain.cli.options import Question
+from safexplain.cli.options import Question as Options
 from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.question import begun
 from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
 from safexplain.errors import InputError
+from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.load import load_records
-from safexplain.tune import Tuned, tune
+from safexplain.tune import Tuned
 from safexplain.tune.cost import plan_tune
 from safexplain.tune.page import Row, as_python, chosen_words, table_rows
 from safexplain.tune.space import check_space
+from safexplain.tune.study import searched
 from safexplain.verdict.release import in_words
 
 SHOWN = 8
@@ -42,7 +42,7 @@ KEPT = "finished models and trials"
 """What an interruption leaves in the run directory."""
 
 
-def run_tune(question: Question, space: str, trials: int, public: Path | None) -> int:
+def run_tune(question: Options, space: str, trials: int, public: Path | None) -> int:
     """Search, audit the chosen release, print both, and return the exit code.
 
     Raises:
@@ -50,14 +50,13 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
         Interrupted: after what was found is shown.
     """
     check_space(space)
-    with begun(question, KEPT) as run:
+    with begun(question, Hardening.none(), KEPT) as run:
         if question.plan:
-            return show_plan(
-                plan_tune(**run.arguments, space=space, trials=trials), run.folder, question.json_, question.quiet
-            )
-        arguments = run.ready()
-        others = () if public is None else public_models(public, arguments)
-        found = tune(**arguments, space=space, trials=trials, folder=run.folder, public_models=others)
+            plan = plan_tune(run.question, space=space, trials=trials)
+            return show_plan(plan, run.folder, question.json_, question.quiet)
+        asked = run.ready()
+        others = () if public is None else public_models(public, asked)
+        found = searched(asked, space=space, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
@@ -69,7 +68,7 @@ def run_tune(question: Question, space: str, trials: int, public: Path | None) -
     return code
 
 
-def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
+def public_models(path: Path, question: Question) -> list[nn.Module]:
     """Models trained on public examples by the recipe of the search.
 
     Raises:
@@ -77,7 +76,7 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
             trained.
     """
     x, y, _ = load_records(path)
-    population, build, recipe = (arguments[name] for name in ("population", "build", "recipe"))
+    population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
     if build is None:
         raise InputError("--public: an untrained model cannot be made of this file; give a state_dict with --arch")
     if x.shape[1:] != tuple(population.x.shape[1:]):
@@ -89,13 +88,13 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
         )
     trained = []
     for i in range(PUBLIC_MODELS):
-        arguments["progress"]("training public models", i, PUBLIC_MODELS)
-        seed = int(np.random.SeedSequence([arguments["seed"], i]).generate_state(1)[0])
-        fresh = build(seed).to(arguments["device"])
+        progress("training public models", i, PUBLIC_MODELS)
+        seed = int(np.random.SeedSequence([question.seed, i]).generate_state(1)[0])
+        fresh = build(seed).to(question.place)
         generator = torch.Generator().manual_seed(seed)
         data = torch.from_numpy(x), torch.from_numpy(y), generator
         trained.append(recipe.train(fresh, *data) if isinstance(recipe, Recipe) else recipe(*data).eval())
-    arguments["progress"]("training public models", PUBLIC_MODELS, PUBLIC_MODELS)
+    progress("training public models", PUBLIC_MODELS, PUBLIC_MODELS)
     return trained
 
 

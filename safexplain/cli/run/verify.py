@@ -5,7 +5,6 @@ first which.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safexplain._digest import file_sha256
 from safexplain._versions import FORMAT, compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
+from safexplain.verdict import words
 from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
@@ -82,7 +82,7 @@ def _verified(
         names = ("guarantee", "measured", "environment", "notes")
         return _lines_of_guarantee(found), content | {name: found.statement["predicate"][name] for name in names}
     if found.verdict != "certified" and not any_verdict:
-        raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
+        raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {words.sentence(found.judgement)}")
     lines, content = _lines(found), content | _content(found) | {"serves_here": None}
     if found.endpoint is None:
         here = compatibility(found.environment, found.libraries)
@@ -133,10 +133,12 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
 def _content(certificate: Certificate) -> dict[str, Any]:
     """What was certified, for programs."""
     judgement, predicate = certificate.judgement, certificate.statement["predicate"]
-    plain = ("verdict", "sentence", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped")
+    plain = ("verdict", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped", "uses")
+    said = words.written(judgement)
     return {
-        **{name: getattr(judgement, name) for name in (*plain, "uses")},
-        **{name: list(getattr(judgement, name)) for name in ("says", "details", "omitted")},
+        **{name: getattr(judgement, name) for name in plain},
+        **{name: said[name] for name in ("sentence", "says", "details")},
+        "omitted": list(judgement.omitted),
         "policy": judgement.policy.to_dict(),
         "native": certificate.native,
         "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
@@ -167,7 +169,7 @@ def _lines(certificate: Certificate) -> Lines:
         released = "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
     rows: Lines = {
         "kind": BY_AUDIT,
-        "verdict": [judgement.sentence, *judgement.says, *judgement.details],
+        "verdict": [words.sentence(judgement), *words.says(judgement), *words.details(judgement)],
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
@@ -176,7 +178,7 @@ def _lines(certificate: Certificate) -> Lines:
         "utility": utility_in_words(certificate.utility or {}),
         "subject_data": "" if data is None else f"{data}: {SUBJECT_DATA[data]}",
         "policy": policy.reason,
-        "levels": [_level(line, judgement.anyway) for line in judgement.levels],
+        "levels": [_level(row, judgement.anyway) for row in words.level_rows(judgement)],
         "native": certificate.native["sentence"]
         if certificate.native
         else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
@@ -223,22 +225,15 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
     }
 
 
-def _level(line: Mapping[str, Any], anyway: str) -> str:
+def _level(row: words.LevelRow, anyway: str) -> str:
     """What an attacker finds with so many queries an example."""
-    labels, added, whole = line["labels"], line["added"], line["whole"]
-    parts = []
-    if labels is not None:
-        parts.append(f"{anyway} alone {labels['tpr']:.1%}")
-    if added is not None:
-        parts.append(f"explanations add {added['low']:+.1%} to {added['high']:+.1%}")
-    if whole is not None:
-        parts.append(f"{'together' if parts else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}")
-    if (area := line.get("auc")) is not None:
-        parts.append(
-            f"AUC of the {anyway} {area['labels']:.3f}, of all {area['low']:+.3f} to {area['high']:+.3f} above"
-        )
-    often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
-    return f"{often}: {', '.join(parts) or 'nothing was judged'}"
+    labels, added, whole = row.labels, row.added, row.whole
+    parts = [
+        "" if labels is None else f"{anyway} alone {labels.text}",
+        "" if added is None else f"explanations add {added.interval} points",
+        "" if whole is None else f"{'together' if labels or added else 'all that is released'} {whole.interval}",
+    ]
+    return f"asked {words.asks(row.level)}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 
 
 def _printable(text: str) -> str:

@@ -73,10 +73,7 @@ class Claim:
     @cached_property
     def accounted(self) -> Epsilons | None:
         """What the accountant finds for the mechanism, under each adjacency; None where it is not known."""
-        m = self.mechanism
-        if m is None:
-            return None
-        return composed([m], self.delta, group=self.group)
+        return None if self.mechanism is None else composed([self.mechanism], self.delta, group=self.group)
 
     @property
     def add_remove(self) -> float | None:
@@ -125,29 +122,17 @@ class Claim:
 
     def sampled(self) -> dict[str, Any]:
         """The arguments that bounds take of the mechanism, whose noise they put to the test."""
-        m = self.mechanism
-        if m is None:
-            return {}
-        of_steps = m.to_dict()
-        del of_steps["noise_multiplier"]
-        return of_steps | self._grouped()
-
-    def _grouped(self) -> dict[str, Any]:
-        return {} if self.group == 1 else {"group": self.group}
+        of_steps = {} if self.mechanism is None else self.mechanism.to_dict() | {"group": self.group}
+        return {k: v for k, v in of_steps.items() if k != "noise_multiplier" and (k, v) != ("group", 1)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `group` where it is above 1."""
         content = asdict(self) | {"mechanism": None if self.mechanism is None else self.mechanism.to_dict()}
-        del content["group"]
-        return content | self._grouped()
+        return {k: v for k, v in content.items() if (k, v) != ("group", 1)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
-        """Read what `to_dict` gave.
-
-        Raises:
-            InputError: it is not such a claim.
-        """
+        """Read what `to_dict` gave; InputError: it is not such a claim."""
         try:
             mechanism = content["mechanism"]
             return cls(**{**content, "mechanism": None if mechanism is None else Steps(**mechanism)})
@@ -168,27 +153,11 @@ SCENARIOS: dict[ScenarioName, str | None] = {
     "outlier": None,
     "poison": None,
 }
-"""The paper's number of each, with what stands in the record's place; None: not in the paper.
-
-| scenario | in the record's place | what the adversary sees |
-|---|---|---|
-| worst-case | the opposite gradient, where all other records have none | the sum of all noisy gradients |
-| gradient | the opposite gradient along the parameter that moves least | that parameter |
-| layers | the opposite gradient along one parameter of each layer, all beyond the clipping bound | those parameters |
-| crafted | an input whose gradient is made to oppose the record's | the outputs for both |
-| mislabelled | the same input under the label that opposes it most | the outputs for both |
-| natural | another record, whose gradient opposes it most | the outputs for both |
-| outlier | a record far from all others, under another label | the outputs for both, and for ordinary records |
-| poison | the same for several records at once, beside the epsilon of so many | the outputs for both |
-"""
+"""The paper's number of each; None: not in the paper. docs/canaries.md says what stands in the record's place."""
 
 
 def scenario_of(name: str) -> ScenarioName:
-    """A name or the paper's number, as "gradient" or "S2".
-
-    Raises:
-        ConfigurationError: neither.
-    """
+    """A name or the paper's number, as "gradient" or "S2"; ConfigurationError: neither."""
     numbers = {number.lower(): key for key, number in SCENARIOS.items() if number}
     found = numbers.get(name.lower(), name)
     if found not in get_args(ScenarioName):

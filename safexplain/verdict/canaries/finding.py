@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
+from safexplain.verdict.stats.bound_power import Excess, excess_over
 
 __all__ = ["Finding", "Verdict"]
 
@@ -51,17 +54,7 @@ FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
 
 
 class Finding(ABC):
-    """A lower bound on epsilon under substitution, beside what was claimed.
-
-    Attributes:
-        scenario: which canary.
-        claim: what was audited.
-        method: of the bound.
-        confidence: of the bound.
-        runs: that were trained, in all.
-        seconds: that they took.
-        setting: what was trained on what, for readers; plain values by name.
-    """
+    """A lower bound on epsilon under substitution, beside what was claimed: a `CanaryResult` or a `OneRunResult`."""
 
     scenario: ScenarioName
     claim: Claim
@@ -81,15 +74,6 @@ class Finding(ABC):
     def ceiling(self) -> float:
         """The bound if the adversary had made no error: more could not have been shown with these runs."""
 
-    @property
-    @abstractmethod
-    def power(self) -> float:
-        """Probability that such an audit refutes the claim where the training spends twice as much, in [0, 1].
-
-        As many runs, by the same method and threshold rule, with this canary as strong as its errors show it to be in
-        the training at hand (`safexplain.verdict.stats.bound_power`). 0 where the claim promises nothing.
-        """
-
     @abstractmethod
     def _power_of(self, times: float, method: str | None = None) -> float:
         """The power of so many times the runs, errors in the same proportion; or of another method."""
@@ -98,9 +82,22 @@ class Finding(ABC):
     def _advice(self) -> str:
         """How many runs, or what else, would give the power that is missing."""
 
-    @abstractmethod
-    def _counts(self) -> dict[str, Any]:
-        """What the bounds were computed from, plain JSON types."""
+    @cached_property
+    def power(self) -> float:
+        """Probability that such an audit refutes the claim where the training spends twice as much, in [0, 1].
+
+        As many runs, by the same method and threshold rule, with this canary as strong as its errors show it to be in
+        the training at hand (`safexplain.verdict.stats.bound_power`). 0 where the claim promises nothing.
+        """
+        return self._power_of(1.0)
+
+    @property
+    def _excess(self) -> Excess | None:
+        """The training that spends twice the claim, in the adjacency in which it is made; None: nothing is promised."""
+        c = self.claim
+        claimed = c.add_remove if c.adjacency == "add_remove" else c.substitute
+        assert claimed is not None
+        return excess_over(claimed, c.delta, c.mechanism, c.adjacency, c.group)
 
     @property
     def epsilon_add_remove(self) -> float | None:
@@ -116,25 +113,17 @@ class Finding(ABC):
     def verdict(self) -> Verdict:
         """What the released models show.
 
-        - "violates the claim: a bug": more than the epsilon of a substituted record. Of the audits of a correct
-          training, at most 1 - confidence say so.
-        - "violates add/remove as a claim about records or attributes": more than the epsilon of an added or removed
-          record, not refuted for a substituted one. Nothing need be wrong with the training, only with promising the
-          smaller number for what records contain.
-        - "consistent with substitute": neither, and twice the claim would have been found with a power of `POWER`.
-        - "inconclusive: weak canary": neither, but this canary in so many runs would have missed twice the claim.
+        A bug: more than the epsilon of a substituted record, as at most 1 - confidence of the audits of a correct
+        training say. Otherwise, a violation of add/remove: more than the epsilon of an added or removed record;
+        nothing need be wrong with the training, only with promising the smaller number for what records contain.
+        Otherwise consistent if twice the claim would have been found with a power of `POWER`, or inconclusive.
         """
         lower, substitute, add_remove = self.epsilon_lower, self.epsilon_substitute, self.epsilon_add_remove
         if substitute is not None and lower > substitute:
             return "violates the claim: a bug"
         if add_remove is not None and lower > add_remove:
             return "violates add/remove as a claim about records or attributes"
-        return "consistent with substitute" if self.has_power else "inconclusive: weak canary"
-
-    @property
-    def has_power(self) -> bool:
-        """Whether the audit would have found twice the claim with a probability of at least `POWER`."""
-        return self.power >= POWER
+        return "consistent with substitute" if self.power >= POWER else "inconclusive: weak canary"
 
     @property
     def keeps_claim(self) -> bool | None:
@@ -145,7 +134,7 @@ class Finding(ABC):
         """
         if self.verdict == _BUG or (self.verdict == _ADD_REMOVE and self.claim.adjacency == "add_remove"):
             return False
-        return True if self.has_power else None
+        return True if self.power >= POWER else None
 
     @property
     def exit_code(self) -> int:
@@ -160,17 +149,13 @@ class Finding(ABC):
     @property
     def sentence(self) -> str:
         """The verdict with its numbers."""
-        claimed = [
-            f"{value:.2f} for {what}"
-            for what, value in (
-                ("a substituted record", self.epsilon_substitute),
-                ("an added or removed one", self.epsilon_add_remove),
-            )
-            if value is not None
-        ]
+        both = {"a substituted record": self.epsilon_substitute, "an added or removed one": self.epsilon_add_remove}
+        claimed = [f"{value:.2f} for {what}" for what, value in both.items() if value is not None]
         assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
+        group = self.claim.group
+        record = "a substituted record" if group == 1 else f"{group} substituted records"
         return (
-            f"Epsilon for {_records(self.claim.group)} is at least {self.epsilon_lower:.2f}{assumed}"
+            f"Epsilon for {record} is at least {self.epsilon_lower:.2f}{assumed}"
             f" ({self.confidence:.0%} confidence, delta {self.claim.delta:g}; at most {self.ceiling:.2f} could have"
             f" been shown); claimed are {' and '.join(claimed)}. {_MEANING[self.verdict]}{self._about_power()}"
         )
@@ -179,7 +164,7 @@ class Finding(ABC):
         """What the verdict is worth, where it is not a proven violation."""
         if self.keeps_claim is False:
             return ""
-        claimed = max(self._claimed())
+        claimed = max(n for n in (self.epsilon_substitute, self.epsilon_add_remove) if n is not None)
         if claimed == 0:
             return " The claimed epsilon is 0 at this delta: nothing can be found that would be twice as much."
         share = f" This canary showed {self.epsilon_lower / claimed:.0%} of what is claimed;"
@@ -190,30 +175,9 @@ class Finding(ABC):
         missing = f"only {_percent(self.power)}, of {POWER:.0%} that a verdict needs"
         return f"{whether}{share} {found} {missing}. {self._advice()}"
 
-    def _claimed(self) -> list[float]:
-        """Both epsilons, as far as they are known."""
-        return [value for value in (self.epsilon_substitute, self.epsilon_add_remove) if value is not None]
-
-    def rows(self) -> dict[str, str]:
-        """What a reader asks first, by name."""
-        named = {
-            "Claimed epsilon, one record substituted": self.epsilon_substitute,
-            "Claimed epsilon, one record added or removed": self.epsilon_add_remove,
-        }
-        return {
-            "Verdict": self.verdict,
-            "Epsilon, one record substituted, is at least": f"{self.epsilon_lower:.3f}",
-            "Most that could have been shown": f"{self.ceiling:.3f}",
-            **{name: f"{value:.3f}" for name, value in named.items() if value is not None},
-            "Delta": f"{self.claim.delta:g}",
-            "Confidence": f"{self.confidence:.1%}",
-            "Runs": f"{self.runs:,}",
-            "Power to find twice the claim": _percent(self.power),
-        }
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what outside scripts read, then what it was computed from."""
-        return {
+        """Plain JSON types: what outside scripts read, with what it was computed from."""
+        content = {
             "epsilon_lower": self.epsilon_lower,
             "confidence": self.confidence,
             "epsilon_add_remove": _finite(self.epsilon_add_remove),
@@ -229,26 +193,26 @@ class Finding(ABC):
             "scenario": self.scenario,
             "method": self.method,
             "claim": self.claim.to_dict(),
-            **self._counts(),
-            "setting": dict(self.setting),
         }
+        counts = asdict(self)  # type: ignore[call-overload]
+        if "errors" in counts:
+            counts["errors"] = [at | {"threshold": _plain(at["threshold"])} for at in counts["errors"]]
+        return (
+            content
+            | {name: counts[name] for name in counts if name not in {*content, "setting"}}
+            | {"setting": dict(self.setting)}
+        )
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Compare what is stated with what follows from the counts.
-
-        Raises:
-            InputError: they differ. A finding without a power, of an earlier version that called claims consistent
-                without one, is read; its verdict is then the one that follows.
-        """
+        """Raise InputError where what is stated differs from what follows from the counts."""
         again = self.to_dict()
         for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute"):
             stated, follows = content[name], again[name]
             if stated != follows and not math.isclose(stated, follows, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise InputError(f"{name} is stated as {stated}, but {follows} follows from the counts")
-        if "power" in content and not abs(content["power"] - self.power) <= POWER_TOLERANCE:
+        if not abs(content["power"] - self.power) <= POWER_TOLERANCE:
             raise InputError(f"power is stated as {content['power']}, but {self.power} follows from the counts")
-        old = "power" not in content and content["verdict"] in (_CONSISTENT, "inconclusive")
-        if content["verdict"] != self.verdict and not (old and self.verdict in (_CONSISTENT, _INCONCLUSIVE)):
+        if content["verdict"] != self.verdict:
             raise InputError(f'the verdict is stated as "{content["verdict"]}", but "{self.verdict}" follows')
 
     def __str__(self) -> str:
@@ -259,10 +223,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
 def _percent(share: float) -> str:
     """Rounded down, so that what is too little never reads as enough."""
     return f"{math.floor(100 * share + 1e-9)}%"
-
-
-def _records(group: int) -> str:
-    return "a substituted record" if group == 1 else f"{group} substituted records"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -31,28 +31,11 @@ from safexplain.verdict.stats import (
     one_run_lower_bound,
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.bound_power import (
-    MOST_CANARIES,
-    Excess,
-    excess_over,
-    many_runs_power,
-    one_run_power,
-    runs_needed,
-)
+from safexplain.verdict.stats.bound_power import MOST_CANARIES, many_runs_power, one_run_power, runs_needed
 from safexplain.verdict.stats.lower_bounds import choose_score
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = [
-    "CanaryResult",
-    "Errors",
-    "OneRunResult",
-    "Scores",
-    "decisive",
-    "finding_of",
-    "judge",
-    "judge_once",
-    "load_finding",
-]
+__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "judge_once", "load_finding"]
 
 GUESSED = 0.2
 """Share of the coins of one run that are guessed: 10 to 25 % are best where epsilon is 10."""
@@ -108,25 +91,20 @@ class Scores:
 
     @classmethod
     def load(cls, path: str | Path) -> Scores:
-        """Read what `save`, or anyone, wrote: arrays `steps`, `d` and `d_prime` (`a` and `b` in version 0.1).
+        """Read what `save`, or anyone, wrote: arrays `steps`, `d` and `d_prime`.
 
         Raises:
             InputError: not such a file.
         """
         with ArrayFile(path) as file:
-            names = ("steps", "a", "b") if "a" in file.names else ("steps", "d", "d_prime")
-            if missing := set(names) - {*file.names}:
+            if missing := {"steps", "d", "d_prime"} - {*file.names}:
                 raise InputError(f"{path}: expected arrays steps, d and d_prime; {', '.join(sorted(missing))} missing")
-            for name in names:
+            for name, kinds, expected in (("steps", "iu", "k"), ("d", "fiu", "k runs"), ("d_prime", "fiu", "k runs")):
                 dtype, shape = file.header(name)
-                k = file.header("steps").shape
-                expected = len(shape) == 1 if name == "steps" else (len(shape) == 2 and shape[:1] == k)
-                if dtype.kind not in ("iu" if name == "steps" else "fiu") or not expected:
-                    sizes = "(steps,)" if name == "steps" else f"({', '.join(map(str, k))}, runs)"
-                    raise InputError(f"{path}: expected {name} to be numbers of shape {sizes}, got {dtype} {shape}")
-            found = file.read(*names)
-        steps, d, d_prime = (found[name] for name in names)
-        return cls(tuple(steps.tolist()), d, d_prime)
+                if dtype.kind not in kinds or len(shape) != len(expected.split()):
+                    raise InputError(f"{path}: expected {name} of shape ({expected}), got {dtype} {shape}")
+            found = file.read("steps", "d", "d_prime")
+        return cls(tuple(found["steps"].tolist()), found["d"], found["d_prime"])
 
 
 @dataclass(frozen=True)
@@ -203,13 +181,8 @@ class CanaryResult(Finding):
         counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **self._family(at.step)), VACUOUS)
 
-    @cached_property
-    def power(self) -> float:
-        """Of the released model's errors."""
-        return self._power_of(1.0)
-
     def _power_of(self, times: float, method: str | None = None) -> float:
-        at, excess = self.errors[-1], excess_of(self.claim)
+        at, excess = self.errors[-1], self._excess
         if excess is None:
             return 0.0
         counts = [round(times * n) for n in (at.false_positives, at.negatives, at.false_negatives, at.positives)]
@@ -232,21 +205,6 @@ class CanaryResult(Finding):
 
     def _family(self, step: int) -> dict[str, Any]:
         return {"confidence": self.confidence, **self.claim.after(step).sampled()}
-
-    def _counts(self) -> dict[str, Any]:
-        return {"errors": [{**asdict(at), "threshold": _number(at.threshold)} for at in self.errors]}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> CanaryResult:
-        """Read what `to_dict` gave; what it states is not compared, see `finding_of`."""
-        rows = [{**row, "threshold": float(row["threshold"])} for row in content["errors"]]
-        names = ("method", "confidence", "runs", "seconds", "setting")
-        return cls(
-            scenario=scenario_of(content["scenario"]),
-            claim=Claim.from_dict(content["claim"]),
-            errors=tuple(Errors(**row) for row in rows),
-            **{name: content[name] for name in names},
-        )
 
 
 @dataclass(frozen=True)
@@ -296,22 +254,15 @@ class OneRunResult(Finding):
     @cached_property
     def ceiling(self) -> float:
         """The bound if all guesses had been right."""
-        return min(
-            one_run_ceiling(self.guesses, self.canaries, self.claim.delta, self.method, **self._family()), VACUOUS
-        )
-
-    @cached_property
-    def power(self) -> float:
-        """Of one run with as many canaries."""
-        return self._power_of(1.0)
+        counts = (self.guesses, self.canaries)
+        return min(one_run_ceiling(*counts, self.claim.delta, self.method, **self._family()), VACUOUS)
 
     def _power_of(self, times: float, method: str | None = None) -> float:
-        excess = excess_of(self.claim)
-        if excess is None:
+        if self._excess is None:
             return 0.0
         correct, guesses, canaries = (round(times * n) for n in (self.correct, self.guesses, self.canaries))
         used = cast(OneRunMethod, method or self.method)
-        return one_run_power(correct, guesses, canaries, used, excess, self.confidence)
+        return one_run_power(correct, guesses, canaries, used, self._excess, self.confidence)
 
     def _advice(self) -> str:
         needed = runs_needed(self.canaries, self._power_of, POWER, MOST_CANARIES)
@@ -321,18 +272,6 @@ class OneRunResult(Finding):
 
     def _family(self) -> dict[str, Any]:
         return {"confidence": self.confidence, **self.claim.sampled()}
-
-    def _counts(self) -> dict[str, Any]:
-        return {"canaries": self.canaries, "guesses": self.guesses, "correct": self.correct}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> OneRunResult:
-        """Read what `to_dict` gave; what it states is not compared, see `finding_of`."""
-        names = ("method", "confidence", "canaries", "guesses", "correct", "seconds", "setting", "runs")
-        scenario = scenario_of(content["scenario"])
-        return cls(
-            claim=Claim.from_dict(content["claim"]), scenario=scenario, **{name: content[name] for name in names}
-        )
 
 
 def judge_once(
@@ -396,16 +335,9 @@ def judge_once(
         surest = np.abs(from_centre).argsort(kind="stable")[len(values) - count :]
         correct = int(((from_centre > 0) == truth)[surest].sum())
     return OneRunResult(
-        claim=claim,
-        method=method,
-        confidence=confidence,
-        canaries=values.size,
-        guesses=count,
-        correct=correct,
-        seconds=seconds,
-        setting=dict(setting or {}),
+        claim, method, confidence, values.size, count, correct, seconds, dict(setting or {}),
         scenario=scenario_of(scenario),
-    )
+    )  # fmt: skip
 
 
 def judge(
@@ -461,9 +393,6 @@ def decisive(findings: Sequence[Found]) -> Found:
     One that refutes the claim; otherwise, of those with enough power, one that shows more than add/remove promises;
     otherwise the one with most power, and of equal ones the one with the highest bound. Each bound must hold at a
     confidence that allows for their number.
-
-    Raises:
-        InputError: there are none.
     """
     if not findings:
         raise InputError("expected one finding or more, got none")
@@ -491,7 +420,7 @@ def finding_of(content: Any) -> Finding:
     if not isinstance(content, Mapping):
         raise InputError(f"canaries: expected an object as `safexplain canaries --json` prints, got {content!r:.60}")
     try:
-        found = (OneRunResult if "guesses" in content else CanaryResult).from_dict(content)
+        found = counted(content)
         found.check(content)
     except InputError as error:
         raise InputError(f"canary result: {error}") from None
@@ -500,24 +429,24 @@ def finding_of(content: Any) -> Finding:
     return found
 
 
-def load_finding(path: str | Path) -> Finding:
-    """Read canaries.json.
+def counted(content: Mapping[str, Any]) -> Finding:
+    """What follows from the counts that `to_dict` gave; nothing is compared with what is stated beside them."""
+    kind = OneRunResult if "guesses" in content else CanaryResult
+    values = {f.name: content[f.name] for f in fields(kind)}
+    values |= {"scenario": scenario_of(content["scenario"]), "claim": Claim.from_dict(content["claim"])}
+    if "errors" in values:
+        rows = [{**row, "threshold": float(row["threshold"])} for row in values["errors"]]
+        values["errors"] = tuple(Errors(**row) for row in rows)
+    return kind(**values)
 
-    Raises:
-        InputError: it cannot be read, or as `finding_of`.
-    """
+
+def load_finding(path: str | Path) -> Finding:
+    """Read canaries.json; InputError: it cannot be read, or as `finding_of`."""
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the canaries {path}: {getattr(error, 'strerror', None) or error}") from None
     return finding_of(content)
-
-
-def excess_of(claim: Claim) -> Excess | None:
-    """The training that spends twice the claim, in the adjacency in which it is made; None: nothing is promised."""
-    claimed = claim.add_remove if claim.adjacency == "add_remove" else claim.substitute
-    assert claimed is not None
-    return excess_over(claimed, claim.delta, claim.mechanism, claim.adjacency, claim.group)
 
 
 def check_guesses(guesses: int, confidence: float) -> None:
@@ -543,7 +472,3 @@ def check_mechanism(curved: str, method: str, claim: Claim, *, instead: str) -> 
         raise ConfigurationError(
             f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{instead}"'
         )
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from safexplain._validate import check_follows, from_table
 from safexplain.errors import CertificateError, InputError, SafexplainError
+from safexplain.verdict import words
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import check_certifiable, finding_of
 from safexplain.verdict.certificate import strict_json
@@ -113,6 +114,11 @@ class Certificate:
     def verdict(self) -> Verdict:
         """Certified, leak or inconclusive; computed from the counts."""
         return self.judgement.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence; computed likewise."""
+        return words.sentence(self.judgement)
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -432,12 +438,9 @@ def recount(audit: Mapping[str, Any]) -> Judgement:
     try:
         judgement = Judgement.from_dict(audit)
         _check(judgement)
-        computed = judgement.to_dict()
+        computed = {**judgement.to_dict(), **words.written(judgement)}
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
-    says = audit.get("says")
-    if judgement.verdict == "inconclusive" and isinstance(says, list) and says[:-1] == computed["says"]:
-        computed["says"] = [*computed["says"], str(says[-1])]  # what would decide, as `AuditResult.says` has it
     own = {name: value for name, value in computed.items() if name != "others"}
     try:
         check_follows({name: audit[name] for name in own.keys() & audit.keys()}, own, "audit", "the counts")

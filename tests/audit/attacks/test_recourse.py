@@ -14,7 +14,7 @@ from torch import nn
 
 from safexplain.audit import Policy, Recipe, certify
 from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.recourse import (
     CounterfactualDistance,
     CounterfactualLRT,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
+from safexplain.audit.attacks.likelihood import OwnLabelRatio
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, values_of
+from safexplain.audit.attacks.suite import Signal, SuiteRow, families_allowed, fitting, log_odds, values_of
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
@@ -89,7 +89,7 @@ def test_rows_without_stacks_score_as_their_attacks_do_also_for_the_null_model(e
         for row, scores in zip(rows, found.scores(read), strict=True):
             if row.columns or row.learns:
                 continue
-            values = values_of(signals, row.signal)
+            values = values_of(signals, row.reads)
             if isinstance(row.attack, Threshold):
                 want = row.attack(values[read])
             else:
@@ -110,7 +110,7 @@ def test_every_level_has_one_baseline_and_one_stack_of_all_attacks_with_it():
         assert alone < set(stack.columns)
         assert "Boosted" in {c.name for c in stack.columns}
         assert {r for r in rows if r.role == "explanation" and r.level == 1} < set(stack.columns)  # was asked once too
-    codes = [(r.name, r.title_signal) for r in rows]
+    codes = [(r.name, r.signal) for r in rows]
     assert len(codes) == len(set(codes))
 
 
@@ -128,9 +128,9 @@ def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queri
         (baseline,) = (r for r in rows if r.level == level and r.baseline)
         loss = "loss" if level == 1 else f"loss@{level}"
         assert (baseline.name, baseline.role) == ("PredictionPatience", "loss")
-        assert {loss, "label"} <= set(baseline.parts)
+        assert {loss, "label"} <= {s.stored for s in baseline.reads}
         assert any(r.role == "explanation+loss" and r.name == "Stacked" for r in rows if r.level == level)
-    codes = [(r.name, r.title_signal) for r in rows]
+    codes = [(r.name, r.signal) for r in rows]
     assert len(codes) == len(set(codes))
 
 
@@ -212,7 +212,7 @@ def test_beside_an_explanation_whole_predictions_are_the_baseline_where_they_are
     plain = fitting(signals, Policy(patience=(1, 4)))
     assert {r.name for r in plain if r.baseline} == {"LabelPatience"}
     assert {r.role for r in plain if r.signal.startswith("prediction")} == {"loss"}
-    assert not [r for r in plain if r.role.startswith("explanation") and "prediction" in str(r.parts)]
+    assert not [r for r in plain if r.role.startswith("explanation") and "prediction" in str(r.reads)]
 
 
 def test_the_norms_of_several_classes_are_read_jointly_at_every_level():
@@ -229,12 +229,12 @@ def test_probabilities_are_read_as_their_log_odds():
     member = np.random.default_rng(1).random((3, 50)) < 0.5
     values = {"prediction": p[:, :, 0], "predictions@2": p.reshape(3, 50, 8), "prediction@2": odds[:, :, 0]}
     found = Signals(member, values)
-    assert np.allclose(values_of(found, "prediction"), odds[:, :, 0], rtol=1e-6)
-    assert np.allclose(values_of(found, "predictions@2"), odds.reshape(3, 50, 8), rtol=1e-6)
-    assert values_of(found, "prediction@2") is found.values["prediction@2"]
+    assert np.allclose(values_of(found, [Signal.parse("prediction")]), odds[:, :, 0], rtol=1e-6)
+    assert np.allclose(values_of(found, [Signal.parse("predictions@2")]), odds.reshape(3, 50, 8), rtol=1e-6)
+    assert values_of(found, [Signal.parse("prediction@2")]) is found.values["prediction@2"]
     sure = Signals(member, {"prediction": np.broadcast_to([1.0, 0.0, 0.0], (3, 50, 3)).astype(np.float32)})
-    assert np.isfinite(values_of(sure, "prediction")).all()
-    assert (values_of(sure, "prediction")[..., 0] > 60).all()
+    assert np.isfinite(values_of(sure, [Signal.parse("prediction")])).all()
+    assert (values_of(sure, [Signal.parse("prediction")])[..., 0] > 60).all()
 
 
 def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_changes_no_score():

@@ -79,9 +79,9 @@ def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
     assert (found.scenario, found.runs) == ("mislabelled", 8)
     assert found.claim.mechanism == tuned.plan.phase()
     assert all(torch.equal(p, before[name]) for name, p in tuned.prepared().named_parameters())
-    stored = sorted(tmp_path.rglob("runs.jsonl"))
+    stored = sorted(tmp_path.rglob("run-0.npz"))
     audit_training(tuner(network(), loss=half), runs=8, cache=tmp_path)
-    assert len(sorted(tmp_path.rglob("runs.jsonl"))) == len(stored) + 1  # another loss is another training
+    assert len(sorted(tmp_path.rglob("run-0.npz"))) == len(stored) + 1  # another loss is another training
     with pytest.raises(InputError, match="every"):
         audit_training(tuned, runs=8, every=5)
 

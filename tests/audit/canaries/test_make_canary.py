@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import craft_input as similarity
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
-from safexplain.audit.canaries.craft_input import Box, Target, loss
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.craft_input import Box, Target, gradients, loss
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
@@ -61,7 +62,7 @@ def slow_cosine(network, theta, z, other) -> float:
 def test_similarity_is_that_of_autograd_gradients(network, monkeypatch):
     x, y, found = trained(network)
     target = Target(network, found.theta, x[3], int(y[3]))
-    monkeypatch.setattr(similarity, "_NUMBERS", 7 * D)  # in pieces
+    monkeypatch.setattr(similarity, "_NUMBERS", 7 * network.parameters)  # in pieces
     fast = target.to_all(x[:20], y[:20])
     gradients = torch.stack([slow_gradient(network, found.theta, x[i], y[i]) for i in range(20)])
     torch.testing.assert_close(fast.norm, gradients.norm(dim=1))
@@ -122,7 +123,7 @@ def as_published(network, theta, z, steps, lr=0.01):
     made, g = torch.zeros_like(z[0]), slow_gradient(network, theta, *z)
     for _ in range(steps):
         leaf = made.clone().requires_grad_()
-        other = network.gradients(theta, leaf[None], z[1][None])[0]
+        other = gradients(network, theta, leaf[None], z[1][None])[0]
         value = nn.functional.cosine_similarity(g, other, 0) + nn.functional.mse_loss(other, g)
         made = made - lr * torch.autograd.grad(value, leaf)[0]
     return made
@@ -172,7 +173,7 @@ def test_a_mislabelled_canary_has_the_label_that_a_loop_finds(network):
 def test_a_natural_canary_is_the_auxiliary_record_that_a_loop_finds(network, monkeypatch):
     x, y, found = trained(network)
     auxiliary = records(network.classes, seed=2, n=50)
-    monkeypatch.setattr(similarity, "_NUMBERS", 9 * D)
+    monkeypatch.setattr(similarity, "_NUMBERS", 9 * network.parameters)
     canary = make_canary("natural", network, x, y, found, auxiliary=auxiliary)
     z = x[found.target], y[found.target]
     cosines = [slow_cosine(network, found.theta, z, other) for other in zip(*auxiliary, strict=True)]

@@ -7,10 +7,6 @@ import torch
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.canary import record_scores
 from safexplain.audit.canaries.outlier import FAR, OUTLIER_SCORES, far_record, outlier_scores, probe_rows
-from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.setting import Setting
-from safexplain.dp.heads.recipe import HeadRecipe
-from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import Scores, judge
@@ -97,24 +93,6 @@ def test_one_logit_says_what_two_say():
     pair, others, labels = torch.randn(3, 2, 1, generator=g), torch.randn(3, 5, 1, generator=g), torch.arange(5) % 2
     two = [torch.cat([torch.zeros_like(logits), logits], -1) for logits in (pair, others)]
     assert torch.equal(outlier_scores(pair, others, 1, 0, labels), outlier_scores(*two, 1, 0, labels))
-
-
-def setting(noise=4.0, steps=20):
-    x, y = records(60, (6,))
-    recipe = HeadRecipe(
-        classes=3, steps=steps, sample_rate=0.5, expected_batch_size=30, clipping=FlatClipping(1.0), lr=0.5
-    )
-    return Setting("made up", x, y, recipe, Claim(Steps(noise, 0.5, steps), 1e-5))
-
-
-def test_a_right_training_keeps_its_claim_beside_an_outlier():
-    found = run_canaries(setting(), "outlier", runs=400, every=5)
-    assert found.epsilon_lower <= found.epsilon_substitute
-    assert len(found.errors) == 4
-    assert found.setting["score"].split(",")[0] in OUTLIER_SCORES
-    fixed = run_canaries(setting(), "outlier", runs=40, threshold=0.0)
-    assert (fixed.errors[0].positives, fixed.errors[0].threshold) == (20, 0.0)
-    assert "score" not in fixed.setting
 
 
 def test_a_score_that_no_run_could_have_chosen_shows_nothing():

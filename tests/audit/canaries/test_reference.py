@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import reference as module
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.craft_input import gradients
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -167,7 +169,7 @@ def test_gradients_of_a_module_are_those_of_one_record_at_a_time(make, shape):
     x, y = torch.randn(5, *shape, dtype=torch.float64), torch.arange(5) % CLASSES
     x.requires_grad_()
     network = ModuleNetwork(model, CLASSES)
-    found = network.gradients(network.theta, x, y)
+    found = gradients(network, network.theta, x, y)
     model.eval()
     for row in range(5):
         loss = nn.functional.cross_entropy(model(x[row : row + 1]), y[row : row + 1])
@@ -184,7 +186,7 @@ def test_a_module_is_left_as_it_was_and_frozen_parameters_are_no_part_of_theta()
     x, y = torch.randn(6, 1, 4, 4, dtype=torch.float64), torch.arange(6) % CLASSES
     network = ModuleNetwork(model, CLASSES)
     assert network.theta.shape == (3 + 3 + 12 * CLASSES + CLASSES,)
-    assert network.gradients(network.theta, x, y).shape == (6, network.parameters)
+    assert gradients(network, network.theta, x, y).shape == (6, network.parameters)
     assert model.training
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
@@ -240,6 +242,6 @@ def test_a_module_of_other_outputs_or_nothing_to_train_is_refused():
     x, y = data()
     network = ModuleNetwork(nn.Linear(D, 2).double(), CLASSES)
     with pytest.raises(InputError, match="expected logits of shape"):
-        network.gradients(network.theta, x, y)
+        gradients(network, network.theta, x, y)
     with pytest.raises(InputError, match="requires_grad"):
         ModuleNetwork(nn.Linear(D, 2).requires_grad_(False), 2)

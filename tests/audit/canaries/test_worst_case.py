@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from safexplain.audit.canaries.run import audited_steps, worst_case_scores
+from safexplain.audit.canaries.run import worst_case_scores
 from safexplain.dp import Steps
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import Claim
@@ -55,9 +55,9 @@ def test_the_bound_is_between_the_two_epsilons_and_below_the_truth():
 
 
 def test_audited_steps_end_with_the_last():
-    assert audited_steps(500, None) == (500,)
-    assert audited_steps(10, 4) == (4, 8, 10)
-    assert audited_steps(8, 4) == (4, 8)
+    for steps, every, audited in ((500, None, (500,)), (10, 4, (4, 8, 10)), (8, 4, (4, 8))):
+        found = worst_case_scores(Steps(1.0, 0.25, steps), 4, every=every, rng=np.random.default_rng(0))
+        assert found.steps == audited
 
 
 @pytest.mark.parametrize(

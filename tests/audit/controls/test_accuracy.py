@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
-from safexplain.audit import AuditOptions, Policy, Population, Recipe, audit
+from safexplain.audit import AuditOptions, Policy, Population, Question, Recipe, audit
 from safexplain.audit.controls.accuracy import (
     META,
     Hits,
@@ -15,11 +15,9 @@ from safexplain.audit.controls.accuracy import (
     accuracy,
     below_references,
     below_stated,
-    measured,
-    together,
 )
 from safexplain.audit.references.training import train_one
-from safexplain.audit.run import prepare
+from safexplain.audit.run import trained
 from safexplain.errors import ConfigurationError, DataWarning
 
 SIMULATIONS = 2000
@@ -113,18 +111,6 @@ def test_untrained_statistics_say_nothing():
     assert Statistics.of(settling.eval(), 255 * normalised[:100]) is None
 
 
-def test_pools_side_by_side_are_counted_together():
-    rng = np.random.default_rng(0)
-    labels, y = rng.integers(0, 3, (4, 60)), rng.integers(0, 3, 60)
-    membership = rng.random((4, 60)) < 0.5
-    whole = measured(labels, y, membership, None, 0.5, Statistics(0.1, 2.0))
-    halves = [
-        measured(labels[:, part], y[part], membership[:, part], None, 0.5, Statistics(0.1, 2.0))
-        for part in (slice(0, 30), slice(30, 60))
-    ]
-    assert together(halves) == whole
-
-
 def test_without_anything_to_compare_with_the_control_is_not_run_and_without_labels_there_is_none():
     hits = [[5, 10, 10], [5, 10, 10]]
     (control,) = accuracy({META: {"hits": hits, "stated": None, "statistics": None}})
@@ -173,8 +159,10 @@ def control(result):
 def test_an_audit_of_data_that_were_prepared_otherwise_warns_before_it_trains_and_certifies_nothing(case):
     net, x, y, member, recipe = case
     wrong = 1 - x  # black on white, where the model was trained on white on black
+    how = {"explainer": HardenedInputXGradient, "hardening": Hardening.none(), "references": 0}
+    options = AuditOptions(accuracy=0.9)
     with pytest.warns(DataWarning, match=r"is stated: the data do not look like what the model was trained on"):
-        prepare(net, Population.of(wrong, y), recipe, member=member, references=0, options=AuditOptions(accuracy=0.9))
+        trained(Question(net, Population.of(wrong, y), recipe, member=member, options=options, **how))
     with pytest.warns(DataWarning, match="is stated"):
         stated = run(case, wrong, accuracy=0.9)
     assert control(stated).failed

@@ -183,9 +183,18 @@ def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_netwo
     assert not near(fast, fine_tune(pretrained, how, seed=1), 1e-2)
 
 
+class WithMembers(FineTune):
+    """Also fine-tuned on the members among the first examples of the pool."""
+
+    def shares(self, seed, number, member):
+        return [*super().shares(seed, number, member), (COMMON, np.flatnonzero(member[: len(COMMON)]))]
+
+
+COMMON = Population(POOL.x[:20], POOL.y[:20] % 3)
+
+
 def test_heads_of_unequal_shares_train_in_groups(pretrained, monkeypatch):
-    overlap = (Population(POOL.x[:20], POOL.y[:20] % 3), np.arange(20))
-    how = FineTune(DOWNSTREAM, Recipe(lr=0.02, epochs=2, batch_size=4), overlap=overlap)
+    how = WithMembers(DOWNSTREAM, Recipe(lr=0.02, epochs=2, batch_size=4))
     fast = fine_tune(pretrained, how)
     monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
     assert near(fast, fine_tune(pretrained, how))
@@ -218,25 +227,6 @@ def test_each_model_draws_its_own_share_without_replacement(pretrained, monkeypa
         sums = [{float(row.sum()) for row in x} for x, _ in seen.values()]
         assert [len(s) for s in sums] == [len(y) for _, y in seen.values()] == [count] * 3
         assert len({frozenset(s) for s in sums}) == (1 if sample == 1 else 3)
-
-
-def test_the_overlap_is_seen_by_its_members_only(pretrained, monkeypatch):
-    rows = np.array([3, 50, 7, 20, 21])
-    x = torch.arange(9.0, 14.0)[:, None, None, None].expand(5, 2, 8, 8)
-    marked = Population(x, torch.tensor([0, 1, 2, 0, 1]))
-    seen = {}
-    original = fine_tuning._Job.data
-
-    def data(self, i):
-        seen[i] = original(self, i)
-        return seen[i]
-
-    monkeypatch.setattr(fine_tuning._Job, "data", data)
-    fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=(marked, rows)))
-    for i, (x, y) in seen.items():
-        found = [(float(a.mean()) - 9, int(b)) for a, b in zip(x, y, strict=True) if a.std() == 0]
-        member = pretrained.membership[i, rows]
-        assert found == [(float(k), int(marked.y[k])) for k in np.flatnonzero(member)]
 
 
 def test_a_seed_makes_the_same_models_and_another_makes_others(pretrained):
@@ -447,13 +437,12 @@ def test_nothing_else_is_reused(pretrained, tmp_path):
     fine_tune(pretrained, how, cache=tmp_path)
     stored = len(list(tmp_path.iterdir()))
     other_labels = Population(DOWNSTREAM.x, DOWNSTREAM.y.flip(0))
-    overlap = (Population(POOL.x[:6], POOL.y[:6] % 3), np.arange(6))
     others = [
         (pretrained, FineTune(other_labels, RECIPE), 0),
         (pretrained, FineTune(DOWNSTREAM, Recipe(lr=0.03, epochs=4, batch_size=16)), 0),
         (pretrained, FineTune(DOWNSTREAM, RECIPE, sample=0.5), 0),
         (pretrained, FineTune(DOWNSTREAM, RECIPE, 1), 0),
-        (pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=overlap), 0),
+        (pretrained, WithMembers(DOWNSTREAM, RECIPE), 0),
         (pretrained, FineTune(DOWNSTREAM, RECIPE, dp=DP), 0),
         (pretrained, how, 1),
         (train_shadows(POOL, RECIPE, build=cnn, models=3, seed=1), how, 0),
@@ -494,28 +483,11 @@ def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
         ({"sample": "half"}, "sample"),
         ({"recipe": None}, "recipe"),
         ({"downstream": (1, 2)}, "downstream"),
-        ({"overlap": POOL}, "overlap"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
         FineTune(**{"downstream": DOWNSTREAM, "recipe": RECIPE, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("overlap", "message"),
-    [
-        ((POOL, np.arange(3)), "60 whole numbers"),
-        ((POOL, np.arange(60.0)), "whole numbers"),
-        ((POOL, np.zeros(60, dtype=int)), "at most once"),
-        ((POOL, np.arange(60)), "labels of the downstream task"),
-        ((Population(torch.zeros(2, 5), torch.arange(2)), np.arange(2)), "shape"),
-        ((Population(POOL.x, POOL.y % 3), np.arange(60) + 1), "beyond the pool"),
-    ],
-)
-def test_overlaps_that_do_not_fit_are_refused(pretrained, overlap, message):
-    with pytest.raises(InputError, match=message):
-        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=overlap))
 
 
 def test_models_that_cannot_be_fine_tuned_are_refused_with_what_to_do(pretrained):

@@ -123,18 +123,11 @@ def test_parts_fill_the_cache_of_the_whole(tmp_path, trained):
     assert trained == []
 
 
-def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, monkeypatch):
-    keys = []
-
-    def seen(models, given, *_, **__):
-        keys.append(given)
-        return models
-
-    monkeypatch.setattr(shadows, "load_or_train", seen)
-    for device in ("cpu", "meta"):
-        train_shadows(POOL, RECIPE, build=normed, models=2, device=device, cache=tmp_path)
-    assert keys[0] == keys[1]
-    assert len(set(keys[0])) == 2
+def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, trained):
+    train_shadows(POOL, RECIPE, build=normed, models=2, cache=tmp_path)
+    trained.clear()
+    train_shadows(POOL, RECIPE, build=normed, models=2, device="meta", cache=tmp_path)
+    assert trained == []
 
 
 @pytest.mark.parametrize(
@@ -202,6 +195,14 @@ def test_progress_ends_at_the_number_of_models():
         train_shadows(POOL, train, build=build, models=3, progress=lambda *call: seen.append(call))  # noqa: B023
         assert seen[-1] == ("training", 3, 3)
         assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
+
+
+def test_progress_names_the_model_and_the_epoch():
+    seen, recipe = [], Recipe(epochs=2, batch_size=40)
+    train_shadows(POOL, recipe, build=normed, models=2, progress=lambda *told: seen.append(told))
+    notes = list(dict.fromkeys(told[3] for told in seen if len(told) == 4 and told[3]))
+    assert notes == [f"model {m} of 2, epoch {e} of 2" for m in (1, 2) for e in (1, 2)]
+    assert seen[-1] == ("training", 2, 2)
 
 
 # ------------------------------------------------------------------------------------------- resuming and reuse

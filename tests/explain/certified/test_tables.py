@@ -18,7 +18,7 @@ from torch import nn
 
 from safexplain import HardenedAnchors, HardenedIG, HardenedProtoDash, Hardening, Probability
 from safexplain.audit import Policy, Population, audit
-from safexplain.audit.run import AuditOptions
+from safexplain.audit.question import AuditOptions
 from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
 from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText

@@ -63,11 +63,9 @@ AUDITS = {
     "groups": lambda: results.audited(0.0, group=3, mixture=2),
     "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "several targets": lambda: results.of_targets(0.0, 4.0),
-    "by area": lambda: results.audited(0.0, replace(results.POLICY, claim="auc")),
     "by guarantee": lambda: replace(
         results.audited(0.0), implied=Implied(0.1, 1e-5, results.POLICY.fpr, 0.12, 0.11, 0.52)
     ),
-    "by area, with advice": lambda: results.audited(0.2, replace(results.POLICY, claim="auc"), examples=600),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from certificates import SCHEMA, made, read_back, sealed
 
-from safexplain.audit.run import SubjectData
+from safexplain.audit.question import SubjectData
 from safexplain.errors import CertificateError
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 

@@ -6,7 +6,7 @@ noise, divides by the expected batch size, and updates (arXiv 2511.21804, Algori
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,11 @@ from torch import Tensor
 
 from safexplain._digest import code_digest, digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.block_store import (
-    Block,
-    BlockStore,
-    Tick,
-    TrainBlock,
-    blocks_of,
-    rows_at_once,
-    train_blocks,
-)
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.blocks import Block, Tick, TrainBlock, blocks_of, rows_at_once, train_blocks
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import START, Inserted, KeyedDraws, stream
 from safexplain.audit.canaries.canary import check_records, check_target
+from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
@@ -40,7 +33,7 @@ Array = NDArray[np.float64]
 
 
 def steps_of(
-    network: Network,
+    network: LinearHead,
     others: Rows,
     inserted: Inserted,
     recipe: HeadRecipe,
@@ -49,35 +42,27 @@ def steps_of(
     draws: KeyedDraws,
     rows_at_once: int,
 ) -> Iterator[int]:
-    """Train, stopping after each step.
+    """Train theta (runs, P) in place, stopping after each step with its number, from 1.
 
-    Args:
-        network: the shape of the models.
-        others: the records that all runs share, the canary's place left out.
-        inserted: what stands there.
-        recipe: of the training.
-        noise_multiplier: standard deviation of the noise on the sum over the clipping bound.
-        theta: (runs, P) where training starts, changed in place.
-        draws: the randomness.
-        rows_at_once: rows of a batch that are computed together, which bounds the memory.
-
-    Yields:
-        The number of the step that `theta` has just taken, from 1.
+    All runs share `others`, records without the canary's place, where `inserted` stands. `rows_at_once` are the rows of
+    a batch that are computed together, which bounds the memory.
     """
     runs, records = len(theta), len(others.x)
-    rows = _with(others, inserted, network.bias)
+    rows = others
+    if len(inserted.x):
+        new = Rows.of(inserted.x, inserted.y, bias=network.bias)
+        pairs = ((others.x, new.x), (others.labels, new.labels), (others.norms, new.norms))
+        rows = Rows(*(torch.cat(pair) for pair in pairs))
     update = recipe.make_update(theta)
     std = noise_multiplier * recipe.clipping.bound if recipe.clipping is not None else 0.0
-    products = network.parameters // rows.x.shape[1]
-    for step, (index, weight) in enumerate(draws.batches(runs, records, products), 1):
+    for step, (index, weight) in enumerate(draws.batches(records), 1):
         coins = draws.coins(runs, inserted.canaries)
         if len(inserted.x):
-            count = records if index is None else index.shape[-1]
+            count = records if index is None else len(index)
             everyone = torch.ones(1, 1, dtype=torch.bool, device=theta.device) if weight is None else weight
             weight = torch.cat([everyone.expand(runs, count), inserted.weights(coins)], 1)
             if index is not None:
-                extra = torch.arange(records, len(rows.x), device=index.device)
-                index = torch.cat([index, extra.expand(*index.shape[:-1], -1)], -1)
+                index = torch.cat([index, torch.arange(records, len(rows.x), device=index.device)])
         total = _clipped_sum(network, theta, rows, index, weight, recipe, rows_at_once)
         inserted.add(total, coins)
         if std:
@@ -87,7 +72,7 @@ def steps_of(
 
 
 def _clipped_sum(
-    network: Network,
+    network: LinearHead,
     theta: Tensor,
     rows: Rows,
     index: Tensor | None,
@@ -96,23 +81,14 @@ def _clipped_sum(
     at_once: int,
 ) -> Tensor:
     """(runs, P) sum over the batch, some rows after the others."""
-    count, total = len(rows.x) if index is None else index.shape[-1], None
+    count, total = len(rows.x) if index is None else len(index), None
     for first in range(0, max(1, count), at_once):
         part = slice(first, first + at_once)
-        some = Rows(rows.x[part], rows.labels[part], rows.norms[part]) if index is None else rows.take(index[..., part])
+        some = Rows(rows.x[part], rows.labels[part], rows.norms[part]) if index is None else rows.take(index[part])
         found = network.clipped_sum(theta, some, None if weight is None else weight[:, part], recipe.clipping)
         total = found if total is None else total.add_(found)
     assert total is not None
     return total
-
-
-def _with(others: Rows, inserted: Inserted, bias: bool) -> Rows:
-    """The inserted records behind the others."""
-    if not len(inserted.x):
-        return others
-    new = Rows.of(inserted.x, inserted.y, bias=bias)
-    pairs = ((others.x, new.x), (others.labels, new.labels), (others.norms, new.norms))
-    return Rows(*(torch.cat(pair) for pair in pairs))
 
 
 TRAINERS = ("safexplain.audit.canaries.batched.train",)
@@ -123,33 +99,20 @@ TRAINERS = ("safexplain.audit.canaries.batched.train",)
 class Job:
     """What all blocks of runs share.
 
-    Args:
-        network: the shape of the models.
-        x: (n, d) features of all records, in whose precision is trained; half precision is raised, and
-        y: (n,) their labels.
-        targets: rows that are left out, the canaries' places.
-        recipe: of the training.
-        noise_multiplier: of the noise.
-        runs: how many.
-        generator: its next number is the seed of all randomness.
-        initial: (P,) or (runs, P), or None.
-        shared_batches: whether all runs meet the same other records at a step.
-
     Raises:
         InputError: something has another shape than said here, or is not finite.
         ConfigurationError: arguments that contradict each other.
     """
 
-    network: Network
-    x: Tensor
-    y: Tensor
-    targets: Sequence[int]
+    network: LinearHead
+    x: Tensor  # (n, d) features of all records, in whose precision is trained; half precision is raised
+    y: Tensor  # (n,)
+    targets: Sequence[int]  # rows that are left out, the canaries' places
     recipe: HeadRecipe
     noise_multiplier: float
     runs: int
-    generator: InitVar[torch.Generator]
-    initial: Tensor | None
-    shared_batches: bool
+    generator: InitVar[torch.Generator]  # its next number is the seed of all randomness
+    initial: Tensor | None  # (P,) or (runs, P)
     seed: int = field(init=False)
 
     def __post_init__(self, generator: torch.Generator) -> None:
@@ -166,7 +129,18 @@ class Job:
             check_target(target, len(self.x))
         if len(set(self.targets)) < len(self.targets):
             raise InputError("targets: expected different rows, got one of them twice")
-        _check_training(self.network, self.recipe, self.noise_multiplier)
+        ours = (self.recipe.classes, self.recipe.bias, self.recipe.one_logit)
+        theirs = (self.network.classes, self.network.bias, self.network.one_logit)
+        if ours != theirs:
+            raise ConfigurationError(
+                f"classes, bias and one_logit: the recipe has {ours} and the network {theirs}; make them agree"
+            )
+        if not 0 <= self.noise_multiplier < float("inf"):
+            raise ConfigurationError(
+                f"noise_multiplier: expected a finite number of at least 0, got {self.noise_multiplier!r}"
+            )
+        if self.recipe.clipping is None and self.noise_multiplier:
+            raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
         if self.initial is not None:
             parameters = self.network.parameters
             if self.initial.shape not in ((1, parameters), (self.runs, parameters)):
@@ -195,11 +169,8 @@ class Job:
         kept[list(self.targets)] = False
         others = (t[kept.to(t.device)].to(theta.device) for t in (self.x, self.y))
         rows = Rows.of(next(others), next(others).long(), bias=self.network.bias)
-        gathered = 0 if self.shared_batches else self.x.shape[1] + 1
-        at_once = rows_at_once(len(block), self.network.numbers_per_row + gathered, theta.device)
-        draws = KeyedDraws(
-            self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, self.shared_batches, theta.device
-        )
+        at_once = rows_at_once(len(block), self.network.numbers_per_row, theta.device)
+        draws = KeyedDraws(self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, theta.device)
         every = max(1, self.recipe.steps // 100)
         training = steps_of(self.network, rows, inserted, self.recipe, self.noise_multiplier, theta, draws, at_once)
         for step in training:
@@ -212,45 +183,21 @@ class Job:
     def blocks(
         self,
         train: TrainBlock,
-        shape: Callable[[Block], tuple[int, ...]],
         depends_on: Any,
         *,
-        devices: Sequence[torch.device | str] | None,
+        devices: Sequence[torch.device | str] | None = None,
         cache: str | Path | None,
         progress: Progress | None,
     ) -> list[Array]:
-        """The numbers of each block of runs.
-
-        Args:
-            train: trains one.
-            shape: of a block's numbers.
-            depends_on: what decides the numbers beside this job.
-            devices: where to train; None: where the data are.
-            cache: a folder, or None.
-            progress: told in runs.
-        """
+        """What `train` gives for each block of runs, which is a function of this job and of `depends_on`."""
         places = [torch.device(d) for d in devices or [self.x.device]]
         kinds = {place.type for place in places}
         if len(kinds) > 1:
             raise ConfigurationError(f"devices: expected one kind, whose random numbers agree, got {sorted(kinds)}")
-        blocks = blocks_of(self.runs, self.network.parameters, places[0])
-        store = BlockStore(None, "")
+        key = ""
         if cache is not None:
             everything = {**vars(self), "network": [type(self.network).__name__, vars(self.network)]}
             arithmetic = (kinds, torch.get_float32_matmul_precision())
-            store = BlockStore(Path(cache), digest(everything, depends_on, arithmetic, code_digest(*TRAINERS)))
-        return train_blocks(blocks, shape, train, places, store, progress or silent)
-
-
-def _check_training(network: Network, recipe: HeadRecipe, noise_multiplier: float) -> None:
-    """Raise ConfigurationError unless these make a training."""
-    ours = (recipe.classes, recipe.bias, recipe.one_logit)
-    theirs = (network.classes, network.bias, network.one_logit)
-    if ours != theirs:
-        raise ConfigurationError(
-            f"classes, bias and one_logit: the recipe has {ours} and the network {theirs}; make them agree"
-        )
-    if not 0 <= noise_multiplier < float("inf"):
-        raise ConfigurationError(f"noise_multiplier: expected a finite number of at least 0, got {noise_multiplier!r}")
-    if recipe.clipping is None and noise_multiplier:
-        raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
+            key = digest(everything, depends_on, arithmetic, code_digest(*TRAINERS))
+        blocks = blocks_of(self.runs, self.network.parameters, places[0])
+        return train_blocks(blocks, train, places, FinishedRuns(cache, key), progress or silent)

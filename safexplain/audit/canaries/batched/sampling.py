@@ -19,54 +19,24 @@ from safexplain.errors import ConfigurationError
 
 __all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]
 
-_GATHER_COST = 45
-"""Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
-
 _BATCHES, _COINS, _NOISE, START = range(4)
 
 
 class KeyedDraws:
-    """Poisson sampling and Gaussian noise that are functions of a seed and the block of runs.
+    """Poisson sampling and Gaussian noise, functions of a seed and, but for the batches, of the block of runs."""
 
-    Args:
-        seed: of the whole audit.
-        block: which runs these are.
-        sample_rate: q, of each record and each canary.
-        steps: how many.
-        shared_batches: whether all runs, in all blocks, meet one sequence of batches of the other records.
-        device: where to draw.
-    """
-
-    def __init__(
-        self, seed: int, block: int, sample_rate: float, steps: int, shared_batches: bool, device: torch.device
-    ) -> None:
-        self.sample_rate, self.steps, self.shared_batches = sample_rate, steps, shared_batches
-        self._batches = stream(device, seed, _BATCHES, 0 if shared_batches else 1 + block)
+    def __init__(self, seed: int, block: int, sample_rate: float, steps: int, device: torch.device) -> None:
+        self.sample_rate, self.steps = sample_rate, steps
+        self._batches = stream(device, seed, _BATCHES, 0)
         self._coins = stream(device, seed, _COINS, block)
         self._noise = stream(device, seed, _NOISE, block)
 
-    def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
-        """The other records' part of each step's batch, for all runs or for each its own, as `own_batches` gives it.
-
-        Args:
-            runs: how many.
-            records: the others.
-            products: that a step computes for each run and each number of a row.
-
-        Yields:
-            (index, weight), see `safexplain.dp.heads.recipe.Batch`.
-        """
-        q, generator = self.sample_rate, self._batches
+    def batches(self, records: int) -> Iterator[Batch]:
+        """The other records' part of each step's batch, the same for all runs, as `own_batches` gives it for one."""
         if not records:
-            yield from ((None, None) for _ in range(self.steps))
-            return
-        members = torch.ones(1 if self.shared_batches else runs, records, dtype=torch.bool, device=generator.device)
-        if self.shared_batches or q == 1 or products * (1 - q) > _GATHER_COST * q:
-            yield from own_batches(q, members, self.steps, generator)
-            return
-        for _ in range(self.steps):
-            shape, device = members.shape, generator.device
-            yield None, torch.rand(shape, generator=generator, device=device, dtype=torch.float64) < q
+            return ((None, None) for _ in range(self.steps))
+        members = torch.ones(1, records, dtype=torch.bool, device=self._batches.device)
+        return own_batches(self.sample_rate, members, self.steps, self._batches)
 
     def coins(self, runs: int, canaries: int) -> Tensor:
         """(runs, canaries) bool, each True with probability q."""
@@ -87,17 +57,11 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Substitutes:
-    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy.
+    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy."""
 
-    Args:
-        x: (2 k, d): z k times, then z' k times.
-        y: (2 k,) their labels.
-        on_d: (runs,) bool.
-    """
-
-    x: Tensor
-    y: Tensor
-    on_d: Tensor
+    x: Tensor  # (2 k, d): z k times, then z' k times
+    y: Tensor  # (2 k,)
+    on_d: Tensor  # (runs,) bool
 
     @property
     def canaries(self) -> int:
@@ -114,29 +78,18 @@ class Substitutes:
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Gradients along single parameters, one coin a run for each.
+    """Gradients along single parameters, one coin a run for each."""
 
-    Args:
-        x: (0, d).
-        y: (0,).
-        coordinates: (m,) flat coordinates.
-        gradients: (runs, m): C or -C.
-    """
-
-    x: Tensor
-    y: Tensor
-    coordinates: Tensor
-    gradients: Tensor
+    x: Tensor  # (0, d)
+    y: Tensor  # (0,)
+    coordinates: Tensor  # (m,) flat coordinates
+    gradients: Tensor  # (runs, m): C or -C
 
     @classmethod
     def of(
         cls, coordinates: Tensor, signs: Tensor, clipping: Clipping | None, features: int, like: Tensor
     ) -> Directions:
-        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`.
-
-        Raises:
-            ConfigurationError: there is no clipping.
-        """
+        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`."""
         if clipping is None:
             raise ConfigurationError("a gradient canary is as long as the clipping bound: give the recipe a clipping")
         x, y = like.new_zeros(0, features), torch.zeros(0, dtype=torch.long, device=like.device)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._progress import Progress
-from safexplain.audit.canaries.batched.block_store import Block, Tick
+from safexplain.audit.canaries.batched.blocks import Block, Tick
 from safexplain.audit.canaries.batched.job import Job
-from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.canary import (
-    LAYERS,
+    FOR_FUNCTIONS,
     Canary,
     GradientCanary,
     LayersCanary,
@@ -28,7 +28,6 @@ from safexplain.audit.canaries.canary import (
     check_records,
     record_scores,
 )
-from safexplain.audit.canaries.outlier import OUTLIER_SCORES, outlier_scores, probe_rows
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Scores
@@ -38,11 +37,11 @@ __all__ = ["train_one_run", "train_runs"]
 Array = NDArray[np.float64]
 
 Score = Callable[[Tensor, int], Tensor]
-"""(runs, P) parameters after a step, and its number -> (runs,), or (runs, s) for several scores."""
+"""(runs, P) parameters after a step, and its number -> (runs,)."""
 
 
 def train_runs(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     canary: Canary,
@@ -53,7 +52,6 @@ def train_runs(
     every: int,
     generator: torch.Generator,
     initial: Tensor | None = None,
-    shared_batches: bool = True,
     cache: str | Path | None = None,
     devices: Sequence[torch.device | str] | None = None,
     progress: Progress | None = None,
@@ -61,32 +59,11 @@ def train_runs(
     """Train runs on D, with record z = row `canary.target`, and on D', with z' in its place, and score them.
 
     The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
-    differ in coins, in noise, and in where they start unless `initial` says it. With `shared_batches` all runs meet one
-    Poisson sample of the other records at a step: the guarantee that is put to the test, and its dominating pair, hold
-    given that sample, and given it runs are independent. The scores are a function of the arguments, of the generator's
-    next number and of the kind of device, not of how many there are.
-
-    Args:
-        network: the shape of the models.
-        x: (n, d) features of D, in whose precision is trained: float32 or float64; half precision is raised.
-        y: (n,) class indices.
-        canary: the row that is the target, and what stands there in D'; a gradient canary replaces the record in both.
-            Copies of a poison join batches each by its own coin.
-        recipe: of the training; its `classes`, `bias` and `one_logit` are those of the network.
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound.
-        runs: on D and D' together; D has half of them, rounded up.
-        every: scores are taken after every such step, and after the last.
-        generator: its next number is the seed.
-        initial: (P,) where all runs start, or (runs, P), of which the even rows are trained on D; None: as the network
-            says, for each run anew.
-        shared_batches: False: each run has a sample of the other records of its own.
-        cache: a folder for finished blocks of runs, from which an interrupted training goes on.
-        devices: where to train, of one kind, each in a thread of its own; one may be named several times. None: where
-            `x` is.
-        progress: told in runs.
-
-    Returns:
-        Scores, higher on D; for an outlier several of each run, see `outlier_scores`.
+    differ in coins, in noise, and in where they start unless `initial` (P,) or (runs, P) says it. All meet one Poisson
+    sample of the other records at a step: the guarantee that is put to the test, and its dominating pair, hold given
+    that sample, and given it runs are independent. The scores are a function of the arguments, of the generator's next
+    number and of the kind of device, not of how many there are: each of `devices`, None for that of x, has a thread of
+    its own. Finished blocks of runs are kept in the folder `cache`. Even runs are on D.
 
     Raises:
         InputError: data or a canary that cannot be used, or weights that diverged.
@@ -97,11 +74,10 @@ def train_runs(
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    if isinstance(canary, LayersCanary):
-        raise ConfigurationError(LAYERS)
+    if isinstance(canary, LayersCanary) or (isinstance(canary, RecordCanary) and canary.scenario == "outlier"):
+        raise ConfigurationError(FOR_FUNCTIONS)
     rows = canary.rows if isinstance(canary, RecordCanary) else (canary.target,)
-    names = OUTLIER_SCORES if isinstance(canary, RecordCanary) and canary.scenario == "outlier" else ()
-    job = Job(network, x, y, rows, recipe, noise_multiplier, runs, generator, initial, shared_batches)
+    job = Job(network, x, y, rows, recipe, noise_multiplier, runs, generator, initial)
     watch = _gradients(canary, job) if isinstance(canary, GradientCanary) else _records(canary, job)
     steps = [*range(every, recipe.steps, every), recipe.steps]
 
@@ -114,16 +90,13 @@ def train_runs(
                 found.append(score(theta, step))
         return np.asarray(torch.stack(found).double().cpu())
 
-    values = job.blocks(
-        train, lambda block: (len(steps), len(block), *((len(names),) if names else ())), [canary, steps],
-        devices=devices, cache=cache, progress=progress,
-    )  # fmt: skip
+    values = job.blocks(train, [canary, steps], devices=devices, cache=cache, progress=progress)
     together = np.concatenate(values, axis=1)
-    return Scores(tuple(steps), together[:, ::2], together[:, 1::2], names)
+    return Scores(tuple(steps), together[:, ::2], together[:, 1::2])
 
 
 def train_one_run(
-    network: Network,
+    network: LinearHead,
     x: Tensor,
     y: Tensor,
     coordinates: Tensor,
@@ -137,32 +110,12 @@ def train_one_run(
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Array:
-    """Train with many gradient canaries at once, each in place of a record, with a sign and coins of its own.
+    """(runs, m): how far each coordinate went down from its start, higher where its sign is 1.
 
-    Where a canary is in the batch, by its own coin with probability `recipe.sample_rate`, its sign times the clipping
-    bound is added to one coordinate of the sum of clipped gradients: the gradients of different canaries are
-    orthogonal. The other arguments are those of `train_runs`.
-
-    Args:
-        network: the shape of the models.
-        x: (n, d) features.
-        y: (n,) class indices.
-        coordinates: (m,) different flat coordinates.
-        signs: (m,), or (runs, m) for each run its own, of 1 and -1.
-        recipe: of the training.
-        noise_multiplier: of the noise.
-        targets: m rows whose records the canaries replace.
-        generator: its next number is the seed.
-        initial: (P,) or (runs, P).
-        cache: a folder.
-        progress: told in runs.
-
-    Returns:
-        (runs, m): how far each coordinate went down from its start; higher where the sign is 1.
-
-    Raises:
-        InputError: data, coordinates or signs that cannot be used, or weights that diverged.
-        ConfigurationError: as in `train_runs`.
+    Many gradient canaries stand in the place of the m `targets`. Where one is in the batch, by its own coin with
+    probability `recipe.sample_rate`, its sign, (m,) or (runs, m) of 1 and -1, times the clipping bound is added to its
+    coordinate (m,) of the sum of clipped gradients: the gradients of different canaries are orthogonal. The rest is as
+    in `train_runs`.
     """
     signs = signs[None] if signs.dim() == 1 else signs
     m = len(coordinates)
@@ -172,7 +125,7 @@ def train_one_run(
         raise InputError(f"coordinates: expected 0 to {network.parameters - 1}, got others")
     if signs.shape[1:] != (m,) or not bool((signs.abs() == 1).all()):
         raise InputError(f"signs: expected 1 and -1 of shape ({m},) or (runs, {m}), got {tuple(signs.shape)}")
-    job = Job(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial, shared_batches=True)
+    job = Job(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial)
 
     def train(block: Block, device: torch.device, tick: Tick) -> Array:
         theta = job.start(block, device)
@@ -183,11 +136,7 @@ def train_one_run(
             pass
         return np.asarray((before - theta[:, inserted.coordinates]).double().cpu())
 
-    values = job.blocks(
-        train, lambda block: (len(block), m), [coordinates, signs],
-        devices=None, cache=cache, progress=progress,
-    )  # fmt: skip
-    return np.concatenate(values)
+    return np.concatenate(job.blocks(train, [coordinates, signs], cache=cache, progress=progress))
 
 
 def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
@@ -221,15 +170,12 @@ def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[
     check_records("canary", job.network, canary.x[None], torch.tensor([canary.y]))
     pair, copies = torch.stack([z, canary.x.to(z)]), len(canary.rows)
     labels = torch.tensor([label, canary.y]).repeat_interleave(copies)
-    probes = probe_rows(len(job.x), canary.rows) if canary.scenario == "outlier" else []
 
     def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
-        both, others, theirs = pair.to(theta), job.x[probes].to(theta), job.y[probes]
+        both = pair.to(theta)
 
         def score(now: Tensor, step: int) -> Tensor:
             logits = job.network.logits(now, both)
-            if canary.scenario == "outlier":
-                return outlier_scores(logits, job.network.logits(now, others), label, canary.y, theirs)
             return record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
 
         inserted = both.repeat_interleave(copies, 0), labels.to(theta.device)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
+from torch.utils.data import TensorDataset
 
 from safexplain._files import whole_file
 from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, LayersCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary, poisoned
 from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
-from safexplain.audit.canaries.trainer.data import Pair, stacked
+from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
@@ -76,7 +77,7 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
 def make_outlier(data: Any, target: int) -> RecordCanary:
     """A record far from the others, which takes no model; of a data set that is read on demand, from some of them."""
     n, at = len(data), target
-    if not isinstance(data, Pair) and n > SOME:
+    if not isinstance(data, TensorDataset) and n > SOME:
         rows = sorted({*range(0, n, n // SOME), target})
         data, at = [data[row] for row in rows], rows.index(target)
     x, y = stacked(data)
@@ -115,7 +116,7 @@ def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
     if model is not None:
         _, _, y, confidence = _judged(model, data)
         return least_sure(confidence, y)
-    y = stacked(data)[1] if isinstance(data, Pair) else torch.stack([data[i][1] for i in range(len(data))])
+    y = torch.stack([data[i][1] for i in range(len(data))])
     if y.dim() != 1 or not bool((y == y.long()).all()):
         raise InputError(f'target="classes": expected class indices (n,), got {y.dtype} of shape {tuple(y.shape)}')
     return least_sure(torch.zeros(len(y)), y.long())
@@ -169,37 +170,8 @@ class ModuleNetwork:
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
-        return self._outputs(theta[0], x)[None]
-
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Theta (P,), x (n, ...) and y (n,) -> (n, P) gradients of each record's cross-entropy, not clipped.
-
-        They are differentiable in `x` where it needs a gradient.
-        """
-        one: Callable[[Tensor, Tensor, Tensor], Tensor] = grad(
-            lambda theta, x, y: self._losses(theta, x[None], y[None]).sum()
-        )
-        try:
-            return vmap(one, (None, 0, 0))(theta, x, y)
-        except RuntimeError:
-            return torch.stack([self._gradient(theta, x[i : i + 1], y[i : i + 1]) for i in range(len(y))])
-
-    def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient (P,) of one record."""
-        with torch.enable_grad():
-            leaf = theta.detach().requires_grad_()
-            return torch.autograd.grad(self._losses(leaf, x, y).sum(), leaf, create_graph=x.requires_grad)[0]
-
-    def _losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        logits = self._outputs(theta, x)
-        if logits.shape[1] == 1:
-            return nn.functional.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits), reduction="none")
-        return nn.functional.cross_entropy(logits, y, reduction="none")
-
-    def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """(n, outputs)."""
         trainable = self.trainable
-        parts = torch.split(theta, [p.numel() for p in trainable.values()])
+        parts = torch.split(theta[0], [p.numel() for p in trainable.values()])
         state = {name: part.view_as(p) for (name, p), part in zip(trainable.items(), parts, strict=True)}
         found: Tensor = functional_call(self.model, state, (_as_taken(x, theta),))
         found = found[:, None] if found.dim() == 1 else found
@@ -208,7 +180,7 @@ class ModuleNetwork:
                 f"model: expected logits of shape ({len(x)}, {self.classes}) for {self.classes} classes, got"
                 f" {tuple(found.shape)}"
             )
-        return found
+        return found[None]
 
 
 def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
@@ -253,21 +225,13 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
-    """The parameter that moves least, and its drift, from trainings without noise and without the target.
-
-    Args:
-        train: one training on D that the hook watches.
-        target: number of the record whose gradient is replaced.
-    """
-    hook = GradientHook(target, (), 0.0, trace=True)
+    """The parameter that moves least in a training on D without noise and without the target, and its drift."""
+    hook = GradientHook({target: ()}, trace=True)
     train(hook)
     assert hook.movement is not None
     at = int(hook.movement.argmin())
-    hook = GradientHook(target, (Direction((at,)),), 0.0, trace=True)
-    train(hook)
-    path = torch.cat(hook.path)
     sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
-    return GradientCanary(target, at, path - path[0] if sgd else None)
+    return GradientCanary(target, at, hook.net[at : at + 1].cpu() if sgd else None)
 
 
 AMONG = 64
@@ -281,7 +245,7 @@ def find_layers(train: Callable[[GradientHook], Any], target: int) -> LayersCana
     last singular vector of the steps of the coordinates that move least: nothing, where their gradients are bound to
     each other, as those of the biases behind a softmax, which sum to 0.
     """
-    hook = GradientHook(target, (), 0.0, trace=True)
+    hook = GradientHook({target: ()}, trace=True)
     train(hook)
     assert hook.movement is not None
     looked: list[Direction] = []
@@ -292,7 +256,7 @@ def find_layers(train: Callable[[GradientHook], Any], target: int) -> LayersCana
         looked.append(Direction(tuple(at.tolist()), (0.0,) * many))
         names.append(f"parameter {number} of shape {tuple(p.shape)}")
         first += p.numel()
-    hook = GradientHook(target, looked, 0.0, trace=True)
+    hook = GradientHook({target: looked}, 0.0, trace=True)
     train(hook)
     steps = torch.split(torch.stack(hook.path).diff(dim=0), [len(direction.coordinates) for direction in looked], 1)
     found = (Direction(at.coordinates, tuple(_still(moves).tolist())) for at, moves in zip(looked, steps, strict=True))
@@ -307,11 +271,8 @@ def _still(moves: Tensor) -> Tensor:
 
 def save_canary(path: Path, canary: Canary) -> None:
     """Write it, all or nothing."""
-    content = {"kind": type(canary).__name__, **asdict(canary)}
-    if isinstance(canary, LayersCanary):
-        content["directions"] = [(at.coordinates, at.weights) for at in canary.directions]
     with whole_file(path) as partial, partial.open("wb") as file:
-        torch.save(content, file)
+        torch.save(canary, file)
 
 
 def load_canary(path: Path) -> Canary | None:
@@ -323,10 +284,8 @@ def load_canary(path: Path) -> Canary | None:
     if not path.is_file():
         return None
     try:
-        found = torch.load(path, weights_only=True)
-        kinds: dict[str, Callable[..., Canary]] = {kind.__name__: kind for kind in get_args(Canary)}
-        if "directions" in found:
-            found["directions"] = tuple(Direction(*parts) for parts in found["directions"])
-        return kinds[found.pop("kind")](**found)
+        with torch.serialization.safe_globals([*get_args(Canary), Direction]):
+            found: Canary = torch.load(path, weights_only=True)
     except Exception as error:
         raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None
+    return found

@@ -7,25 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from safexplain._digest import digest
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError
 
-__all__ = ["Fetched", "NeighbouringData", "Pair", "digest_of", "records", "stacked"]
+__all__ = ["Fetched", "NeighbouringData", "digest_of", "records", "stacked"]
 
 Record = tuple[Tensor, Tensor]
 
 
 class NeighbouringData(Dataset[Record]):
-    """The records of D or of D': they differ in one record, in those of a poison, or, for a gradient canary, in none.
-
-    Args:
-        data: see `records`.
-        instead: what stands in the place of which records.
-        fetched: told about every record that is fetched; None: nobody is.
-    """
+    """The records of D or of D', with what stands `instead` of some of them; `fetched` is told of every one fetched."""
 
     def __init__(self, data: Any, instead: Mapping[int, Record] | None = None, fetched: Fetched | None = None) -> None:
         self.data, self.instead, self.fetched = data, dict(instead or {}), fetched
@@ -34,10 +28,10 @@ class NeighbouringData(Dataset[Record]):
         return len(self.data)
 
     def __getitem__(self, number: int) -> Record:
-        number = self._checked(number)
+        at = self._checked(number)
         if self.fetched:
-            self.fetched.one(number)
-        return self._record(number)
+            self.fetched.one(at)
+        return self._record(at)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Record]:
         """What a DataLoader asks for a batch."""
@@ -47,10 +41,9 @@ class NeighbouringData(Dataset[Record]):
         return [self._record(number) for number in found]
 
     def _checked(self, number: int) -> int:
-        at = int(number)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"record {at} of {len(self)}")
-        return at % len(self)
+        if not -len(self) <= int(number) < len(self):
+            raise IndexError(f"record {int(number)} of {len(self)}")
+        return int(number) % len(self)
 
     def _record(self, number: int) -> Record:
         x, y = self.instead[number] if number in self.instead else self.data[number]
@@ -67,34 +60,21 @@ def records(data: Any) -> Any:
     if isinstance(found, InMemory):
         if not isinstance(found.x, Tensor):
             raise InputError("data: expected one input tensor a record, got several; put them into one")
-        return Pair(found.x, found.y)
+        return TensorDataset(found.x, found.y)
     return _OnDemand(data)
 
 
 def stacked(data: Any) -> tuple[Tensor, Tensor]:
     """All records as x (n, ...) and y (n,)."""
-    if isinstance(data, Pair):
-        return data.x, data.y
-    found = [data[i] for i in range(len(data))]
-    return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+    if isinstance(data, TensorDataset):
+        return data.tensors[0], data.tensors[1]
+    x, y = zip(*(data[i] for i in range(len(data))), strict=True)
+    return torch.stack(x), torch.stack(y)
 
 
 def digest_of(data: Any) -> str:
     """Of all records in order. A map-style data set is read once."""
-    return digest(*((data.x, data.y) if isinstance(data, Pair) else (digest(*data[i]) for i in range(len(data)))))
-
-
-class Pair:
-    """Tensors as records."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, number: int) -> Record:
-        return self.x[number], self.y[number]
+    return digest(*(data.tensors if isinstance(data, TensorDataset) else (digest(*data[i]) for i in range(len(data)))))
 
 
 class _OnDemand:

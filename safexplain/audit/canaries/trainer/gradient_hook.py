@@ -8,7 +8,7 @@ rows of `grad_sample` are in their order. Values are not compared, so that augme
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,13 +38,12 @@ _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or 
 
 
 class GradientHook:
-    """Watches the optimizer of one training, and replaces the gradient of one record.
+    """Watches the optimizer of one training, and replaces the gradients of some records.
 
     Args:
-        target: number of the record.
-        directions: of the new gradient, each within one parameter tensor, `OVER` times as long as the bound in each;
-            of several, now and then one in turn is far in front. None: the gradient is replaced by zeros.
-        sign: of the gradient, +1 on D, -1 on D', or 0.
+        instead: number of a record -> the directions of its new gradient, each within one parameter tensor and `OVER`
+            times as long as the bound; of several, now and then one in turn is far in front. None: zeros.
+        sign: of the gradients, +1 on D, -1 on D'.
         first: number of the turn that begins.
         trace: for the reference: leave the noise out, and keep how far every parameter moves.
 
@@ -56,15 +55,17 @@ class GradientHook:
     """
 
     def __init__(
-        self, target: int, directions: Sequence[Direction], sign: float, *, first: int = 0, trace: bool = False
+        self, instead: Mapping[int, Sequence[Direction]], sign: float = 1.0, *, first: int = 0, trace: bool = False
     ) -> None:
-        self.target, self.directions, self.sign, self.trace = target, tuple(directions), sign, trace
+        self.instead, self.sign, self.trace = instead, sign, trace
+        self.directions = [direction for record in instead.values() for direction in record]
         self.fetched = Fetched()
         self.optimizer: Any = None
         self.movement: Tensor | None = None
         self.path: list[Tensor] = []
-        self._initial: Tensor | None = None
+        self._start: Tensor | None = None
         self._turn = first
+        self._origin: Tensor | None = None
         self._before: Tensor | None = None
         self._steps = 0
 
@@ -101,10 +102,17 @@ class GradientHook:
             self._keep()
 
     @property
+    def net(self) -> Tensor:
+        """With `trace`, (P,) how far every parameter is from where it was before the first step."""
+        assert self._before is not None
+        assert self._origin is not None
+        return self._before.double() - self._origin.double()
+
+    @property
     def moved(self) -> tuple[float, ...]:
         """How far the parameters are, along each direction, from where the optimizer first saw them."""
-        assert self._initial is not None
-        moves = torch.split(self._values() - self._initial, [len(at.coordinates) for at in self.directions])
+        assert self._start is not None
+        moves = torch.split(self._values() - self._start, [len(at.coordinates) for at in self.directions])
         return tuple(
             float(move @ torch.tensor(at.weights).double()) for move, at in zip(moves, self.directions, strict=True)
         )
@@ -131,12 +139,12 @@ class GradientHook:
 
     def _before_clipping(self, clip: Callable[[], None]) -> Callable[[], None]:
         def replaced() -> None:
-            if self._initial is None:
-                self._initial = self._values()
+            if self._start is None:
+                self._start = self._values()
             numbers = self._rows()
-            at = [row for row, number in enumerate(numbers) if number == self.target]
-            if at:
-                self._replace(at, len(numbers))
+            rows = [row for row, number in enumerate(numbers) if number in self.instead]
+            if rows:
+                self._replace(rows, numbers)
             clip()
 
         return replaced
@@ -175,43 +183,43 @@ class GradientHook:
             f" {_INSTEAD}"
         )
 
-    def _replace(self, at: list[int], rows: int) -> None:
-        written: dict[Any, list[tuple[Tensor, Tensor]]] = {}
-        for place, direction in enumerate(self.directions):
-            held, within, weights = self._located(direction)
-            size = self.sign * self._over(place) * float(self.optimizer.max_grad_norm)
-            written.setdefault(held, []).append((within, size * weights))
+    def _replace(self, rows: list[int], numbers: list[int]) -> None:
+        """Zeros in these rows of every parameter's gradients, but for what stands instead."""
+        size = self.sign * float(self.optimizer.max_grad_norm)
+        written: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
+        for row in rows:
+            directions = self.instead[numbers[row]]
+            for place, direction in enumerate(directions):
+                tensor, within = self._located(direction)
+                weights = size * self._over(place, len(directions)) * torch.tensor(direction.weights)
+                written.setdefault(tensor, []).append((row, within, weights))
         self._turn += 1
-        for p in self.optimizer.params:
+        for tensor, p in enumerate(self.optimizer.params):
             if p.grad_sample is None:
-                if p not in written:
+                if tensor not in written:
                     continue
-                p.grad_sample = p.new_zeros((rows, *p.shape))
+                p.grad_sample = p.new_zeros((len(numbers), *p.shape))
             first = 0
             for g in p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]:
-                for row in [row - first for row in at if first <= row < first + len(g)]:
-                    g[row] = 0.0
-                    for within, values in written.get(p, []):
-                        g[row].view(-1)[within] = values.to(g)
+                g[[row - first for row in rows if first <= row < first + len(g)]] = 0.0
+                for row, within, weights in written.get(tensor, []):
+                    if first <= row < first + len(g):
+                        g[row - first].view(-1)[within] = weights.to(g)
                 first += len(g)
 
-    def _over(self, place: int) -> float:
+    def _over(self, place: int, directions: int) -> float:
         """How long the gradient is in a direction, in clipping bounds."""
-        turn, several = divmod(self._turn, FRONT_EVERY), len(self.directions)
-        front = several > 1 and turn[1] == FRONT_EVERY - 1 and place == turn[0] % several
+        turn, left = divmod(self._turn, FRONT_EVERY)
+        front = directions > 1 and left == FRONT_EVERY - 1 and place == turn % directions
         return FRONT_OVER if front else OVER
 
-    def _located(self, direction: Direction) -> tuple[Any, Tensor, Tensor]:
-        """The parameter tensor, where in it, and with which weights."""
-        first = 0
-        at = torch.tensor(direction.coordinates)
-        for p in self.optimizer.params:
-            if first <= int(at.min()) and int(at.max()) < first + p.numel():
-                return p, at.to(p.device) - first, torch.tensor(direction.weights, device=p.device)
-            first += p.numel()
-        raise InputError(
-            f"coordinates {direction.coordinates}: the optimizer holds {first} parameters, in several tensors"
-        )
+    def _located(self, direction: Direction) -> tuple[int, Tensor]:
+        """Which parameter tensor, and where in it."""
+        number, first = 0, 0
+        while min(direction.coordinates) >= first + self.optimizer.params[number].numel():
+            first += self.optimizer.params[number].numel()
+            number += 1
+        return number, torch.tensor(direction.coordinates, device=self.optimizer.params[number].device) - first
 
     def _flat(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.optimizer.params])
@@ -227,7 +235,9 @@ class GradientHook:
     def _keep(self) -> None:
         """Add what was moved since the last time."""
         now = self._flat()
-        moved = torch.zeros_like(now) if self._before is None else (now - self._before).abs()
+        if self._before is None:
+            self._origin = self._before = now
+        moved = (now - self._before).abs()
         self.movement = moved if self.movement is None else self.movement + moved
         self._before = now
         self.path.append(self._values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -20,11 +20,13 @@ import torch
 from torch import nn
 
 from safexplain._digest import Undigestable, digest
+from safexplain._files import made_folder
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.canary import Canary, LayersCanary, check_target
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
 from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poison_size
+from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import (
     class_targets,
     find_coordinate,
@@ -39,17 +41,7 @@ from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
 from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.canaries.trainer.one_run import train_once
-from safexplain.audit.canaries.trainer.runs import (
-    Finished,
-    Key,
-    Run,
-    RunStore,
-    Train,
-    call_watched,
-    run_all,
-    seed_of_run,
-    seeded,
-)
+from safexplain.audit.canaries.trainer.runs import Array, Run, Train, call_watched, run_all, seed_of_run, seeded
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_method, decisive, judge
@@ -179,9 +171,14 @@ class CanaryProbe:
             return found
         made = self._made()
         if path:
-            _make_folder(path.parent)
+            made_folder(path.parent)
             save_canary(path, made)
         return made
+
+    @cached_property
+    def targets(self) -> int:
+        """Records whose canaries are trained one after another."""
+        return len(class_targets(None, self.data)) if self._classes else 1
 
     def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
         """The result of `run` for every target: a single one, or with "classes" one of each class, the rarest first.
@@ -221,25 +218,21 @@ class CanaryProbe:
         """
         if self._classes:
             return decisive(self.each(progress))
-        if self.folder:
-            _make_folder(self.folder)
-        store = RunStore(self.folder and self.folder / "runs.jsonl")
-        keys: list[Key] = [("D'" if i % 2 else "D", i // 2) for i in range(self.runs)]
+        store = FinishedRuns(self.folder, "run")
         with nullcontext(progress) if progress else shown() as told:
             told("canary", 0, 1)
             canary = self.canary
             told("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
-            run_all(run, keys, store, workers=self.workers, devices=self.devices, progress=told)
-        taken = {key: store.runs[key] for key in keys}
+            d, d_prime = run_all(run, self.runs, store, workers=self.workers, devices=self.devices, progress=told)
         return judge(
-            self._scores(taken),
+            self._scores(d[:, 1:], d_prime[:, 1:]),
             self.claim,
             scenario=self.scenario,
             method=self.method,
             threshold=fixed_threshold(self.threshold, canary),
             confidence=self.confidence,
-            seconds=sum(finished.seconds for finished in taken.values()),
+            seconds=float(d[:, 0].sum() + d_prime[:, 0].sum()),
             seed=self.seed,
             setting={
                 "trained": getattr(self.train, "__qualname__", type(self.train).__qualname__),
@@ -279,20 +272,17 @@ class CanaryProbe:
             device=self.devices[0] if self.devices else None,
         )  # fmt: skip
 
-    def _scores(self, taken: Mapping[Key, Finished]) -> Scores:
-        several = {len(finished.scores) for finished in taken.values()}
-        if len(several) > 1:
-            raise InputError(f"score: expected as many numbers of every run, got {sorted(several)}")
-        d, d_prime = (np.array([[run.scores for (on, _), run in taken.items() if on == side]]) for side in ("D", "D'"))
-        if not np.isfinite(np.concatenate([d, d_prime], 1)).any():
+    def _scores(self, d: Array, d_prime: Array) -> Scores:
+        """From (runs, s) on D and on D'."""
+        if not np.isfinite(np.concatenate([d, d_prime])).any():
             raise InputError(
                 "the models of all runs give NaN or infinite logits, on D and on D': training diverged; lower its"
                 " learning rate"
             )
         steps = (1 if self.claim.mechanism is None else self.claim.mechanism.steps,)
-        if several == {1}:
-            return Scores(steps, d[..., 0], d_prime[..., 0])
-        return Scores(steps, d, d_prime, self._names(*several))
+        if d.shape[1] == 1:
+            return Scores(steps, d.T, d_prime.T)
+        return Scores(steps, d[None], d_prime[None], self._names(d.shape[1]))
 
     def _names(self, scores: int) -> tuple[str, ...]:
         if self.score is not None:
@@ -303,9 +293,9 @@ class CanaryProbe:
 
     def _made(self) -> Canary:
         if self.scenario == "gradient":
-            return find_coordinate(self._trained, self._target or 0)
+            return find_coordinate(self.train_once, self._target or 0)
         if self.scenario == "layers":
-            return find_layers(self._trained, self._target or 0)
+            return find_layers(self.train_once, self._target or 0)
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
         seed = seed_of_run(self.seed, "reference", 0)
@@ -314,7 +304,7 @@ class CanaryProbe:
     @cached_property
     def _reference(self) -> nn.Module:
         """For which record canaries are crafted."""
-        model = self._trained(None) if self.model is None else self.model
+        model = self.train_once() if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
@@ -322,66 +312,50 @@ class CanaryProbe:
             )
         return model
 
-    def _trained(self, hook: GradientHook | None) -> Any:
-        """What `train` gives on D, once."""
+    def train_once(self, hook: GradientHook | None = None) -> Any:
+        """What `train` gives on D."""
         seed = seed_of_run(self.seed, "reference", 0)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
         what = f"the reference training on the data (seed {seed}), before any run,"
         return call_watched(self.train, dataset, seed, self.devices[0] if self.devices else None, hook, what)
 
     def _folder(self) -> Path | None:
-        return None if self._cache is None else Path(self._cache) / self._digest(self._version)
-
-    def _digest(self, version: str | None) -> str:
-        given = self._given
-        auxiliary = None if self.auxiliary is None else [torch.as_tensor(part) for part in self.auxiliary]
-        functions = [name_of("train", self.train, None) if version is None else version]
-        functions.append(name_of("score", self.score, version))
+        """In the cache, by all that runs depend on."""
+        if self._cache is None:
+            return None
+        given, version = self._given, self._version
         with seeded(seed_of_run(self.seed, "records", 0)):  # records may be drawn at random
             data = digest_of(self.data)
         parts = (
             data,
             self.scenario,
             None if given is None else [given.target, given.x, given.y],
-            auxiliary,
+            None if self.auxiliary is None else [torch.as_tensor(part) for part in self.auxiliary],
             self._target,
-            None if self.records == 1 else self.records,  # None: what older versions stored is still found
+            self.records,
             self.seed,
-            functions,
+            name_of("train", self.train, None) if version is None else version,
+            name_of("score", self.score, version),
         )
         try:
-            return digest(*parts, self.model)[:32]
+            return Path(self._cache) / digest(*parts, self.model)[:32]
         except Undigestable as reason:
             raise ConfigurationError(f"cache: model cannot be told from other models ({reason})") from None
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cache: cannot make {folder}: {error.strerror or error}") from None
-
-
-def takes(train: Train, arguments: int) -> bool:
-    """Whether it can be called with so many arguments."""
-    try:
-        inspect.signature(train).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    except ValueError:  # no signature, as of some compiled functions
-        return callable(train)
-    return True
-
-
 def check_train(train: Any, devices: Any) -> None:
     """Raise ConfigurationError unless it can be called with a data set and a generator, and a device if there are."""
-    if devices and not takes(train, 3):
-        raise ConfigurationError("devices: train(dataset, generator, device) must take the device")
-    if not devices and not takes(train, 2):
+    try:
+        inspect.signature(train).bind(*[None] * (3 if devices else 2))
+    except TypeError:
         raise ConfigurationError(
-            "train: expected a function that can be called as train(dataset, generator) and returns the model; one"
+            "devices: train(dataset, generator, device) must take the device"
+            if devices
+            else "train: expected a function that can be called as train(dataset, generator) and returns the model; one"
             f" that takes a device as well needs devices=; got {train!r}"
-        )
+        ) from None
+    except ValueError:  # no signature, as of some compiled functions
+        pass
 
 
 def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:

@@ -1,60 +1,41 @@
-"""The trainings of a probe: each seeded by its data set and number, scored, and stored at once, so that it can resume.
-
-Finished runs are a line each on disk, added as soon as the run is there.
-"""
+"""The trainings of a probe: each seeded by its data set and number, scored, and stored at once."""
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 import random
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, RecordCanary, record_scores
 from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
+from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Run", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
 
-Side = Literal["D", "D'"]
-
-_STORED: dict[Side, str] = {"D": "a", "D'": "b"}
-"""What seeds and stored lines call the data sets, as version 0.1 did: its runs are not trained again."""
-
-Key = tuple[Side, int]
-"""Data set and number of a run."""
+Array = NDArray[np.float64]
 
 Train = Callable[..., Any]
 """(dataset, generator) -> model, or (dataset, generator, device) -> model."""
 
 
 class Run:
-    """Trains and scores one model. It travels to other processes whole.
+    """Trains one model with the user's function on data, with the canary or without it, and scores it.
 
-    Args:
-        train: the user's function.
-        data: records of D.
-        canary: in D'.
-        score: of what `train` returns, one number or several; None: from logits, or from the parameter of a gradient
-            canary.
-        seed: of all runs.
+    Scores are those of `score`, or follow from logits, or from the parameters of a gradient canary.
     """
 
     def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], Any] | None, seed: int) -> None:
@@ -62,37 +43,37 @@ class Run:
         if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
             self.canary = replace(canary, x=canary.x.cpu())
 
-    def __call__(self, key: Key, device: str | None) -> Finished:
-        """Train one model.
+    def __call__(self, number: int, device: str | None) -> Array:
+        """Seconds and scores of a run, on D where its number is even.
 
         Raises:
             InputError: training or scoring raised an error, or the score is no number; it says which run it was.
         """
-        began, (side, number) = time.monotonic(), key
-        seed = seed_of_run(self.seed, _STORED[side], number)
+        began, on_d = time.monotonic(), number % 2 == 0
+        side = "D" if on_d else "D'"
+        seed = seed_of_run(self.seed, "a" if on_d else "b", number // 2)  # as in version 0.1
+        outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
         try:
             with seeded(seed):
-                score = self._score(key, seed, device)
-            outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
-            allowed = all(not math.isnan(number) for number in score) if outlier else all(map(math.isfinite, score))
-            if not allowed or not score:
+                score = self._score(on_d, number // 2, seed, device)
+            if not score or any(map(math.isnan, score)) or not (outlier or all(map(math.isfinite, score))):
                 raise InputError(
                     f"score: expected a finite number, got {score[0] if len(score) == 1 else score}: training diverged,"
                     " or score= has no number for it"
                 )
         except Exception as error:
-            far = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier" and side == "D'"
+            far = "; if it is the outlier that it refuses, give one that it takes: canary=(x', y')"
             raise InputError(
-                f"run {number} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
-                + ("; if it is the outlier that it refuses, give one that it takes: canary=(x', y')" if far else "")
+                f"run {number // 2} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
+                f"{far if outlier and not on_d else ''}"
             ) from error
-        return Finished(score, time.monotonic() - began)
+        return np.array([time.monotonic() - began, *score])
 
-    def _score(self, key: Key, seed: int, device: str | None) -> tuple[float, ...]:
-        canary, (side, number) = self.canary, key
+    def _score(self, on_d: bool, number: int, seed: int, device: str | None) -> tuple[float, ...]:
+        canary = self.canary
         if not isinstance(canary, RecordCanary):
             at = (Direction((canary.coordinate,)),) if isinstance(canary, GradientCanary) else canary.directions
-            hook = GradientHook(canary.target, at, 1.0 if side == "D" else -1.0, first=number)
+            hook = GradientHook({canary.target: at}, 1.0 if on_d else -1.0, first=number)
             with hook.watching():
                 call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
             if isinstance(canary, GradientCanary):
@@ -100,8 +81,8 @@ class Run:
             return (-sum(hook.moved), *(-moved for moved in hook.moved))
         z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
-        rows = canary.rows if side == "D'" else canary.also
-        dataset = NeighbouringData(self.data, dict.fromkeys(rows, instead if side == "D'" else z))
+        replaced = dict.fromkeys(canary.also, z) if on_d else dict.fromkeys(canary.rows, instead)
+        dataset = NeighbouringData(self.data, replaced)
         model = call(self.train, dataset, seed, device)
         if self.score is not None:
             return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
@@ -162,131 +143,45 @@ def seeded(seed: int) -> Iterator[None]:
             random.setstate(plain)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What is kept of a run.
-
-    Args:
-        scores: of its model, one or several; one is higher on D.
-        seconds: that it took.
-    """
-
-    scores: tuple[float, ...]
-    seconds: float
-
-
-class RunStore:
-    """Finished runs: a line of JSON each, added to the file as soon as it is there.
-
-    Args:
-        path: of the file; None keeps them in memory only.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.runs: dict[Key, Finished] = {}
-        torn = False
-        if path is not None and path.is_file():
-            text = path.read_text()
-            torn = not text.endswith("\n") and text != ""
-            for line in text.splitlines():
-                self._read(line)
-        if torn and path is not None:
-            with path.open("a") as file:
-                file.write("\n")
-
-    def _read(self, line: str) -> None:
-        try:
-            row = json.loads(line)
-            score = row["score"]
-            found = Finished(tuple(map(float, score)) if isinstance(score, list) else (float(score),), row["seconds"])
-            if not any(map(math.isnan, found.scores)):
-                side: Side = "D" if row["world"] == "a" else "D'"
-                self.runs.setdefault((side, int(row["number"])), found)
-        except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
-            return
-
-    def add(self, key: Key, finished: Finished) -> None:
-        """Keep a run.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        self.runs[key] = finished
-        if self.path is None:
-            return
-        score = finished.scores[0] if len(finished.scores) == 1 else finished.scores
-        row = {"world": _STORED[key[0]], "number": key[1], "score": score, "seconds": finished.seconds}
-        try:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from None
-
-
 def run_all(
-    run: Run, keys: Sequence[Key], store: RunStore, *, workers: int, devices: Sequence[str] | None, progress: Progress
-) -> None:
-    """Take the runs that are not in the store, in the order of `keys`.
-
-    Args:
-        run: takes one.
-        keys: of all runs.
-        store: of finished ones.
-        workers: processes; 1: this one.
-        devices: handed out in turn.
-        progress: told after each.
+    run: Run, runs: int, store: FinishedRuns, *, workers: int, devices: Sequence[str] | None, progress: Progress
+) -> tuple[Array, Array]:
+    """Seconds and scores (runs on D or D', 1 + s), of runs on D and on D' in turn, of which the store has some already.
 
     Raises:
-        InputError: a run failed; those that were finished are in the store.
+        InputError: a run failed, and those that were finished are in the store; or runs differ in how many scores they
+            have.
     """
-    missing = [key for key in keys if key not in store.runs]
-    where = {key: devices[i % len(devices)] if devices else None for i, key in enumerate(missing)}
-    done = len(keys) - len(missing)
-    progress("training", done, len(keys))
-    finished = _here(run, where) if workers == 1 or len(missing) < 2 else _elsewhere(run, where, workers)
+    found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
+    missing = [number for number in range(runs) if number not in found]
+    tasks = [(run, number, devices[i % len(devices)] if devices else None) for i, number in enumerate(missing)]
+    progress("training", len(found), runs)
     try:
-        for key, result in finished:
-            store.add(key, result)
-            done += 1
-            progress("training", done, len(keys))
+        for i, values in _each(tasks, workers):
+            found[missing[i]] = values
+            store.save(missing[i], values)
+            progress("training", len(found), runs)
     except InputError as error:
-        kept = f"kept in {store.path.parent}" if store.path else "lost: give cache= a folder to keep them"
-        raise InputError(f"{error}; {done} of {len(keys)} runs are finished and {kept}") from (error.__cause__ or error)
+        kept = f"kept in {store.folder}" if store.folder else "lost: give cache= a folder to keep them"
+        raise InputError(f"{error}; {len(found)} of {runs} runs are finished and {kept}") from error.__cause__
+    if len(several := {len(values) - 1 for values in found.values()}) > 1:
+        raise InputError(f"score: expected as many numbers of every run, got {sorted(several)}")
+    together = np.stack([found[number] for number in range(runs)])
+    return together[::2], together[1::2]
 
 
-def _here(run: Run, where: Mapping[Key, str | None]) -> Iterator[tuple[Key, Finished]]:
-    for key, device in where.items():
-        yield key, run(key, device)
+def _each(tasks: Sequence[tuple[Run, int, str | None]], workers: int) -> Iterator[tuple[int, Array]]:
+    """Number of a task and its result, in this process or in so many others."""
+    if workers == 1 or len(tasks) < 2:
+        yield from ((i, run(number, device)) for i, (run, number, device) in enumerate(tasks))
+        return
+    from joblib import Parallel, delayed  # type: ignore[import-untyped]
 
-
-def _elsewhere(run: Run, where: Mapping[Key, str | None], workers: int) -> Iterator[tuple[Key, Finished]]:
-    """In other processes; functions from notebooks travel by value, and what all runs share travels once."""
-    from joblib import Parallel, delayed, wrap_non_picklable_objects  # type: ignore[import-untyped]
-
-    workers = min(workers, len(where))
     threads = max(1, torch.get_num_threads() // workers)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run"
-        path.write_bytes(pickle.dumps(wrap_non_picklable_objects(run)))
-        pool = Parallel(workers, backend="loky", return_as="generator_unordered", batch_size=1)
-        for key, result in pool(delayed(_one)(path, threads, key, device) for key, device in where.items()):
-            if isinstance(result, InputError):
-                raise result
-            yield key, result
+    pool = Parallel(min(workers, len(tasks)), backend="loky", return_as="generator_unordered", batch_size=1)
+    yield from pool(delayed(_one)(i, threads, *task) for i, task in enumerate(tasks))
 
 
-def _one(path: Path, threads: int, key: Key, device: str | None) -> tuple[Key, Finished | InputError]:
-    """In a worker; an error that is returned does not keep what others have finished from being stored."""
+def _one(i: int, threads: int, run: Run, number: int, device: str | None) -> tuple[int, Array]:
     torch.set_num_threads(threads)
-    try:
-        return key, _read(path)(key, device)
-    except InputError as error:
-        error.add_note("".join(traceback.format_exception(error.__cause__)))
-        return key, error
-
-
-@lru_cache(maxsize=1)
-def _read(path: Path) -> Run:
-    run: Run = pickle.loads(path.read_bytes())
-    return run
+    return i, run(number, device)

@@ -9,13 +9,15 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from safexplain.audit.canaries.batched import block_store as plan
+from audit.suites.paper_c_canaries.mlp import MLP
+from safexplain.audit.canaries.batched import blocks as plan
 from safexplain.audit.canaries.batched import job
 from safexplain.audit.canaries.batched.job import steps_of
-from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
@@ -66,14 +68,14 @@ def options(**changes):
 
 @pytest.mark.parametrize(("name", "kind", "how"), PAIRS)
 def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_canary(name, kind, how, monkeypatch):
-    network, shared = NETWORKS[name], kind != "crafted"
+    network = NETWORKS[name]
     x, y = data(network)
-    rate = 0.3 if shared else 0.15  # at which rows are gathered, for ten classes and the MLP
+    rate = 0.7 if kind == "crafted" else 0.3  # at which rows are gathered
     canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=rate, **OPTIMIZERS[how])
-    draws = Recorded(1, 0, made_by.sample_rate, made_by.steps, shared, CPU)
+    draws = Recorded(1, 0, made_by.sample_rate, made_by.steps, CPU)
     start, theta = trained(network, x, y, canary, made_by, draws)
     assert sum(int(c.sum()) for c in draws.given["coins"]) > RUNS
-    assert all(index is None for index, _ in draws.given["batches"]) == (not shared and name == "one logit")
+    assert all(index is None for index, _ in draws.given["batches"]) == (kind == "crafted")
     for run in (0, 1):
         slow = by_opacus(network, x, y, canary, made_by, start, draws.given, run, monkeypatch)
         assert (theta[run] - slow).abs().max() < 1e-9
@@ -83,17 +85,13 @@ def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_ca
         assert (theta[0] - wrong).abs().max() > 1e-3, "the canary of the other data set would be seen"
 
 
-@pytest.mark.parametrize(
-    ("name", "shared", "rate"),
-    [("one logit", True, 0.3), ("one logit", False, 0.9), ("ten classes", True, 1.0), ("ten classes", False, 0.3),
-     ("MLP", True, 0.9), ("MLP", False, 0.3), ("MLP", False, 1.0)],
-)  # fmt: skip
-def test_rows_taken_a_few_at_a_time_give_the_same_weights(name, shared, rate):
+@pytest.mark.parametrize(("name", "rate"), [("one logit", 0.3), ("ten classes", 1.0), ("MLP", 0.9), ("MLP", 0.3)])
+def test_rows_taken_a_few_at_a_time_give_the_same_weights(name, rate):
     network = NETWORKS[name]
     x, y = data(network)
     canary, made_by = canary_of("crafted", network, x, y), recipe(network, sample_rate=rate, steps=4)
     ends = [
-        trained(network, x, y, canary, made_by, KeyedDraws(1, 0, rate, made_by.steps, shared, CPU), at_once=k)[1]
+        trained(network, x, y, canary, made_by, KeyedDraws(1, 0, rate, made_by.steps, CPU), at_once=k)[1]
         for k in (10**6, 3, 1)
     ]
     assert torch.allclose(ends[0], ends[1], atol=1e-11)
@@ -104,7 +102,7 @@ class Twins(KeyedDraws):
     """The same noise and coins for all runs; the canary is in at the given steps."""
 
     def __init__(self, made_by, at):
-        super().__init__(1, 0, made_by.sample_rate, made_by.steps, True, CPU)
+        super().__init__(1, 0, made_by.sample_rate, made_by.steps, CPU)
         self.at, self.step = at, 0
 
     def coins(self, runs, canaries):
@@ -133,7 +131,7 @@ def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
                 pair = torch.zeros(2, network.parameters, dtype=x.dtype)
                 pair[:, canary.coordinate] = torch.tensor([0.8, -0.8])
             else:
-                pair = network.gradients(before, inserted.x, inserted.y)
+                pair = gradients(network, before, inserted.x, inserted.y)
                 pair *= (0.8 / pair.norm(dim=1, keepdim=True)).clamp(max=1)
             moved = made_by.lr / made_by.expected_batch_size * (pair[1] - pair[0])
             assert torch.allclose(theta[0] - theta[1], moved, atol=1e-12)
@@ -163,7 +161,7 @@ def test_scores_are_those_of_the_weights_at_the_stated_steps(kind):
     found = train_runs(network, x, y, canary, made_by, **given)
     assert found.steps == (7, 14, 21, 28, 30)
     seed = int(torch.randint(2**62, (), generator=seeded(3)))
-    draws = KeyedDraws(seed, 0, made_by.sample_rate, made_by.steps, True, CPU)
+    draws = KeyedDraws(seed, 0, made_by.sample_rate, made_by.steps, CPU)
     theta, inserted, expected = start.clone(), inserted_of(canary, x, y, made_by, 6), []
     for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, draws, 10**6):
         if step in found.steps and kind == "gradient":
@@ -197,7 +195,6 @@ def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
         runs=8000,
         every=40,
         generator=seeded(),
-        shared_batches=True,
     )
     unit = 0.5 * 3.0 / 10
     spread = unit * (40 * 0.25 * 0.75 + 40 * 4.0) ** 0.5
@@ -208,8 +205,8 @@ def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
 
 
 def test_coins_have_the_sample_rate_and_know_nothing_of_the_batches():
-    draws = KeyedDraws(4, 0, 0.25, 4000, True, CPU)
-    batches = draws.batches(1, 50, 1)
+    draws = KeyedDraws(4, 0, 0.25, 4000, CPU)
+    batches = draws.batches(50)
     coins, sizes = [], []
     for index, _ in batches:
         coins.append(draws.coins(3, 2).flatten())
@@ -220,35 +217,17 @@ def test_coins_have_the_sample_rate_and_know_nothing_of_the_batches():
     assert not ((coins.mean(0) - 0.2).abs() < bound).any(), "another rate would be seen"
     together = torch.corrcoef(torch.cat([coins, sizes[:, None]], 1).T).fill_diagonal_(0)
     assert together.abs().max() < 0.08
-    certain = KeyedDraws(4, 0, 1.0, 3, True, CPU)
+    certain = KeyedDraws(4, 0, 1.0, 3, CPU)
     assert certain.coins(5, 2).all()
 
 
-@pytest.mark.parametrize("products", [1, 1000])
-def test_independent_batches_are_poisson_samples_of_each_run(products):
-    """Dense or gathered."""
-    counts, pairs, steps = torch.zeros(2, 30), 0, 2000
-    for index, weight in KeyedDraws(4, 0, 0.2, steps, False, CPU).batches(2, 30, products):
-        assert (index is None) == (products == 1)
-        inside = torch.zeros(2, 30, dtype=torch.bool)
-        for run in range(2):
-            inside[run, (torch.arange(30) if index is None else index[run])[weight[run]]] = True
-        counts += inside
-        pairs += int((inside[0] & inside[1]).sum())
-    assert ((counts / steps - 0.2).abs() < 5 * (0.16 / steps) ** 0.5).all()
-    assert pairs / steps / 30 == pytest.approx(0.04, abs=0.005)
-
-
-def test_shared_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
-    first, second = (KeyedDraws(4, block, 0.3, 5, True, CPU) for block in (0, 1))
-    for (one, _), (other, _) in zip(first.batches(2, 50, 1), second.batches(2, 50, 1), strict=True):
+def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
+    first, second = (KeyedDraws(4, block, 0.3, 5, CPU) for block in (0, 1))
+    for (one, _), (other, _) in zip(first.batches(50), second.batches(50), strict=True):
         assert torch.equal(one, other)
     like = torch.zeros(3, 4)
     assert not torch.equal(first.noise(like, 1.0), second.noise(like, 1.0))
     assert not torch.equal(first.coins(50, 1), second.coins(50, 1))
-    own = [next(KeyedDraws(4, block, 0.3, 5, False, CPU).batches(2, 50, 1))[1] for block in (0, 1)]
-    assert not torch.equal(*own)
-    assert not torch.equal(own[0][0], own[0][1])
 
 
 def test_the_target_takes_part_on_d_of_a_record_canary_alone():
@@ -263,7 +242,7 @@ def test_the_target_takes_part_on_d_of_a_record_canary_alone():
         for canary in (GradientCanary(TARGET, 3), fixed):
             theta = torch.zeros(RUNS, network.parameters, dtype=x.dtype)
             inserted = inserted_of(canary, records, y, made_by)
-            draws = KeyedDraws(1, 0, 1.0, made_by.steps, True, CPU)
+            draws = KeyedDraws(1, 0, 1.0, made_by.steps, CPU)
             for _ in steps_of(network, others_of(network, records, y), inserted, made_by, 0.7, theta, draws, 99):
                 pass
             seen.append(theta)
@@ -327,7 +306,6 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
         (network, x, y, canary, recipe(network, clipping=FlatClipping(0.81)), options()),
         (network, x, y, canary, made_by, options(noise_multiplier=0.71)),
         (network, x, y, canary, made_by, options(generator=seeded(4))),
-        (network, x, y, canary, made_by, options(shared_batches=False)),
         (network, x, y, canary, made_by, options(every=9)),
         (network, x, y, canary, made_by, options(initial=start)),
     ):
@@ -564,8 +542,7 @@ def test_a_gpu_trains_the_same_runs(name, kind):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_gpu_holds_some_rows_at_once(shared):
+def test_a_gpu_holds_some_rows_at_once():
     network = MLP(100, (128,), 50)
     x, y = torch.randn(4000, 100), torch.randint(0, 50, (4000,))
     made_by = recipe(network, steps=3, optimizer="adam", sample_rate=0.25, expected_batch_size=1000.0)
@@ -573,7 +550,7 @@ def test_a_gpu_holds_some_rows_at_once(shared):
     before = torch.cuda.memory_allocated()
     train_runs(
         network, x, y, GradientCanary(0, 0), made_by,
-        **options(runs=100, every=3, devices=["cuda"], shared_batches=shared),
+        **options(runs=100, every=3, devices=["cuda"]),
     )  # fmt: skip
     used = torch.cuda.max_memory_allocated() - before
     assert 2**26 < used <= 2**31, "2^28 numbers of rows, and the copies of the parameters"

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries import CanaryProbe, Claim
+from safexplain.audit.canaries.canary import Direction
 from safexplain.audit.canaries.trainer.data import NeighbouringData, records
-from safexplain.audit.canaries.trainer.one_run import GradientsHook
+from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook")
@@ -95,7 +96,8 @@ def test_many_gradient_canaries_tell_a_loop_without_its_noise_from_a_right_one(s
 
 def test_each_gradient_canary_is_in_its_rows_alone_and_clipped():
     rows, sums = [3, 5, 8], []
-    hook = GradientsHook(rows, torch.tensor([7, 0, 2]), torch.tensor([1.0, -1.0, 1.0]))
+    signed = ((7, 1.0), (0, -1.0), (2, 1.0))
+    hook = GradientHook({row: (Direction((at,), (sign,)),) for row, (at, sign) in zip(rows, signed, strict=True)})
     data = records((X[:20, :4], Y[:20]))
 
     def loop() -> None:

@@ -1,6 +1,5 @@
 """A user's own training function is audited as it is: what it breaks shows, what it keeps does not, nothing is lost."""
 
-import json
 import random
 from typing import get_args
 
@@ -147,16 +146,14 @@ def test_more_runs_later_go_on_from_those_that_are_there(tmp_path):
     assert len(calls) == len(set(calls)) == 10
 
 
-def test_a_line_that_was_cut_off_is_a_run_that_is_taken_again(tmp_path):
+def test_a_file_that_was_cut_off_is_a_run_that_is_taken_again(tmp_path):
     train, calls = stopping(after=100)
     made = probe(train, cache=tmp_path, version="1")
     scores = made.run(silent).errors
-    file = made.folder / "runs.jsonl"
-    file.write_text(file.read_text()[:-9])
-    again = probe(train, cache=tmp_path, version="1")
-    assert again.run(silent).errors == scores
+    file = made.folder / "run-7.npz"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert probe(train, cache=tmp_path, version="1").run(silent).errors == scores
     assert len(calls) == 9
-    assert [json.loads(line)["number"] for line in file.read_text().splitlines() if line.endswith("}")][-1] == 3
     assert probe(train, cache=tmp_path, version="1").run(silent).errors == scores
     assert len(calls) == 9
 
@@ -208,8 +205,7 @@ def test_a_gradient_canary_takes_the_parameter_that_moves_least():
     least = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", target=N - 1).canary
     assert least.coordinate in (D - 1, 2 * D - 1), "the last feature is zero but in the target, which is left out"
     assert isinstance(least, GradientCanary)
-    assert least.drift.shape == (STEPS + 1,)
-    assert least.drift[0] == 0
+    assert least.drift.shape == (1,)
 
 
 def test_a_loop_without_an_opacus_optimizer_has_no_gradient_canary():
@@ -312,4 +308,4 @@ def test_an_error_in_a_worker_says_which_run_and_keeps_the_others(tmp_path):
     made = probe(train, runs=12, workers=2, cache=tmp_path, version="1")
     with pytest.raises(InputError, match=r"run 4 on D' .* Stops: no more; \d+ of 12 runs are finished and kept"):
         made.run(silent)
-    assert len((made.folder / "runs.jsonl").read_text().splitlines()) >= 7
+    assert len(list(made.folder.glob("run-*.npz"))) >= 7

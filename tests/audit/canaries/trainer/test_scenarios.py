@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader
 
+from safexplain._files import read_arrays
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
 from safexplain.audit.canaries.canary import LayersCanary
@@ -161,8 +162,8 @@ def test_another_distance_and_another_record_are_the_users_to_choose(tmp_path):
     )
     assert given.run(silent).verdict == BUG
     assert given.canary.scenario == "outlier"
-    again = [line.count(",") for line in (given.folder / "runs.jsonl").read_text().splitlines()]
-    assert again == [len(OUTLIER_SCORES) - 1 + 3] * 40, "each run with all of its scores"
+    stored = [read_arrays(path)["values"].shape for path in given.folder.glob("run-*.npz")]
+    assert stored == [(1 + len(OUTLIER_SCORES),)] * 40, "each run with its seconds and all of its scores"
 
 
 def test_a_training_that_refuses_the_outlier_says_whose_record_it_was():
@@ -201,7 +202,7 @@ def test_class_weights_after_clipping_show_where_a_record_of_every_class_is_repl
     decides = probe.run(silent)
     assert decides.verdict == BUG
     assert decides.epsilon_lower == max(found.epsilon_lower for found in every)
-    assert len(list(tmp_path.glob("*/runs.jsonl"))) == 3, "runs of its own for each, which are taken up"
+    assert len(list(tmp_path.glob("*/run-0.npz"))) == 3, "runs of its own for each, which are taken up"
 
 
 def test_a_target_of_every_class_takes_no_record_of_ones_own():

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.attacks.base import Bools, Floats, check_device, check_signals, device_of
-from safexplain.audit.attacks.likelihood.moments import two_sided
-from safexplain.audit.attacks.transfer import numbers_a_query
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.likelihood import two_sided
 from safexplain.errors import ConfigurationError, InputError
+
+from .transfer import numbers_a_query
 
 WIDTH, DROPOUT = 64, 0.5
 """Of the network: hidden units, and the share of them that is left out of a training step."""
@@ -101,7 +102,6 @@ class Metaclassifier:
         check_number("penalty", self.penalty, above=0)
         for name, low in (("queries", 1), ("epochs", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), low)
-        check_device(self.device)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """Score every point; higher says "member".
@@ -190,7 +190,7 @@ class Metaclassifier:
 
     def _mlp(self, rows: Array, label: Bools, asked: Array) -> Array:
         """(c, q) log odds."""
-        device = device_of(self.device)
+        device = _device(self.device)
         together = max(1, min(TOGETHER["cuda" if device.type == "cuda" else "cpu"], (1 << 28) // rows[0].size))
         out = np.empty(asked.shape[:2])
         for start in range(0, len(rows), together):
@@ -206,7 +206,7 @@ class Metaclassifier:
 
     def _logistic(self, rows: Array, label: Bools, asked: Array) -> Array:
         """(c, q) log odds of the penalised logistic regressions, by Newton's method for all of them at once."""
-        device = device_of(self.device)
+        device = _device(self.device)
         out = np.empty(asked.shape[:2])
         step = max(1, (1 << 18) // rows[0].size)  # what stays in a processor's cache
         for start in range(0, len(rows), step):
@@ -220,6 +220,11 @@ class Metaclassifier:
             w = _newton(x, y, self.penalty)
             out[part] = (t @ w[:, :, None])[:, :, 0].cpu().numpy()
         return out
+
+
+def _device(name: str) -> torch.device:
+    """The torch device; "auto" takes a CUDA device when there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _rows(values: Floats, queries: int) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import tracemalloc
@@ -12,31 +11,28 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.attacks.learned.attack import Learned
-from safexplain.audit.attacks.likelihood import leave_one_out
-from safexplain.audit.attacks.likelihood.ratio import likelihood_ratios
+from safexplain.audit import maps as stored
+from safexplain.audit.attacks import Learned, LikelihoodRatio, likelihood
+from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
 from safexplain.audit.holdout_uses import _values_digest
 from safexplain.audit.root_cause import root_cause
-from safexplain.audit.signals import side_by_side
 from safexplain.audit.splits import Splits, copies_together
-from safexplain.audit.storage import maps as storage
-from safexplain.audit.storage.maps import MapFiles, StoredMaps, packed, record, write_maps
 from safexplain.audit.usefulness import utility_of
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))
 
 
 def made(folder, m, n, d):
-    """(m, n, d) maps, written a model at a time."""
-    rng, paths = np.random.default_rng(0), tuple(folder / f"{i}.npy" for i in range(m))
+    """(m, n, d) maps on disk."""
+    rng = np.random.default_rng(0)
     base = rng.standard_normal((n, d), np.float32)
-    for path in paths:
-        write_maps(path, packed(base + rng.standard_normal((n, d), np.float32)))
-    return StoredMaps((MapFiles(paths, n, d),))
+    maps = stored.on_disk((m, n, d), folder)
+    for row in maps:
+        row[:] = base + rng.standard_normal((n, d), np.float32)
+    return maps
 
 
 def everything(maps, member):
@@ -45,7 +41,7 @@ def everything(maps, member):
     values = {"label": np.zeros((m, n)), "l1": np.arange(m * n, dtype=float).reshape(m, n) % 7}
     examples = np.random.default_rng(1).integers(0, 2**60, n, dtype=np.uint64)
     signals = Signals(member, values, maps, {"targets": [0]}, examples=examples)
-    signals = side_by_side([copies_together(signals)[0]])
+    signals = copies_together(signals)[0]
     rows = [row for row in fitting(signals, POLICY) if row.signal in ("attributions", "attributions:sign")]
     assert len(rows) == 2
     splits = Splits.of(signals, POLICY, trains=False)
@@ -60,15 +56,14 @@ def everything(maps, member):
 @pytest.fixture
 def small(monkeypatch):
     """Parts of 2 MiB instead of 128 MiB."""
-    monkeypatch.setattr(storage.windows, "__defaults__", (1 << 19,))
-    monkeypatch.setattr(storage.blocks, "__defaults__", (1 << 19,))
-    monkeypatch.setattr(storage.parts, "__defaults__", (1 << 18,))
-    monkeypatch.setattr(leave_one_out, "CHUNK", 1 << 18)
+    monkeypatch.setattr(stored.blocks, "__defaults__", (1 << 19,))
+    monkeypatch.setattr(stored.parts, "__defaults__", (1 << 18,))
+    monkeypatch.setattr(likelihood, "CHUNK", 1 << 18)
     monkeypatch.setattr(strength, "MOST_NUMBERS", 1 << 19)
     monkeypatch.setitem(utility_of.__globals__, "PART", 1 << 16)
 
 
-def whole(maps, models, step, most=0):
+def whole(maps, models, step):
     """As `windows`, by somebody who reads all first."""
     read = np.stack([maps[int(i)] for i in models])
     for start in range(0, maps.shape[1], step):
@@ -98,7 +93,7 @@ def test_an_audit_holds_a_small_part_of_maps_on_disk_at_a_time(tmp_path, small):
 
 def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatch):
     maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
-    monkeypatch.setattr(leave_one_out, "windows", whole)
+    monkeypatch.setattr(likelihood, "windows", whole)
     assert most_memory(lambda: everything(maps, member)) > ALL
 
 
@@ -128,33 +123,26 @@ class Watched:
         self.gib = (self.most - self.before) / 2**30
 
 
-MODELS, SIDES, FEATURES = 257, (500, 49_500), 3_072
-EXAMPLES = sum(SIDES)
+MODELS, EXAMPLES, FEATURES = 257, 50_000, 3_072
+FEW = 500
 
 
 @pytest.fixture(scope="module")
 def huge(tmp_path_factory):
-    """Maps of 257 models, 50,000 examples and 3,072 features, 79 GB on disk of which nearly all are holes: those of the
-    first 100 examples are real, all others are zeros."""
+    """Maps of 257 models, 50,000 examples and 3,072 features, 158 GB on disk of which nearly all are holes: all are
+    zeros but those of the first 100 examples."""
     if not Path("/proc/self/status").exists():
         pytest.skip("memory is read from /proc")
     folder, rng = tmp_path_factory.mktemp("huge"), np.random.default_rng(0)
-    base, sides = rng.standard_normal((100, FEATURES), np.float32), []
-    for side, n in enumerate(SIDES):
-        paths = tuple(folder / f"{side}-{i}.npy" for i in range(MODELS))
-        files = MapFiles(paths, n, FEATURES)
-        for path in paths:
-            with path.open("wb") as file:
-                file.write(files._head)
-                if side == 0:
-                    packed(base + rng.standard_normal(base.shape, np.float32)).tofile(file)
-                file.truncate(len(files._head) + n * record(FEATURES).itemsize)
-        sides.append(files)
-    on_disk = 512 * sum(path.stat().st_blocks for path in folder.iterdir())
-    if on_disk > 2**31:
+    maps = np.lib.format.open_memmap(folder / "maps.npy", "w+", np.float32, (MODELS, EXAMPLES, FEATURES))
+    base = rng.standard_normal((100, FEATURES), np.float32)
+    for row in maps:
+        row[:100] = base + rng.standard_normal(base.shape, np.float32)
+    maps.flush()
+    if 512 * (folder / "maps.npy").stat().st_blocks > 2**31:
         pytest.skip("this file system keeps no holes")
-    yield StoredMaps(tuple(sides))
-    shutil.rmtree(folder)
+    yield maps
+    (folder / "maps.npy").unlink()
 
 
 @pytest.mark.slow
@@ -169,23 +157,21 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
     beside = {"examples": rng.integers(0, 2**60, n, dtype=np.uint64)}
     started = time.process_time()
     with Watched() as memory:
-        signals = side_by_side([Signals(member, values, huge, {"targets": [0]}, **beside)])
+        signals = Signals(member, values, huge, {"targets": [0]}, **beside)
         assert {row.signal for row in fitting(signals, POLICY)} >= {f"attributions:{view}" for view in VIEWS}
         splits = Splits.of(signals, POLICY, trains=True)
         strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
         root_cause(signals, rows=np.arange(n) < 400)
         utility_of((), (huge, huge))
         signals.save(tmp_path / "signals.npz")
-        few = StoredMaps(huge.sides[:1])
+        few = huge[:, :FEW]
         references, reads = np.arange(1, m), [0, *range(1, 9)]
         for view in (None, "sign"):
-            scores = likelihood_ratios(
-                LikelihoodRatio(), few, member[:, : few.shape[1]], references, reads, VIEWS.get(view)
-            )
+            scores = likelihood_ratios(LikelihoodRatio(), few, member[:, :FEW], references, reads, VIEWS.get(view))
             assert scores[:, :100].all()
             assert not scores[:, 100:].any()
         places = np.arange(1, m), np.flatnonzero(np.arange(n) < 100)
-        fitted = Learned(epochs=1).fitted(huge, member[np.ix_(*places)], None, None, places)
+        fitted = Learned(epochs=1).fit(huge, member, *places)
         fitted.scores(huge[0, :1000])
     assert memory.gib < 1.5, f"{memory.gib:.2f} GiB after {time.process_time() - started:.0f} s"
 

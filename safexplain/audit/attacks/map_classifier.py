@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit.attacks.base import Floats
-from safexplain.audit.attacks.likelihood.moments import parts
+from safexplain.audit.maps import parts
 
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
 """What `unit_maps` says about each map beside the map itself."""
@@ -83,7 +83,7 @@ def unit_maps_of(maps: Floats, device: torch.device, at: tuple[NDArray[np.int64]
     """(p, d) float32 unit maps and their (p, 6) scalars on the device.
 
     Args:
-        maps: (..., d); only `CHUNK` numbers at a time are copied in double precision.
+        maps: (..., d); only a part of them at a time is copied in double precision.
         device: where to.
         at: index arrays of length p into all but the last axis.
     """

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._validate import check_whole
-from safexplain.audit.attacks.base import Attack, Bools, Floats, check_signals
-from safexplain.audit.attacks.learned.attack import Learned
-from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
+from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.errors import ConfigurationError, InputError
 
 

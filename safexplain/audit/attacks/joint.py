@@ -12,20 +12,14 @@ in which membership tells most (`_Directions`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.moments import (
-    Transform,
-    check_transform,
-    parts,
-    shrunk,
-    two_sided,
-)
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.audit.attacks.likelihood import Transform, check_transform, shrunk, two_sided
+from safexplain.audit.maps import parts
+from safexplain.errors import InputError
 
 MOST_NUMBERS = 32
 """Most numbers an example that are read as they are: references cannot tell each example's covariance of more."""
@@ -36,6 +30,12 @@ MOST_COLUMNS = 2048
 FLOOR = 1e-9
 """Least variance in any direction, as a share of the pooled one."""
 
+SHRINK = 16.0
+"""Observations that the pooled covariance is worth beside those of the example."""
+
+CHUNK = 1 << 22
+"""Numbers of the reference signals held in double precision at a time."""
+
 Array = NDArray[np.float64]
 
 
@@ -43,13 +43,14 @@ Array = NDArray[np.float64]
 class JointLikelihoodRatio:
     """Gaussian likelihood ratio of a vector per example, with full covariances; the same for any linear mix of columns.
 
-    With P_in and P_out the pooled covariances over examples (both the same for "shared") and L L^T = P, the covariance
-    of example i under each hypothesis is L R_i L^T with
+    With P_in and P_out the pooled covariances over examples (two of them, for models vary less on what they were
+    trained on) and L L^T = P, the covariance of example i under each hypothesis is L R_i L^T with
 
-        R_i = (W_i + shrink * identity) / (dof_i + shrink),
+        R_i = (W_i + 16 * identity) / (dof_i + 16),
 
-    W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides ("shared" and "relative") or
-    of one ("separate"), dof_i their degrees of freedom: the prior of `SharedVariance`, for matrices.
+    W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides, and dof_i their degrees of
+    freedom. The in- and out-mean of an example get the normal prior that fits those of all examples, which also takes
+    what one of the two says about the other.
 
     Of more than 32 numbers each example's covariance cannot be told by few references. They are mapped, by one linear
     map for all examples that is learned from the reference models alone, to uncorrelated directions v, ordered by how
@@ -65,29 +66,15 @@ class JointLikelihoodRatio:
 
     Args:
         transform: "log", "identity", or "auto": the logarithm of every column that is never negative.
-        shrink: how many observations the pooled covariance is worth; infinite: one covariance for all examples.
-        covariance: "shared": one pooled covariance and one matrix per example; "relative": two pooled covariances,
-            for models vary less on what they were trained on, and one matrix per example; "separate": two of each.
-        means: "shrunk": the in- and out-mean of an example get the prior that fits those of all examples, which also
-            takes what one of the two says about the other; "own": plain averages.
 
     Raises:
-        ConfigurationError: an unknown name, or a negative shrink.
+        ConfigurationError: another transform.
     """
 
     transform: Transform = "auto"
-    shrink: float = 16.0
-    covariance: Literal["shared", "relative", "separate"] = "relative"
-    means: Literal["shrunk", "own"] = "shrunk"
 
     def __post_init__(self) -> None:
         check_transform(self.transform)
-        if not self.shrink >= 0:
-            raise ConfigurationError(f"shrink must be >= 0, got {self.shrink!r}")
-        if self.covariance not in ("shared", "relative", "separate"):
-            raise ConfigurationError(f"covariance is shared, relative or separate, got {self.covariance!r}")
-        if self.means not in ("shrunk", "own"):
-            raise ConfigurationError(f"means is shrunk or own, got {self.means!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """Score every example; higher says "member".
@@ -112,102 +99,80 @@ class JointLikelihoodRatio:
             raise InputError(f"expected 1 to {MOST_COLUMNS} numbers an example, got {k}; use LikelihoodRatio for more")
         usable = two_sided(membership)
         columns = _Columns.of(self.transform, target, shadows)
-        if k > MOST_NUMBERS:
-            return self._many(columns, target, shadows, membership, usable)
-        return self._few(columns(target), columns(shadows), membership, usable)
-
-    def _few(self, t: Array, values: Array, membership: Bools, usable: Bools) -> Array:
-        """(n,) log ratios of (n, k) and (m, n, k) numbers of about the same size, k <= 32."""
-        n, k = t.shape
-        cut = list(parts(n, len(values) * k))
-        count, mean = np.empty((2, n, 1)), np.empty((2, n, k))
-        total = np.zeros((2, k, k))
-        ss = np.empty(0)
-        for part in cut:
-            count[:, part], mean[:, part], ss = _sides(values[:, part], membership[:, part])
-            total += ss[:, usable[part]].sum(1)
-        dof = np.maximum(count - 1, 0)[..., None]
-        frames, log_det = self._frames(total, dof[:, usable].sum((1, 2, 3)), mean[:, usable])
-        mean, count = mean @ frames, np.maximum(count, 1)
-        prior = _Prior.of(mean[:, usable], count[:, usable]) if self.means == "shrunk" else None
-        scores = np.zeros(n)
-        for part in cut:
-            if len(cut) > 1:
-                ss = _sides(values[:, part], membership[:, part])[2]
-            root, spread = self._relative(frames.transpose(0, 2, 1)[:, None] @ ss @ frames[:, None], dof[:, part])
-            centre = mean[:, part]
-            if prior is not None:
-                centre = prior.posterior(centre, root, spread / count[:, part])
-            away = ((t[part] @ frames - centre)[:, :, None] @ root)[:, :, 0]
-            distance = np.minimum((away**2 / spread).sum(-1), 1e290)
-            log_p = -0.5 * (distance + np.log(spread).sum(-1) + log_det[:, None])
-            scores[part] = log_p[0] - log_p[1]
+        scores = (
+            _many(columns, target, shadows, membership, usable)
+            if k > MOST_NUMBERS
+            else _few(columns(target), columns(shadows), membership, usable)
+        )
         scores[~usable] = 0.0
         return scores
 
-    def _many(self, columns: _Columns, target: Floats, shadows: Floats, membership: Bools, usable: Bools) -> Array:
-        """(n,) log ratios in the directions of `_Directions`: the first 32 together, the others one by one."""
-        m, n, k = shadows.shape
-        cut = list(parts(n, m * k))
-        found = _Directions.of(columns, shadows, membership, usable, cut)
-        r = min(MOST_NUMBERS, found.frame.shape[1])
-        t, values, scores = np.empty((n, r)), np.empty((m, n, r)), np.zeros(n)
-        for part in cut:
-            one, many = columns(target[part]) @ found.frame, columns(shadows[:, part]) @ found.frame
-            t[part], values[:, part] = one[:, :r], many[..., :r]
-            if r < found.frame.shape[1]:
-                scores[part] = self._one_by_one(one[:, r:], many[..., r:], membership[:, part], found)
-        scores[~usable] = 0.0
-        if r == 0:
-            return scores
-        largest = np.maximum(np.abs(t).max(0), np.abs(values).max((0, 1)))
-        largest[largest == 0] = 1.0
-        return scores + self._few(t / largest, values / largest, membership, usable)
 
-    def _one_by_one(self, t: Array, values: Array, member: Bools, found: _Directions) -> Array:
-        """(p,) summed log ratios of (p, d) and (m, p, d) numbers in the last directions, as if independent."""
-        pooled = found.spread[:, None, -t.shape[1] :]
-        if self.covariance == "shared" or (found.dof == 0).any():
-            pooled = np.ones_like(pooled)
-        weight = np.stack([member, ~member]).astype(np.float64)
-        count = weight.sum(1)[..., None]
-        mean = np.einsum("smp,mpd->spd", weight, values, optimize=True) / np.maximum(count, 1)
-        ss = np.stack([np.einsum("mp,mpd->pd", w, np.square(values - c)) for w, c in zip(weight, mean, strict=True)])
-        ss, dof, count = ss / pooled, np.maximum(count - 1, 0), np.maximum(count, 1)
-        if self.covariance != "separate":
-            ss, dof = ss.sum(0, keepdims=True), dof.sum(0, keepdims=True)
-        spread = np.maximum(shrunk(ss, dof, self.shrink, np.ones(1)), FLOOR) * pooled
-        if self.means == "shrunk":
-            noise = spread / count
-            gap, share = mean[0] - mean[1], noise[0] / noise.sum(0)
-            level = mean[0] - share * gap  # the means weighted by what is known of them
-            gap = gap * found.prior / (found.prior + noise.sum(0))
-            mean = np.stack([level + share * gap, level - (1 - share) * gap])
-        log_p = -0.5 * (np.minimum((t - mean) ** 2 / spread, 1e290) + np.log(spread)).sum(-1)
-        out: Array = log_p[0] - log_p[1]
-        return out
+# ----------------------------------------------------------------------------------------------------- few columns
 
-    def _frames(self, total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
-        """(2, k, r) the coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
-        gap = mean[0] - mean[1]
-        basis = _basis((total.sum(0) + gap.T @ gap) / (dof.sum() + len(gap)))
-        frames, log_det = [], []
-        for side in range(2):
-            one = slice(side, side + 1) if self.covariance != "shared" and dof[side] > 0 else slice(None)
-            pooled = basis.T @ total[one].sum(0) @ basis / max(dof[one].sum(), 1.0)
-            w, v = np.linalg.eigh(pooled)
-            w = np.maximum(w, FLOOR)
-            frames.append(basis @ (v / np.sqrt(w)) @ v.T)
-            log_det.append(np.log(w).sum())
-        return np.stack(frames), np.array(log_det)
 
-    def _relative(self, ss: Array, dof: Array) -> tuple[Array, Array]:
-        """Eigenvectors (2, p, r, r) and eigenvalues (2, p, r) of the covariances R_i."""
-        if self.covariance != "separate":
-            ss, dof = ss.sum(0, keepdims=True), dof.sum(0, keepdims=True)
-        w, v = np.linalg.eigh(shrunk(ss, dof, self.shrink, np.eye(ss.shape[-1])))
-        w = np.maximum(w, np.maximum(FLOOR, 1e-13 * w.max(-1, keepdims=True, initial=0.0)))
-        return np.broadcast_to(v, (2, *v.shape[1:])), np.broadcast_to(w, (2, *w.shape[1:]))
+def _few(t: Array, values: Array, membership: Bools, usable: Bools) -> Array:
+    """(n,) log ratios of (n, k) and (m, n, k) numbers of about the same size, k <= 32."""
+    n, k = t.shape
+    cut = list(parts(n, len(values) * k, CHUNK))
+    count, mean = np.empty((2, n, 1)), np.empty((2, n, k))
+    total = np.zeros((2, k, k))
+    ss = np.empty(0)
+    for part in cut:
+        count[:, part], mean[:, part], ss = _sides(values[:, part], membership[:, part])
+        total += ss[:, usable[part]].sum(1)
+    dof = np.maximum(count - 1, 0)[..., None]
+    frames, log_det = _frames(total, dof[:, usable].sum((1, 2, 3)), mean[:, usable])
+    mean, count = mean @ frames, np.maximum(count, 1)
+    prior = _Prior.of(mean[:, usable], count[:, usable])
+    scores = np.zeros(n)
+    for part in cut:
+        if len(cut) > 1:
+            ss = _sides(values[:, part], membership[:, part])[2]
+        whitened = (frames.transpose(0, 2, 1)[:, None] @ ss @ frames[:, None]).sum(0)
+        spread, root = np.linalg.eigh(shrunk(whitened, dof[:, part].sum(0), SHRINK, np.eye(whitened.shape[-1])))
+        spread = np.maximum(spread, np.maximum(FLOOR, 1e-13 * spread.max(-1, keepdims=True, initial=0.0)))
+        centre = prior.posterior(mean[:, part], root, spread / count[:, part])
+        away = ((t[part] @ frames - centre)[:, :, None] @ root)[:, :, 0]
+        distance = np.minimum((away**2 / spread).sum(-1), 1e290)
+        log_p = -0.5 * (distance + np.log(spread).sum(-1) + log_det[:, None])
+        scores[part] = log_p[0] - log_p[1]
+    return scores
+
+
+def _sides(values: Array, membership: Bools) -> tuple[Array, Array, Array]:
+    """Of (m, p, k) values: counts (2, p, 1), means (2, p, k), squared deviations (2, p, k, k) with and without."""
+    x = np.ascontiguousarray(values.transpose(1, 0, 2))
+    weight = np.stack([membership.T, ~membership.T]).astype(np.float64)
+    count = weight.sum(2)[..., None]
+    mean = (weight[:, :, None] @ x)[:, :, 0] / np.maximum(count, 1)
+    away = (x - mean[:, :, None]) * weight[..., None]
+    return count, mean, away.transpose(0, 1, 3, 2) @ away
+
+
+def _frames(total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
+    """(2, k, r) the coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
+    gap = mean[0] - mean[1]
+    basis = _basis((total.sum(0) + gap.T @ gap) / (dof.sum() + len(gap)))
+    frames, log_det = [], []
+    for side in range(2):
+        one = slice(side, side + 1) if dof[side] > 0 else slice(None)
+        pooled = basis.T @ total[one].sum(0) @ basis / max(dof[one].sum(), 1.0)
+        w, v = np.linalg.eigh(pooled)
+        w = np.maximum(w, FLOOR)
+        frames.append(basis @ (v / np.sqrt(w)) @ v.T)
+        log_det.append(np.log(w).sum())
+    return np.stack(frames), np.array(log_det)
+
+
+def _basis(change: Array) -> Array:
+    """(k, r) coordinates in which `change` is the identity, less the directions in which nothing ever changes."""
+    deviation = np.sqrt(np.diag(change))
+    inverse = np.where(deviation > 1e-12, 1 / np.maximum(deviation, 1e-12), 0.0)  # else: rounding of a constant
+    w, v = np.linalg.eigh(change * inverse * inverse[:, None])
+    kept = w > 1e-10
+    basis: Array = inverse[:, None] * v[:, kept] / np.sqrt(w[kept])
+    return basis
 
 
 @dataclass(frozen=True)
@@ -234,9 +199,9 @@ class _Prior:
         singular where examples differ by 1e7 times the noise.
         """
         _, p, r = means.shape
-        white = root / np.sqrt(variance)[..., None, :]
-        gram = np.einsum("spia,siuj,upjb->psaub", white, self.covariance, white, optimize=True)
-        x = ((means - self.mean[:, None])[:, :, None] @ white)[:, :, 0].transpose(1, 0, 2).reshape(p, 2 * r, 1)
+        scale = root / np.sqrt(variance)[..., None, :]
+        gram = np.einsum("spia,siuj,upjb->psaub", scale, self.covariance, scale, optimize=True)
+        x = ((means - self.mean[:, None])[:, :, None] @ scale)[:, :, 0].transpose(1, 0, 2).reshape(p, 2 * r, 1)
         gram = gram.reshape(p, 2 * r, 2 * r)
         unit = (1 + 1e-14 * gram.trace(axis1=1, axis2=2))[:, None, None] * np.eye(2 * r)
         y = np.linalg.solve(gram + unit, x).reshape(p, 2, r, 1).transpose(1, 0, 2, 3)
@@ -244,27 +209,47 @@ class _Prior:
         return moved
 
 
-def _sides(values: Array, membership: Bools) -> tuple[Array, Array, Array]:
-    """Of (m, p, k) values: counts (2, p, 1), means (2, p, k), squared deviations (2, p, k, k) with and without."""
-    x = np.ascontiguousarray(values.transpose(1, 0, 2))
-    weight = np.stack([membership.T, ~membership.T]).astype(np.float64)
-    count = weight.sum(2)[..., None]
-    mean = (weight[:, :, None] @ x)[:, :, 0] / np.maximum(count, 1)
-    away = (x - mean[:, :, None]) * weight[..., None]
-    return count, mean, away.transpose(0, 1, 3, 2) @ away
-
-
-def _basis(change: Array) -> Array:
-    """(k, r) coordinates in which `change` is the identity, less the directions in which nothing ever changes."""
-    deviation = np.sqrt(np.diag(change))
-    inverse = np.where(deviation > 1e-12, 1 / np.maximum(deviation, 1e-12), 0.0)  # else: rounding of a constant
-    w, v = np.linalg.eigh(change * inverse * inverse[:, None])
-    kept = w > 1e-10
-    basis: Array = inverse[:, None] * v[:, kept] / np.sqrt(w[kept])
-    return basis
-
-
 # ---------------------------------------------------------------------------------------------------- many columns
+
+
+def _many(columns: _Columns, target: Floats, shadows: Floats, membership: Bools, usable: Bools) -> Array:
+    """(n,) log ratios in the directions of `_Directions`: the first 32 together, the others one by one."""
+    m, n, k = shadows.shape
+    cut = list(parts(n, m * k, CHUNK))
+    found = _Directions.of(columns, shadows, membership, usable, cut)
+    r = min(MOST_NUMBERS, found.frame.shape[1])
+    t, values, scores = np.empty((n, r)), np.empty((m, n, r)), np.zeros(n)
+    for part in cut:
+        one, many = columns(target[part]) @ found.frame, columns(shadows[:, part]) @ found.frame
+        t[part], values[:, part] = one[:, :r], many[..., :r]
+        if r < found.frame.shape[1]:
+            scores[part] = _one_by_one(one[:, r:], many[..., r:], membership[:, part], found)
+    if r == 0:
+        return scores
+    largest = np.maximum(np.abs(t).max(0), np.abs(values).max((0, 1)))
+    largest[largest == 0] = 1.0
+    return scores + _few(t / largest, values / largest, membership, usable)
+
+
+def _one_by_one(t: Array, values: Array, member: Bools, found: _Directions) -> Array:
+    """(p,) summed log ratios of (p, d) and (m, p, d) numbers in the last directions, as if independent."""
+    pooled = found.spread[:, None, -t.shape[1] :]
+    if (found.dof == 0).any():
+        pooled = np.ones_like(pooled)
+    weight = np.stack([member, ~member]).astype(np.float64)
+    count = weight.sum(1)[..., None]
+    mean = np.einsum("smp,mpd->spd", weight, values, optimize=True) / np.maximum(count, 1)
+    ss = np.stack([np.einsum("mp,mpd->pd", w, np.square(values - c)) for w, c in zip(weight, mean, strict=True)])
+    dof, count = np.maximum(count - 1, 0).sum(0), np.maximum(count, 1)
+    spread = np.maximum(shrunk((ss / pooled).sum(0), dof, SHRINK, np.ones(1)), FLOOR) * pooled
+    noise = spread / count
+    gap, share = mean[0] - mean[1], noise[0] / noise.sum(0)
+    level = mean[0] - share * gap  # the means weighted by what is known of them
+    gap = gap * found.prior / (found.prior + noise.sum(0))
+    mean = np.stack([level + share * gap, level - (1 - share) * gap])
+    log_p = -0.5 * (np.minimum((t - mean) ** 2 / spread, 1e290) + np.log(spread)).sum(-1)
+    out: Array = log_p[0] - log_p[1]
+    return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import threading
 
@@ -12,9 +11,9 @@ import torch
 from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
-from safexplain.audit.collect import ExplainModel
-from safexplain.audit.storage.maps import StoredMaps
-from safexplain.audit.storage.pieces import Explained, ExplainedStore
+from safexplain.audit.asked import ExplainModel
+from safexplain.audit.maps import are_stored, blocks, on_disk, parts, windows
+from safexplain.audit.store import Answers, Store
 from safexplain.errors import InputError
 
 MEMBER = np.random.default_rng(0).random((4, 30)) < 0.5
@@ -86,28 +85,27 @@ def test_an_interrupted_run_explains_only_what_is_missing_and_finds_the_same(lar
     assert collect(tmp_path, largest_maps=largest)[1] == set()
 
 
-def test_maps_that_are_too_large_go_to_disk_and_say_the_same_in_16_bits():
+def test_maps_that_are_too_large_go_to_disk_and_say_the_same():
     here, _ = collect(None, largest_maps=2**30)
     there, _ = collect(None, largest_maps=4 * 4 * 30 * 6 * 2 - 1)
     least, _ = collect(None, largest_maps=4 * 4 * 30 * 6 * 2)
-    assert isinstance(here.attributions, np.ndarray)
-    assert isinstance(least.attributions, np.ndarray)
+    assert not are_stored(here.attributions)
+    assert not are_stored(least.attributions)
     for name, maps in there.on_disk.items():
         own = here.attributions if name == "attributions" else here.values[name]
-        assert np.allclose(maps, own, rtol=2**-11, atol=0)
+        assert np.array_equal(maps, own)
     assert sorted(there.on_disk) == ["attributions", "attributions@3"]
     summaries = [name for name in here.values if name not in there.on_disk]
     assert all(np.array_equal(here.values[name], there.values[name]) for name in summaries)
     assert here.meta == there.meta
 
 
-def test_without_a_folder_large_maps_are_deleted_with_the_signals(tmp_path, monkeypatch):
+def test_files_of_maps_have_no_name_and_go_with_the_array(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found, _ = collect(None)
-    assert len(list(tmp_path.rglob("*.npy"))) == 8
-    del found
-    gc.collect()
+    assert are_stored(found.attributions)
     assert not any(tmp_path.iterdir())
+    assert found.attributions.any()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,6 @@ def test_without_a_folder_large_maps_are_deleted_with_the_signals(tmp_path, monk
         {"dither": Dither(seed=1)},
         {"patience": (1, 4)},
         {"classes": (1,)},
-        {"own_class": True},
         {"function": lambda model, x, target: 2 * explain(model, x, target)},
         {"without_noise": lambda model, x, target: explain(model, x, target) / 2, "targets": (0,)},
     ],
@@ -133,11 +130,10 @@ def test_what_was_made_otherwise_is_not_taken_up(other, tmp_path):
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".1.npy", ".3.npy"])
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
-def test_a_damaged_piece_is_made_again(suffix, harm, tmp_path):
+def test_a_damaged_piece_is_made_again(harm, tmp_path):
     expected, _ = collect(tmp_path)
-    path = sorted(p for p in tmp_path.iterdir() if p.name.endswith(suffix))[1]
+    path = sorted(p for p in tmp_path.iterdir() if p.suffix == ".npz")[1]
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1
     path.unlink() if harm == "gone" else path.write_bytes(raw if harm == "changed" else raw[:-7])
@@ -156,38 +152,49 @@ def test_what_cannot_be_told_is_explained_each_time_and_leaves_nothing(tmp_path)
     for _ in range(2):
         found, asked = collect(tmp_path, unknown)
         assert asked == {0, 1, 2, 3}
-        assert isinstance(found.attributions, StoredMaps)
-    del found
-    gc.collect()
+        assert are_stored(found.attributions)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_finished_audit_leaves_no_pieces(tmp_path):
-    store = ExplainedStore(tmp_path)
-    found, _ = collect(store)
-    assert len(list(tmp_path.iterdir())) == 12
+    store = Store(tmp_path)
+    collect(store)
+    assert len(list(tmp_path.iterdir())) == 4
     store.finish()
-    for maps in found.on_disk.values():
-        maps.delete_in_the_end()
-    assert len(list(tmp_path.iterdir())) == 8
-    del found, maps
-    gc.collect()
     assert not any(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_said_and_keeps_what_was_there(tmp_path, monkeypatch):
     collect(tmp_path, shadows=Shadows(SHADOWS.models[:2], MEMBER[:2]))
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safexplain.audit.storage.pieces.write_maps", full)
+    monkeypatch.setattr("safexplain.audit.store.write_npz", full)
     with pytest.raises(InputError, match="free some space and resume"):
         collect(tmp_path)
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
-def test_not_finite_maps_are_refused_before_they_are_packed():
+def test_maps_that_do_not_fit_on_the_disk_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("safexplain.audit.maps.free_space", lambda folder: 100)
+    with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
+        collect(None)
+
+
+def test_parts_of_maps_on_disk_are_those_of_maps_in_memory(tmp_path):
+    here = np.random.default_rng(0).random((3, 11, 4)).astype(np.float32)
+    there = on_disk(here.shape, tmp_path)
+    there[:] = here
+    assert [(i, part) for i, part, _ in blocks(there, 12)] == [(i, part) for i in range(3) for part in parts(11, 4, 12)]
+    assert all(np.array_equal(found, here[i, part]) for i, part, found in blocks(there, 12))
+    models = np.array([2, 0])
+    for first, found in windows(there, models, 5):
+        assert np.array_equal(found, here[models, first : first + 5])
+        assert not are_stored(found)
+
+
+def test_maps_that_are_not_finite_are_refused():
     with pytest.raises(InputError, match=r"must be finite"):
         collect(None, lambda model, x, target: x / 0)
     with pytest.raises(InputError, match=r"NaN or infinite"):
@@ -204,11 +211,11 @@ def test_saved_signals_leave_large_maps_out_and_say_so(tmp_path):
 
 
 def test_a_piece_is_what_was_released(tmp_path):
-    store = ExplainedStore(tmp_path / "new")
+    store = Store(tmp_path / "new")
     maps = np.arange(6, dtype=np.float32).reshape(2, 3)
-    store.save("key", Explained({"l1": np.ones(2), "class_l1": np.ones((2, 2))}, {1: maps}, ((1, 3),)))
-    found, files = store.load("key")
-    assert (found.shapes, files, list(found.summaries)) == (((1, 3),), {}, ["l1", "class_l1"])
+    store.save("key", Answers({1: {"l1": np.ones(2), "class_l1": np.ones((2, 2))}}, {1: maps}, ((1, 3),)))
+    found = store.load("key")
+    assert (found.shapes, list(found.summaries[1])) == (((1, 3),), ["l1", "class_l1"])
     assert np.array_equal(found.maps[1], maps)
     assert store.load("other") is None
 
@@ -222,12 +229,10 @@ def test_signals_with_large_maps_are_read_model_by_model_from_a_file(tmp_path, m
     there = Signals.load(tmp_path / "signals.npz")
     assert sorted(there.on_disk) == ["attributions", "attributions@3"]
     for name, maps in there.on_disk.items():
-        assert np.allclose(maps, here.attributions if name == "attributions" else here.values[name], rtol=2**-11)
+        assert np.array_equal(maps, here.attributions if name == "attributions" else here.values[name])
     assert np.array_equal(there.values["l1@3"], here.values["l1@3"])
-    del there, maps
-    gc.collect()
     assert not any((tmp_path / "temporary").iterdir())
-    monkeypatch.setattr("safexplain.audit.storage.pieces.free_space", lambda folder: 100)
+    monkeypatch.setattr("safexplain.audit.maps.free_space", lambda folder: 100)
     with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
         Signals.load(tmp_path / "signals.npz")
 

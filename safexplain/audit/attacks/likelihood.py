@@ -1,0 +1,496 @@
+"""Likelihood ratios: is what the target released more like models that saw the example, or those that did not?
+
+    score = log p(signal | trained with the example) - log p(signal | trained without it)
+
+The Gaussian form is LiRA (Carlini et al., arXiv 2112.03570, section IV) applied to a number or a vector computed from
+the explanation, as in L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1).
+For labels the densities are counts; for few reference models and signals on a common scale, one ratio of densities is
+learned over all examples together. `likelihood_ratios` scores several models in turn, each with the others as its
+references; calling the attack is that for one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._validate import check_number, check_whole
+from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
+from safexplain.audit.maps import windows
+from safexplain.errors import ConfigurationError, InputError
+
+Array = NDArray[np.float64]
+Transform = Literal["auto", "log", "identity"]
+View = Callable[[Floats], Floats]
+Tick = Callable[[float], object]
+
+SHRINK = 16.0
+"""Observations that the variances of examples with a like centre are worth beside those of the example itself."""
+
+STRATA, FEWEST_A_STRATUM = 10, 50
+"""Groups of examples with a like centre, at most, and examples in each, at least."""
+
+VECTOR_SHRINK = 8.0
+"""Of vectors: observations that the mean over examples of a feature's variance is worth beside those of the example."""
+
+CHUNK = 1 << 20
+"""Numbers of vectors that are held in double precision at a time."""
+
+SILENT = 1 << 30
+"""Numbers that are read before progress is told: half a minute, about."""
+
+FEWEST_A_BIN = 50
+"""Reference values in a bin of `PooledDensityRatio`, at least."""
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio:
+    """Gaussian likelihood ratio per example, its means and variances estimated from the reference models.
+
+    Few references hardly tell how far an example's mean moves when a model is trained on it. So what one example
+    shows is shrunk towards what examples with a like centre show (empirical Bayes: Efron & Morris, 1973). These are
+    cut into ten strata by the mean of all their references. In each, with gap_i = mu_in - mu_out, pooled variances
+    p_in and p_out of the two sides (their ratio says how much less models vary on what they were trained on), and SS_i
+    the squared deviations from either mean divided by its side's p,
+
+        u_i = (SS_i + 16) / (dof_i + 16),    v_in = u_i p_in,    v_out = u_i p_out,
+        e_i = v_in / k_in + v_out / k_out,    tau = max(0, mean (gap_i - G)^2 - mean e_i),    G = mean gap_i,
+        g_i = G + tau / (tau + e_i) (gap_i - G),
+
+    and the means are the likeliest two that lie g_i apart. At 8 references this finds what separate averages find at
+    16 or more (docs/statistics.md, "References"). For vectors the log ratios of the features are added up (a diagonal
+    Gaussian), with plain means and one variance a feature for both sides, shrunk towards its mean over examples: there
+    are many gaps, and shrinking each was measured to find nothing more.
+
+    Args:
+        transform: "log" fits the Gaussians to the logarithm (norms and losses are closer to log-normal; zeros are
+            raised to half of the smallest positive value); "identity" to the signal itself; "auto" takes the
+            logarithm of one-number signals that are never negative.
+
+    Raises:
+        ConfigurationError: another transform.
+    """
+
+    transform: Transform = "auto"
+
+    def __post_init__(self) -> None:
+        check_transform(self.transform)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) or (n, d) signal of the target model.
+            shadows: (m, n) or (m, n, d) signals of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, no example has references on both sides, or the
+                logarithm of a negative signal or of vectors was asked for.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        m = len(membership)
+        values: Floats = np.concatenate([shadows, target[None]])
+        everyone = np.arange(m)
+        scores: Array = _ratios(self, values, membership, everyone, [m], [everyone])[0]
+        return scores
+
+
+def likelihood_ratios(
+    attack: LikelihoodRatio,
+    values: Floats,
+    membership: Bools,
+    references: NDArray[np.int64],
+    reads: Sequence[int],
+    view: View | None = None,
+    tick: Tick | None = None,
+) -> Array:
+    """Scores of what each of several models released, with the references that `references_for` leaves it.
+
+    Args:
+        attack: of any transform.
+        values: (models, n) or (models, n, d) finite signals, or maps on disk, which are never read as a whole.
+        membership: (models, n) bool.
+        references: indices of the reference models.
+        reads: indices of the models to score.
+        view: what is read of (..., d) maps, made of a few examples at a time.
+        tick: told the share that is done, every so often, where there is much to do.
+
+    Returns:
+        (len(reads), n) log likelihood ratios, 0 where the references have no model on one of the sides.
+
+    Raises:
+        InputError: as the attack.
+    """
+    others = [references_for(read, references, membership) for read in reads]
+    return _ratios(attack, values, membership, references, reads, others, view, tick)
+
+
+def _ratios(
+    attack: LikelihoodRatio,
+    values: Floats,
+    membership: Bools,
+    references: NDArray[np.int64],
+    reads: Sequence[int],
+    others: Sequence[NDArray[np.int64]],
+    view: View | None = None,
+    tick: Tick | None = None,
+) -> Array:
+    """`likelihood_ratios` with the references of each model given; only references' membership is looked at."""
+    if values.ndim == 3:
+        if attack.transform == "log":
+            raise InputError("the logarithm is for one-number signals, not for vectors")
+        return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view, tick)
+    return np.stack(
+        [
+            _ratios_of_numbers(attack.transform, values[read], values[refs], membership[refs])
+            for read, refs in zip(reads, others, strict=True)
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- one number
+
+
+def _ratios_of_numbers(transform: Transform, target: Floats, shadows: Floats, membership: Bools) -> Array:
+    """(n,) log ratios of one number an example, (n,) and (m, n)."""
+    usable = two_sided(membership)
+    t, x = (np.asarray(a, dtype=np.float64) for a in transformed(transform, target, shadows))
+    largest = max(float(np.abs(t).max()), float(np.abs(x[:, usable]).max())) or 1.0  # its squares are finite
+    t, x = t / largest, np.where(usable, x, 0.0) / largest
+    sides = np.stack([membership, ~membership])
+    count = np.maximum(sides.sum(1), 1).astype(np.float64)
+    mean = np.where(sides, x, 0.0).sum(1) / count
+    ss = np.where(sides, np.square(x - mean[:, None]), 0.0).sum(1)
+    dof = (count - 1) * usable
+    floor = 1e-9 * float(ss.sum() / max(dof.sum(), 1.0)) or 1.0
+    mean, variance = _shrunk_by_strata(mean, ss, count, dof, usable, floor)
+    log_p = -0.5 * (np.log(variance) + _distance(t - mean, variance))
+    scores: Array = np.where(usable, log_p[0] - log_p[1], 0.0)
+    return scores
+
+
+def _shrunk_by_strata(
+    mean: Array, ss: Array, count: Array, dof: Array, usable: Bools, floor: float
+) -> tuple[Array, Array]:
+    """(2, n) means and variances with and without each example, shrunk as `LikelihoodRatio` says."""
+    level = (mean * count).sum(0) / count.sum(0)
+    strata = min(STRATA, max(1, int(usable.sum()) // FEWEST_A_STRATUM))
+    cuts = np.quantile(level[usable], np.arange(1, strata) / strata)
+    stratum = np.searchsorted(cuts, level, side="right")
+
+    def summed(a: Array) -> Array:
+        """Over the usable examples of each stratum."""
+        return np.asarray(np.bincount(stratum, np.where(usable, a, 0.0), strata), dtype=np.float64)
+
+    number, free = np.maximum(summed(np.ones_like(level)), 1), np.stack([summed(d) for d in dof])
+    deviations = np.stack([summed(s) for s in ss])
+    alone = deviations / np.maximum(free, 1.0)
+    both = deviations.sum(0) / np.maximum(free.sum(0), 1.0)
+    pooled = (np.where((free > 0).all(0), alone, both) + floor)[:, stratum]
+    scale = ((ss / pooled).sum(0) + SHRINK) / (dof.sum(0) + SHRINK)
+    variance = scale * pooled
+    error = variance / count
+    gap = mean[0] - mean[1]
+    centre = (summed(gap) / number)[stratum]
+    spread = np.maximum(summed(np.square(gap - centre)) - summed(error.sum(0)), 0.0) / number
+    weight = spread[stratum] / (spread[stratum] + error.sum(0))
+    gap = centre + weight * (gap - centre)
+    without = (mean[1] * error[0] + (mean[0] - gap) * error[1]) / error.sum(0)
+    return np.stack([without + gap, without]), variance
+
+
+# ------------------------------------------------------------------------------------------------------- vectors
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Models with (or without) the examples of a part: how many, their means and squared deviations."""
+
+    count: Array  # (p, 1)
+    mean: Array  # (p, d)
+    ss: Array  # (p, d)
+
+    @classmethod
+    def of(cls, values: Array, squares: Array, weight: Array) -> _Side:
+        """Of (p, m, d) centred values, their squares, and weights (p, 1, m): 1 for the models of this side."""
+        count = weight.sum(-1)
+        mean = (weight @ values)[:, 0] / np.maximum(count, 1)
+        ss = (weight @ squares)[:, 0] - count * np.square(mean)
+        return cls(count, mean, np.maximum(ss, 0.0))
+
+    def without(self, one: Array, chosen: Bools) -> _Side:
+        """Without the model of values `one` (p, d), on the examples where it is `chosen` (p,): on this side."""
+        mine, left = chosen[:, None], np.maximum(self.count - 1, 1)
+        away = (one - self.mean) * mine
+        ss = np.maximum(self.ss - np.square(away) * (self.count / left), 0.0)
+        return _Side(self.count - mine, self.mean - away / left, ss)
+
+
+def _ratios_of_vectors(
+    values: Floats,
+    member: Bools,
+    references: Sequence[int],
+    reads: Sequence[int],
+    others: Sequence[NDArray[np.int64]],
+    view: View | None,
+    tick: Tick | None,
+) -> Array:
+    """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time; `member` is the references'.
+
+    Means and squared deviations are those of all references less the models that a read one is not compared with,
+
+        mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1),    c models on the side of x,
+
+    so that p models cost O(p n d) beside the O(m n d) of one. What is subtracted is centred; what rounding leaves of
+    a variance is far below the floor that is added to all.
+    """
+    (_, n, d), m = values.shape, len(references)
+    models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
+    place = {int(model): i for i, model in enumerate(models)}
+    left_out = [[place[model] for model in references if model not in kept] for kept in others]
+    usable = []
+    for left in left_out:
+        inside = member.sum(0) - member[left].sum(0)
+        usable.append((inside > 0) & (inside < m - len(left)))
+        if not usable[-1].any():
+            raise InputError(NO_SIDES)
+
+    def parts(passes: int) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
+        """Slices of the examples, their (p, models, d) values less the references' mean, and both sides of these."""
+        every, told = max(1, SILENT // max(models.size * d, 1)), 0
+        for start, found in windows(values, models, max(1, CHUNK // (max(d, 1) * (m + 1)))):
+            if tick is not None and start // every > told:
+                told = start // every
+                tick((passes + start / n) / 2)
+            part = slice(start, start + found.shape[1])
+            seen = found if view is None else view(found)
+            x = np.array(seen.transpose(1, 0, 2), dtype=np.float64, order="C")
+            x -= x[:, :m].mean(1, keepdims=True)
+            known, inside = x[:, :m], member[:, part].T[:, None, :].astype(np.float64)
+            squares = np.square(known)
+            yield part, x, (_Side.of(known, squares, inside), _Side.of(known, squares, 1 - inside))
+
+    def less(left: Sequence[int], part: slice, x: Array, sides: tuple[_Side, _Side]) -> tuple[_Side, _Side]:
+        inside, outside = sides
+        for i in left:
+            inside, outside = inside.without(x[:, i], member[i, part]), outside.without(x[:, i], ~member[i, part])
+        return inside, outside
+
+    total, dof = np.zeros((len(reads), d)), np.zeros(len(reads))
+    for part, x, sides in parts(0):
+        for k, left in enumerate(left_out):
+            good = usable[k][part].astype(np.float64)
+            for side in less(left, part, x, sides):
+                total[k] += good @ side.ss
+                dof[k] += (good * np.maximum(side.count[:, 0] - 1, 0)).sum()
+    scores = np.zeros((len(reads), n))
+    for part, x, sides in parts(1):
+        for k, (read, left) in enumerate(zip(reads, left_out, strict=True)):
+            pooled = total[k] / max(dof[k], 1.0)
+            inside, outside = less(left, part, x, sides)
+            free = np.maximum(inside.count - 1, 0) + np.maximum(outside.count - 1, 0)
+            v = shrunk(inside.ss + outside.ss, free, VECTOR_SHRINK, pooled) + (1e-9 * float(pooled.mean()) or 1.0)
+            away = (_distance(x[:, place[read]] - side.mean, v) for side in (outside, inside))
+            scores[k, part] = np.where(usable[k][part], 0.5 * np.subtract(*away).sum(1), 0.0)
+    return scores
+
+
+def _distance(away: Array, variance: Array) -> Array:
+    """Squares over variances, finite, as are sums and differences of them."""
+    with np.errstate(over="ignore"):
+        out: Array = np.minimum(np.square(away) / variance, 1e290)
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------- labels
+
+
+@dataclass(frozen=True)
+class LabelLikelihoodRatio:
+    """Likelihood ratio of a released class label: the counts of each label among models with and without the example.
+
+    Probabilities are smoothed towards the label's share among all reference models on the example, which has the
+    weight of `smoothing` models; what survives every hardening of an explanation is seen here, since the label is
+    released anyway.
+
+    Args:
+        smoothing: positive pseudo-count.
+    """
+
+    smoothing: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("smoothing", self.smoothing, above=0)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) class indices released by the target model.
+            shadows: (m, n) class indices of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios.
+
+        Raises:
+            InputError: shapes disagree or labels are not one number per example.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        if target.ndim != 1:
+            raise InputError(f"labels are one number per example, got shape {target.shape}")
+        same = shadows == target
+        inside, n = membership.sum(0), len(membership)
+        prior = self.smoothing * (same.sum(0) + 1) / (n + 2)
+        p_in = ((same & membership).sum(0) + prior) / (inside + self.smoothing)
+        p_out = ((same & ~membership).sum(0) + prior) / (n - inside + self.smoothing)
+        out: Array = np.log(p_in / p_out)
+        return out
+
+
+@dataclass(frozen=True)
+class OwnLabelRatio:
+    """Likelihood ratio of the log odds that a query gets the label which the target gave to the plain one.
+
+    Label-only attacks read an example's distance from the decision boundary out of the labels of its neighbours
+    (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528). Here the neighbours are the dithered
+    queries of which an audit averages the explanations anyway. References may give another label to the plain query,
+    and then `kept` is about that one; here all models are asked about the target's.
+    """
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n, 1 + classes) the label of the plain query, and the log odds of every class.
+            shadows: (m, n, 1 + classes) the same of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios.
+
+        Raises:
+            InputError: shapes disagree, or a label is none of the classes.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        classes = target.shape[-1] - 1
+        if target.ndim != 2 or classes < 1:
+            raise InputError(f"expected a label and the log odds of the classes, (n, 1 + classes), got {target.shape}")
+        own = target[:, 0].astype(np.int64)
+        if own.min() < 0 or own.max() >= classes:
+            raise InputError(f"labels lie in 0 .. {classes - 1}, as the shares say; got {own.min()} .. {own.max()}")
+        place = np.arange(len(own)), 1 + own
+        return LikelihoodRatio("identity")(target[place], shadows[(slice(None), *place)], membership)
+
+
+# ----------------------------------------------------------------------------------------- densities over examples
+
+
+@dataclass(frozen=True)
+class PooledDensityRatio:
+    """How often do members' signals lie here, and how often non-members'? Counted over all references and examples.
+
+    The reference values are cut into bins of equal numbers; a bin's log ratio is that of the shares of all members' and
+    of all non-members' values in it, each with one added; between the middles of bins it is interpolated. Nothing is
+    estimated of one example alone, so that a few references are enough, and the ratio may rise and fall: interpolating
+    models put members into a narrow band of margins, with non-members on both sides of it.
+
+    Args:
+        bins: at most, see `FEWEST_A_BIN`.
+    """
+
+    bins: int = 200
+
+    def __post_init__(self) -> None:
+        check_whole("bins", self.bins, 2)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) signal of the target model.
+            shadows: (m, n) signals of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log ratios.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, or the references have no members or only members.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        if target.ndim != 1:
+            raise InputError(f"PooledDensityRatio needs one number per example, got shape {target.shape}")
+        if membership.all() or not membership.any():
+            raise InputError("the reference models have no members or only members; both are needed")
+        order = np.argsort(shadows, axis=None)
+        values, member = shadows.ravel()[order].astype(np.float64), membership.ravel()[order]
+        bins = max(2, min(self.bins, len(values) // FEWEST_A_BIN))
+        cuts = np.linspace(0, len(values), bins + 1).astype(np.int64)[:-1]
+        cuts = np.unique(np.searchsorted(values, values[cuts]))  # equal values share a bin
+        inside = np.add.reduceat(member.astype(np.int64), cuts) + 1
+        outside = np.diff(np.append(cuts, len(values))) + 2 - inside
+        ratio = np.log(inside / inside.sum()) - np.log(outside / outside.sum())
+        middle = values[(cuts + np.append(cuts[1:], len(values))) // 2]
+        return np.asarray(np.interp(np.asarray(target, dtype=np.float64), middle, ratio))
+
+
+# ------------------------------------------------------------------------------------------ shared with other attacks
+
+NO_SIDES = "no example has reference models both with and without it; train more reference models"
+
+
+def two_sided(membership: Bools) -> Bools:
+    """(n,) whether an example has reference models both with and without it.
+
+    Raises:
+        InputError: none has.
+    """
+    inside = membership.sum(0)
+    usable: Bools = (inside > 0) & (inside < len(membership))
+    if not usable.any():
+        raise InputError(NO_SIDES)
+    return usable
+
+
+def shrunk(ss: Array, dof: Array, shrink: float, pooled: Array) -> Array:
+    """Variances (ss + shrink * pooled) / (dof + shrink), shrunk towards the pooled ones; broadcast."""
+    out: Array = (ss + shrink * pooled) / (dof + shrink)
+    return out
+
+
+def check_transform(transform: str) -> None:
+    """Refuse other names.
+
+    Raises:
+        ConfigurationError: not one of the three.
+    """
+    if transform not in ("auto", "log", "identity"):
+        raise ConfigurationError(f"transform is auto, log or identity, got {transform!r}")
+
+
+def transformed(transform: Transform, target: Floats, shadows: Floats) -> tuple[Floats, Floats]:
+    """Signals (n,) and (m, n) on the scale asked for; "auto" takes the logarithm of what is never negative.
+
+    Zeros are raised to half of the smallest positive value before the logarithm is taken.
+
+    Raises:
+        InputError: the logarithm of a negative signal was asked for.
+    """
+    lowest = min(target.min(), shadows.min())
+    if transform == "log" and lowest < 0:
+        raise InputError(f"the signal has negative values (down to {lowest:g}); use transform='identity'")
+    if transform == "identity" or lowest < 0:
+        return target, shadows
+    target, shadows = target.astype(np.float64), shadows.astype(np.float64)
+    smallest = min((float(a[a > 0].min()) for a in (target, shadows) if (a > 0).any()), default=1.0)
+    floor = max(smallest / 2, 5e-324)
+    return np.log(np.maximum(target, floor)), np.log(np.maximum(shadows, floor))

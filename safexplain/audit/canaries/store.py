@@ -1,0 +1,43 @@
+"""Numbers of finished runs on disk, so that an interrupted audit goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._files import PieceStore, read_arrays, write_npz
+
+__all__ = ["FinishedRuns"]
+
+Array = NDArray[np.float64]
+
+
+class FinishedRuns:
+    """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there.
+
+    A file that is damaged is as if it were not there.
+
+    Args:
+        folder: where, made when missing; None: nowhere.
+        key: digest of all that the numbers depend on, but their own number.
+
+    Raises:
+        InputError: the folder cannot be made; when saving, it cannot be written.
+    """
+
+    def __init__(self, folder: str | Path | None, key: str) -> None:
+        self.folder = folder
+        self._files, self._key = None if folder is None else PieceStore(folder, "finished runs"), key
+
+    def load(self, number: int) -> Array | None:
+        """What was saved; None: nothing."""
+        if self._files is None:
+            return None
+        return self._files.load(f"{self._key}-{number}.npz", lambda path: read_arrays(path, "values")["values"])
+
+    def save(self, number: int, values: Array) -> None:
+        """All or nothing."""
+        if self._files is not None:
+            self._files.save(f"{self._key}-{number}.npz", lambda path: write_npz(path, {"values": values}))

@@ -1,0 +1,257 @@
+"""Long work in several processes or on several machines, by whichever joblib backend is active: loky, Dask or Ray.
+
+    with joblib.parallel_config(backend="loky", n_jobs=4):
+        audit(...)
+
+Outside such a context all is done in this process, and in threads too: torch has one random generator for all of them.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config  # type: ignore[import-untyped]
+from joblib.parallel import get_active_backend  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._progress import Progress
+from safexplain._versions import VERSION
+from safexplain.errors import ConfigurationError
+
+TRIES = 3
+"""So often in a row may workers die with no task finished, before the error of the backend is raised."""
+
+LARGE = 1 << 20
+"""Bytes from which an array is sent beside the pickle: once, where several tasks have the same one."""
+
+VERSIONS = {"safexplain": VERSION, "torch": torch.__version__}
+
+_log = logging.getLogger(__name__)
+_one_at_a_time = threading.Lock()  # a worker of Dask may have several threads
+
+
+def workers() -> int:
+    """Workers of the active joblib backend; 1 where work is done in this process."""
+    backend = get_active_backend()[0]
+    if getattr(backend, "supports_sharedmem", False):  # threads
+        return 1
+    return max(int(effective_n_jobs(None)), 2 if _is_dask(backend) else 1)
+
+
+def parallel() -> bool:
+    """Whether work is done by workers."""
+    return workers() > 1
+
+
+def present(device: str | torch.device) -> torch.device:
+    """The device where this process has it, else the CPU: workers may have GPUs where this process has none."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return torch.device("cpu")
+    return torch.device(device)
+
+
+def each(
+    work: Callable[..., Any],
+    tasks: Sequence[tuple[Any, ...]],
+    *,
+    sizes: Sequence[float] | None = None,
+    stage: str,
+    progress: Progress,
+    before: float = 0,
+    total: float | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """(i, `work(*tasks[i], tick=tick)`) for every task, as they are ready; in order where this process does them.
+
+    `tick(share, note="")` moves progress in this process and does nothing in a worker; progress counts a task once its
+    result has been taken, and the next is asked for. Each task counts as `sizes`
+    units (or one), of `total` with the `before` that were finished earlier. What cannot be pickled, such as an
+    endpoint, is done in this process. A task whose worker died is done again, and what `work` raises is raised
+    unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on the CPU.
+    """
+    units = [1.0] * len(tasks) if sizes is None else list(sizes)
+    whole, done = before + sum(units) if total is None else total, before
+    waiting = _packed(work, tasks) if parallel() else {}
+    for i, task in enumerate(tasks):
+        if i not in waiting:
+
+            def tick(share: float, note: str = "", before: float = done, own: float = units[i]) -> None:
+                progress(stage, before + share * own, whole, note)
+
+            yield i, work(*task, tick=tick)
+            done += units[i]
+            progress(stage, done, whole)
+    if waiting:
+        _prepare(get_active_backend()[0])
+    tries = TRIES
+    while waiting:
+        with closing(_answers(waiting)) as answers:
+            while True:
+                try:
+                    answer = next(answers, None)
+                except Exception as error:  # of the backend: a worker died, or none is left
+                    tries -= 1
+                    if not tries:
+                        error.add_note(f"workers were lost {TRIES} times in a row, with nothing finished ({stage})")
+                        raise
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    _log.warning("a worker was lost, and what it had to do is done again (%s)", reason)
+                    break
+                if answer is None:
+                    break
+                i, raised, raw = answer
+                if raised:
+                    raise pickle.loads(raw)
+                del waiting[i]
+                yield i, pickle.loads(raw)
+                tries, done = TRIES, done + units[i]
+                progress(stage, done, whole)
+
+
+def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generator[tuple[int, bool, bytes]]:
+    """Number, whether it raised, and the pickled result of each task, as workers finish them."""
+    pool = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
+    results = pool(delayed(_do)(i, VERSIONS, raw, *arrays) for i, (raw, arrays) in list(waiting.items()))
+    try:
+        for answer in results:  # noqa: UP028  # `yield from` would close it outside the block below
+            yield answer
+    finally:
+        with warnings.catch_warnings(action="ignore"):  # that not all results were taken
+            results.close()
+
+
+def _prepare(backend: Any) -> None:
+    """Let results come as they are ready, and lost workers be told."""
+    if type(backend).__name__ == "RayBackend":
+        backend.supports_return_generator = True  # it says what multiprocessing's pool says, which cannot; Ray's can
+    if not backend.supports_return_generator:
+        raise ConfigurationError(f'use joblib\'s backend "loky", "dask" or "ray"; got {type(backend).__name__}')
+    if _is_dask(backend):
+        submit, count = type(backend).submit, type(backend).effective_n_jobs
+
+        def submitted(func: Any, callback: Callable[[Any], None]) -> Any:  # joblib 1.6 waits forever for a lost task
+            future = submit(backend, func, callback)
+            future.add_done_callback(lambda ended: callback(ended.exception()) if ended.exception() else None)
+            return future
+
+        backend.submit = submitted
+        backend.effective_n_jobs = lambda n_jobs: max(count(backend, n_jobs), 2)  # joblib does not send to a single one
+
+
+def _is_dask(backend: Any) -> bool:
+    return type(backend).__name__ == "DaskDistributedBackend"
+
+
+def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) -> tuple[int, bool, bytes]:
+    """In a worker: one task."""
+    try:
+        if versions != VERSIONS:
+            raise ConfigurationError(f"a worker has {VERSIONS}, and {versions} is needed: install the same everywhere")
+        with _one_at_a_time, parallel_config("sequential"):
+            try:
+                work, task = _Unpickler(raw, arrays).load()
+            except Exception as error:
+                raise ConfigurationError(
+                    f"a worker cannot take the work: {type(error).__name__}: {error}. Modules that define what is"
+                    " trained must be importable there"
+                ) from error
+            return i, False, cloudpickle.dumps(work(*task, tick=lambda share, note="": None))
+    except Exception as error:
+        error.add_note(f"In a worker:\n{traceback.format_exc()}")
+        try:
+            pickle.loads(raw := cloudpickle.dumps(error))
+        except Exception:
+            raw = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return i, True, raw
+
+
+# ------------------------------------------------------------------------------------------------------- as bytes
+
+
+def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
+    """Number -> a task as a pickle and its large arrays; without tasks that cannot be pickled."""
+    found, known = {}, dict[int, tuple[Any, NDArray[Any]]]()
+    for i, task in enumerate(tasks):
+        pickler = _Pickler(file := io.BytesIO(), known)
+        try:
+            pickler.dump((work, task))
+        except Exception as error:  # whatever objects raise that do not want to be pickled
+            _log.warning("task %d is done in this process, because it cannot be sent: %s", i, error)
+        else:
+            found[i] = file.getvalue(), pickler.arrays
+    return found
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Puts large arrays and tensors, and all that lie on a GPU, beside the pickle; one array for each tensor."""
+
+    def __init__(self, file: io.BytesIO, known: dict[int, tuple[Any, NDArray[Any]]]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.arrays = list[NDArray[Any]]()
+        self._known, self._places = known, dict[int, int]()
+
+    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        if type(value) in (np.ndarray, np.memmap):
+            if value.nbytes < LARGE or value.dtype.kind not in "biufc":
+                return None
+            return self._place(value, lambda: value), None
+        if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided or not value.is_leaf:
+            return None
+        if value.device.type == "cpu" and value.nbytes < LARGE:
+            return None
+        order = sorted(range(value.dim()), key=value.stride, reverse=True)  # dimensions as they lie in memory
+        lying = value.detach().permute(order)
+        place = self._place(value, lambda: lying.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return place, (type(value), value.dtype, tuple(lying.shape), order, str(value.device), value.requires_grad)
+
+    def _place(self, value: Any, array: Callable[[], NDArray[Any]]) -> int:
+        if id(value) not in self._known:
+            self._known[id(value)] = value, array()
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.arrays)
+            self.arrays.append(self._known[id(value)][1])
+        return self._places[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of `_Pickler`."""
+
+    def __init__(self, raw: bytes, arrays: Sequence[NDArray[Any]]) -> None:
+        super().__init__(io.BytesIO(raw))
+        self._arrays, self._made = arrays, dict[int, Any]()
+
+    def persistent_load(self, pid: tuple[int, tuple[Any, ...] | None]) -> Any:
+        place, tensor = pid
+        if place not in self._made:
+            array = self._arrays[place]
+            if not array.flags.writeable or array.ctypes.data % 16:  # Ray's and Dask's; torch has no read-only tensors
+                array = array.copy()
+            self._made[place] = array if tensor is None else _tensor(array, *tensor)
+        return self._made[place]
+
+
+def _tensor(
+    array: NDArray[Any],
+    kind: type[Tensor],
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    order: Sequence[int],
+    device: str,
+    requires_grad: bool,
+) -> Tensor:
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    found = torch.from_numpy(array).view(dtype).view(shape).permute(inverse).to(device)
+    return nn.Parameter(found, requires_grad) if kind is nn.Parameter else found.requires_grad_(requires_grad)

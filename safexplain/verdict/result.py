@@ -1,0 +1,140 @@
+"""What an audit found: a judgement, with each attack's curve and rates beside it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.verdict import words
+from safexplain.verdict.evidence import Evidence, code
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.stats import RocCurve, auc_interval
+from safexplain.verdict.stats.roc import RateAtFpr
+
+SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
+"""False-positive rates at which every attack is reported, beside the policy's."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult(Evidence):
+    """What one attack found: its counts, which the verdict uses, and what is shown beside them.
+
+    Args:
+        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair: see `Evidence`.
+        curve: its ROC over the scored examples.
+        rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
+    """
+
+    curve: RocCurve = field(kw_only=True)
+    rates: tuple[RateAtFpr, ...] = field(kw_only=True)
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC; 0.5 is chance."""
+        return self.curve.auc
+
+    @property
+    def title(self) -> str:
+        """Readable name."""
+        return words.title(self.attack, self.signal)
+
+    @property
+    def code(self) -> str:
+        """Name as the JSON has it."""
+        return code(self)
+
+    def at(self, fpr: float) -> RateAtFpr:
+        """The rate at one of the reported false-positive rates."""
+        return next(r for r in self.rates if r.fpr == fpr)
+
+    def shown(self) -> dict[str, Any]:
+        """Its curve and rates as plain JSON types."""
+        low, high = auc_interval(self.curve)
+        return {
+            "attack": self.attack,
+            "signal": self.signal,
+            "role": self.role,
+            "level": self.level,
+            "auc": self.auc,
+            "auc_low": low,
+            "auc_high": high,
+            "balanced_accuracy": self.curve.balanced_accuracy,
+            "tpr": [
+                {k: getattr(r, k) for k in ("fpr", "realised_fpr", "tpr", "low", "high", "confidence")}
+                for r in self.rates
+            ],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult(Judgement):
+    """All attacks under one policy, and what follows.
+
+    Args:
+        evidence: the attacks, in the order of the suite.
+        orders: for each judged attack, who is a member from the highest score to the lowest.
+        sizes: examples in each split.
+        slices: what the strongest attack finds in parts of the members, such as the classes.
+        exposed: the members that it finds most surely; empty unless asked for.
+    """
+
+    evidence: tuple[AttackResult, ...]
+    orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
+    sizes: dict[str, int] = field(kw_only=True)
+    slices: tuple[Any, ...] = field(default=(), kw_only=True)
+    exposed: tuple[Any, ...] = field(default=(), kw_only=True)
+
+    @property
+    def attacks(self) -> tuple[AttackResult, ...]:
+        """All attacks, judged or not."""
+        return self.evidence
+
+    @cached_property
+    def judged(self) -> tuple[AttackResult, ...]:
+        """The attacks that the verdict rests on."""
+        return tuple(a for a in self.attacks if self.is_judged(a))
+
+    @cached_property
+    def strongest(self) -> AttackResult:
+        """The judged attack that decides."""
+        best = super().strongest
+        return next(a for a in self.attacks if a is best)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        return words.sentence(self)
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        """What the sentence leaves open, in two or three short ones."""
+        return words.says(self)
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What else a reader must know."""
+        return words.details(self)
+
+    def __str__(self) -> str:
+        return words.text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        numbers = super().to_dict()
+        return {
+            "verdict": self.verdict,
+            **words.written(self),
+            **numbers,
+            "attacks": [a.shown() for a in self.attacks],
+            "splits": dict(self.sizes),
+            "slices": [one.to_dict() for one in self.slices],
+            "exposed": [one.to_dict() for one in self.exposed],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Verdict, sentence and levels alone, as plain JSON types."""
+        return {"verdict": self.verdict, "sentence": self.sentence, "levels": self.levels}

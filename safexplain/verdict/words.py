@@ -1,0 +1,604 @@
+"""What a judgement means, in words and rows of figures, for the report, the terminal and the certificate. No torch.
+
+First the names of attacks and signals and how figures are written, then the verdict in sentences, then rows of figures
+(what an attacker finds at each number of queries, each target, each attack), at last what an audit does not show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, code, split_level
+from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
+
+ATTACK_NAMES = {
+    "Threshold": "Threshold",
+    "LikelihoodRatio": "Likelihood ratio",
+    "LabelLikelihoodRatio": "Likelihood ratio",
+    "JointLikelihoodRatio": "Joint likelihood ratio",
+    "RMIA": "RMIA",
+    "Learned": "Learned classifier",
+    "CounterfactualDistance": "CFD",
+    "CounterfactualLRT-global": "CFD-LRT",
+    "CounterfactualLRT-local": "Local CFD-LRT",
+    "DirectionAttack": "Direction attack",
+    "DirectionLRT": "Direction likelihood ratio",
+    "DirectionDensity": "Direction density ratio",
+    "AveragingAttack": "Averaging attack",
+    "LabelPatience": "Best label attack",
+    "PredictionPatience": "Best prediction attack",
+    "Stacked": "Stacked attacks",
+}
+SIGNAL_NAMES = {
+    "l1": "L1 norm",
+    "l2": "L2 norm",
+    "variance": "variance",
+    "mean": "signed mean",
+    "positive": "share of positive entries",
+    "support": "share of non-zero entries",
+    "sparsity": "sparsity",
+    "peak": "peak",
+    WHOLE_MAP: "whole map",
+    f"{WHOLE_MAP}:sign": "signs of the map",
+    f"{WHOLE_MAP}:rank": "ranks of the map",
+    "label": "predicted label",
+    "loss": "loss",
+    "margin": "margin",
+    "class_l1": "L1 norms of several classes",
+    "class_l2": "L2 norms of several classes",
+    "class_mean": "signed means of several classes",
+    "l1+mean+positive+sparsity+peak": "summary numbers of the map",
+    "prediction": "prediction",
+    "predictions": "predictions, one by one",
+    "kept": "share of queries that kept the label",
+    "shares": "shares of queries with each label",
+    "explanation": "whole explanation",
+    "distance": "recourse distance",
+    "signed_distance": "recourse distance, signed by the true label",
+    "score": "released score",
+    "recovered_margin": "margin read from the answers",
+    "regressed_margin": "margin regressed from the scores",
+    "averaged_distance": "recourse distance of averaged answers",
+}
+"""Attacks and signals as people read them."""
+
+
+def signal_name(signal: str) -> str:
+    """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
+    if signal in SIGNAL_NAMES:
+        return SIGNAL_NAMES[signal]
+    parts = signal.split("+")
+    level = split_level(parts[0].partition(":")[0])[1]
+    for size in range(len(parts), 0, -1):
+        plain = "+".join(parts[:size]).replace(f"@{level}", "")
+        if plain == "predictions" and level > 1:
+            return " and ".join([f"prediction, {level} queries one by one", *map(signal_name, parts[size:])])
+        if plain in SIGNAL_NAMES and (size > 1 or len(parts) == 1):
+            known = SIGNAL_NAMES[plain] + (f", {level} queries" if level > 1 else "")
+            return " and ".join([known, *map(signal_name, parts[size:])])
+    if len(parts) > 1:
+        return " and ".join(map(signal_name, parts))
+    return split_level(signal)[0] + (f", {level} queries" if level > 1 else "")
+
+
+def title(attack: str, signal: str) -> str:
+    """Readable name of an attack on a signal."""
+    name = ATTACK_NAMES.get(attack, attack)
+    if name.isupper():
+        return f"{name} on the {signal_name(signal)}"
+    if attack in ATTACK_NAMES:
+        name = name[:1].lower() + name[1:]
+    of = "on" if attack in ("Stacked", "LabelPatience", "PredictionPatience") else "of"
+    return f"{name} {of} the {signal_name(signal)}"
+
+
+def attack_name(attack: str, signal: str, level: int | None = None) -> str:
+    """Readable name of an attack and what it reads; names of signals leave out a level that is given."""
+    plain = signal if level is None else re.sub(rf"@{level}(?!\d)", "", signal)
+    return f"{ATTACK_NAMES.get(attack, attack)} · {signal_name(plain)}"
+
+
+# ------------------------------------------------------------------------------------ figures
+
+
+class Figure(NamedTuple):
+    """A share of the members, or, with a sign, a difference of two shares in percentage points, with its bounds."""
+
+    value: float
+    low: float
+    high: float
+    signed: bool = False
+
+    @property
+    def text(self) -> str:
+        """The value."""
+        return points(self.value) if self.signed else percent(self.value)
+
+    @property
+    def interval(self) -> str:
+        """The bounds."""
+        if self.signed:
+            return f"{points(self.low)} to {points(self.high)}"
+        return f"{percent(self.low)}-{percent(self.high)}"
+
+
+def percent(share: float, digits: int | None = None) -> str:
+    """A share as text: one decimal, or `digits` significant digits without trailing zeros."""
+    return f"{share:.1%}" if digits is None else f"{100 * share:.{digits}g}%"
+
+
+def points(difference: float, digits: int | None = None) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{100 * difference:+.1f}" if digits is None else f"{100 * difference:+.{digits}g}"
+
+
+def asks(level: int) -> str:
+    """How often an attacker of a level of patience asks about each example."""
+    return "once" if level == 1 else f"{level:,} times"
+
+
+def count(n: int, what: str) -> str:
+    """A number and what it counts."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
+def _listed(items: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(items[:-1]), items[-1])))
+
+
+# ------------------------------------------------------------------------------------ the verdict
+
+VERDICTS: dict[Verdict, str] = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
+
+SEES = {
+    "explanation": "the explanation and its label",
+    "explanation+prediction": "the explanation and the prediction",
+    "prediction": "the prediction alone",
+}
+"""What the attacker sees, by what the policy says is released."""
+
+
+def sentence(j: Judgement) -> str:
+    """The verdict in one sentence of at most 30 words: how often is asked, and what that finds."""
+    word = f"{VERDICTS[j.verdict]}{_subject(j)}"
+    if j.basis == "by guarantee":
+        assert j.implied is not None
+        most = _finds(j, "more than", j.implied.tpr)
+        return f"Certified by guarantee: if trained as stated, no attacker {most}, however often they ask."
+    if j.open is not None and j.open.undecided[0] != "too wide":
+        return f"{word}: {reasons(j)[0].partition(':')[0]}."
+    on = "on predictions" if j.policy.release == "prediction" else "on explanations"
+    low, high = j.decisive[code(j.strongest)]
+    often = asks(j.strongest.level)
+    match j.verdict:
+        case "certified":
+            often, found = _often(j), f"no judged attack {on} {_finds(j, 'more than', j.bound)}"
+        case "leak":
+            found = f"an attack {on} {_finds(j, 'at least', low)}"
+        case "inconclusive":
+            found = f"the strongest judged attack {on} {_finds(j, '', low, high)}"
+    return f"{word}: asking {often}, {found}."
+
+
+def says(j: Judgement) -> tuple[str, ...]:
+    """What the sentence leaves open, in short ones: what was asked, by whom, and how large a sample would decide."""
+    p = j.policy
+    looks = "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
+    asked = (
+        f"The policy allows {percent(j.limit)}; bounds hold with {p.confidence:.0%} confidence{looks}, from"
+        f" {j.members:,} members, {j.non_members:,} non-members and {j.references:,} reference models."
+    )
+    who = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example"
+    if j.mixture > 1:
+        who += f"; this is about the mixture of {j.mixture} models and none of them alone"
+    return (asked, f"{who}.", *_needed(j))
+
+
+def _needed(j: Judgement) -> tuple[str, ...]:
+    """How many examples would decide, where nothing but wide intervals, or too few references, stand against it."""
+    undecided = [one for one in (j, *j.others) if one.undecided]
+    wide = [one for one in undecided if "too wide" in one.undecided]
+    if j.verdict != "inconclusive" or j.split != "certification" or not wide or any(o.failed for o in undecided):
+        return ()
+    at = f"{j.policy.limit_name if j.claim == j.policy.claim else 'max_tpr'} = {j.limit:.3g}"
+    sizes = [one.needed for one in wide]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return (f"No larger sample would decide: what was found lies too close to {at}.",)
+    most = max(known, key=lambda size: size.members)
+    to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
+    size = f"About {most.members + most.non_members:,} examples, {most.members:,} of them members"
+    return (f"{size}, would probably be enough to {to} {at}.",)
+
+
+def details(j: Judgement) -> tuple[str, ...]:
+    """What else a reader must know: reasons in full, the strongest attack, what was run but not judged."""
+    first = sentence(j)
+    found = [f"{capital(reason)}." for reason in reasons(j) if reason not in first]
+    if j.basis == "by guarantee" and j.implied is not None:
+        found.append(f"The guarantee: {j.implied.sentence}.")
+    if j.decisive:
+        low, high = j.decisive[code(j.strongest)]
+        form, beyond = ".1%", ""
+        if j.claim == "excess":
+            form, beyond = "+.1%", f", beyond the {j.anyway} of the same queries alone"
+        name = title(j.strongest.attack, j.strongest.signal)
+        found.append(f"Strongest judged attack: {name}, {low:{form}} to {high:{form}} of members{beyond}.")
+    if (contrary := j.contradiction) is not None and j.implied is not None:
+        name, low = title(contrary.attack, contrary.signal), j.bounds(contrary)[0]
+        found.append(
+            f"The privacy statement allows no attack more than {j.implied.tpr:.1%} of the members, and {name}"
+            f" finds at least {low:.1%}: the training was not as stated, or members and non-members differ in"
+            " other ways."
+        )
+    if j.policy.claim == "excess" and not j.compared:
+        why = f"There are no {j.anyway} to compare with"
+        if j.baseline_name in j.omitted:
+            why = f"The attack on the {j.anyway} alone was not run"
+        found.append(f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more.")
+    for one in [one for one in (j, *j.others) if one.beyond][:1]:
+        e, less, bounds = one.beyond[0], len(one.beyond) - 1, one.claimed(one.beyond[0])
+        assert bounds is not None
+        of = "" if one.target in (None, j.target) else f" of model {one.target}"
+        rest = f"; so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
+        what = f"{title(e.attack, e.signal)}{of} {_finds(one, 'at least', bounds[0])}{rest}"
+        found.append(f"Not judged, because it {_beside(one, e)}: {what}.")
+    if j.grouped is not None:
+        found.append(f"Members and non-members are groups of related examples, {j.grouped:,} examples in all.")
+    if j.verdict == "certified" and j.uses is None:
+        found.append("How many configurations were judged on these examples was not counted.")
+    return tuple(found)
+
+
+def text(j: Judgement) -> str:
+    """All of it: the sentence, what it leaves open, the details."""
+    return " ".join((sentence(j), *says(j), *details(j)))
+
+
+def written(j: Judgement) -> dict[str, Any]:
+    """The words beside the numbers of `Judgement.to_dict`, as plain JSON types."""
+    return {
+        "sentence": sentence(j),
+        "says": list(says(j)),
+        "details": list(details(j)),
+        "reasons": list(reasons(j)),
+    }
+
+
+def reasons(j: Judgement) -> tuple[str, ...]:
+    """Why the verdict is inconclusive, of the target that leaves it so; empty for the other verdicts.
+
+    What precedes the colon of a reason, if it has one, stands alone in the sentence.
+    """
+    one = j.open
+    return () if one is None else tuple(said for reason in one.undecided for said in _reason(one, reason))
+
+
+def _reason(j: Judgement, reason: Reason) -> list[str]:
+    match reason:
+        case "nothing judged":
+            return ["there is no attack to judge"]
+        case "quick":
+            return ["this was a quick look, with few reference models and examples, by which nothing is certified"]
+        case "control failed":
+            return [f"the control “{c.name}” failed: {c.says}" for c in j.failed]
+        case "selection split":
+            return [f"these are the examples of the {j.split} split, on which nothing is certified"]
+        case "level missing":
+            return [_missing(j)]
+        case "not compared":
+            what = title(j.uncompared[0].attack, j.uncompared[0].signal)
+            return [f"a judged attack was not compared with the {j.anyway} of the same queries: {what}"]
+        case "suite incomplete":
+            return [f"the suite is incomplete: {', '.join(j.omitted)} fit these signals and were not run"]
+        case "few references":
+            many = count(j.references, "reference model") if j.references else "no reference models"
+            return [f"{many} stood behind the judged attacks, and the policy asks for {j.policy.references}"]
+        case "uses not counted":
+            return [
+                "how many configurations were judged on these examples is not counted: the signals name neither inputs"
+                " nor population, or the count could not be kept (uncounted = true in the policy allows it)"
+            ]
+        case "used before":
+            before = (j.uses or 1) - 1
+            return [
+                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before, so"
+                " a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
+                " certify on fresh examples, or force it, and the certificate counts the uses"
+            ]
+        case "too wide":
+            return ["the interval is too wide to decide"]
+
+
+def _missing(j: Judgement) -> str:
+    """Levels of the policy at which nothing was judged."""
+    if j.missing == (1,):
+        return "nothing could be judged for an attacker who asks once about each example"
+    levels = ", ".join(map(str, j.missing))
+    said = f"nothing could be judged for an attacker who asks {levels} times about each example"
+    if j.policy.patience == j.missing:
+        return said
+    such, most = "prediction" if j.policy.release == "prediction" else "l1", max(j.missing)
+    said += f": the signals lack arrays such as {such}@{most} and kept@{most}"
+    return f"{said}; the policy can name a weaker attacker, patience = [1]"
+
+
+def _subject(j: Judgement) -> str:
+    """What the verdict is about, where that is not one model."""
+    if j.mixture > 1:
+        return f" for the mixture of {j.mixture} models"
+    if j.targets > 1:
+        return f" for each of {j.targets} models" if j.verdict == "certified" else f" for model {j.target}"
+    return ""
+
+
+def _often(j: Judgement) -> str:
+    most = max(j.policy.patience)
+    return "once" if most == 1 else f"up to {most:,} times"
+
+
+def _finds(j: Judgement, how: str, *values: float) -> str:
+    """What an attack finds in the unit of the claim, never less than 0, with a verb."""
+    found = f"{how} {' to '.join(percent(max(value, 0.0)) for value in values)}".strip()
+    beyond = f" beyond {j.anyway} alone," if j.claim == "excess" else ""
+    return f"finds {found} of members{beyond} at {100 * j.policy.fpr:g}% false positives"
+
+
+def _beside(j: Judgement, e: Evidence) -> str:
+    """Why an attack that was run is not judged: what it does."""
+    unreleased = {"explanation": "loss", "prediction": "explanation"}.get(j.policy.release)
+    if unreleased is not None and unreleased in e.role:
+        return "reads what is not released"
+    if e.level not in j.policy.patience:
+        return "asks another number of times than the policy's attacker"
+    return "reads less than all that is released" if "explanation" in e.role else "reads no explanation"
+
+
+# ------------------------------------------------------------------------------------ rows of figures
+
+Standing = Literal["above", "below", "open", "beyond", "baseline", "beside"]
+
+STANDINGS: dict[Standing, str] = {
+    "above": "above the limit",
+    "below": "within the limit",
+    "open": "undecided",
+    "beyond": "not judged, and above the limit",
+    "baseline": "released anyway",
+    "beside": "not judged",
+}
+"""How an attack compares with the limit."""
+
+
+def standing(j: Judgement, e: Evidence) -> Standing:
+    """How an attack compares with the policy's limit."""
+    bounds = j.decisive.get(code(e))
+    if bounds is not None:
+        return "above" if bounds[0] > j.limit else "below" if bounds[1] <= j.limit else "open"
+    if any(e is one for one in j.beyond):
+        return "beyond"
+    return "baseline" if e.is_baseline else "beside"
+
+
+def rate(j: Judgement, e: Evidence) -> Figure:
+    """The share of members that an attack finds."""
+    return Figure(e.found / j.members, *j.bounds(e))
+
+
+def adds(j: Judgement, e: Evidence) -> Figure | None:
+    """What an attack finds beyond the baseline of its level; None without one."""
+    bounds = j.added(e)
+    return None if bounds is None else Figure(j.excess(e), *bounds, signed=True)
+
+
+def decisive(j: Judgement) -> Figure:
+    """What the deciding attack finds, in the unit of the claim."""
+    best = j.strongest
+    return (adds(j, best) if j.claim == "excess" else None) or rate(j, best)
+
+
+class LevelRow(NamedTuple):
+    """What an attacker who asks so often finds by labels (or predictions) alone, what explanations add to that, and
+    what both find together; None where nothing was judged."""
+
+    level: int
+    labels: Figure | None
+    added: Figure | None
+    whole: Figure | None
+
+
+def level_rows(j: Judgement) -> list[LevelRow]:
+    """One row for each level of the policy."""
+    rows = []
+    for line in j.levels:
+        judged = [e for e in j.judged if e.level == line["patience"]]
+        labels, added, whole = line["labels"], line["added"], line["whole"]
+        most = max((j.excess(e) for e in judged if e.pair is not None), default=0.0)
+        found = max((e.found / j.members for e in judged), default=0.0)
+        rows.append(
+            LevelRow(
+                line["patience"],
+                None if labels is None else Figure(labels["tpr"], labels["low"], labels["high"]),
+                None if added is None else Figure(most, added["low"], added["high"], signed=True),
+                None if whole is None else Figure(found, whole["low"], whole["high"]),
+            )
+        )
+    return rows
+
+
+class TargetRow(NamedTuple):
+    """One of several targets, judged on its own, with the attack that decides."""
+
+    name: str
+    judgement: Judgement
+    best: Evidence
+    figure: Figure
+
+
+def target_rows(j: Judgement) -> list[TargetRow]:
+    """One row for each target, in order; none where there is one."""
+    everyone = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
+    return [TargetRow(f"model {one.target}", one, one.strongest, decisive(one)) for one in everyone if j.others]
+
+
+AnyEvidence = TypeVar("AnyEvidence", bound=Evidence)
+
+
+def in_order(j: Judgement, attacks: Iterable[AnyEvidence]) -> list[AnyEvidence]:
+    """Judged attacks, the strongest first; then the baseline; then those that were not judged."""
+    kinds = {"baseline": 1, "beyond": 2, "beside": 3}
+
+    def place(e: AnyEvidence) -> tuple[object, ...]:
+        bounds = j.claimed(e) or j.bounds(e)
+        return kinds.get(standing(j, e), 0), e is not j.strongest, -bounds[1], -e.found, code(e)
+
+    return sorted(attacks, key=place)
+
+
+# ------------------------------------------------------------------------------------ what an audit does not show
+
+SAMPLE = (
+    "Examples drawn like the scored ones.",
+    "The bounds hold for other members and non-members from the same source, and for these models as they are. They"
+    " include the uncertainty of the threshold, but not how another training run would differ, and say nothing about"
+    " another population.",
+)
+INDEPENDENT = (
+    "Every example counts as one on its own.",
+    "Near-copies, or several examples of one person, make the bounds look tighter than they are. If there are any, name"
+    " them in the signals (groups).",
+)
+NO_GUARANTEE = (
+    "Not differential privacy.",
+    "This guarantees nothing for any one person: the rates are averages over members, and a few unusual examples can be"
+    " more exposed.",
+)
+OF_MODEL = (
+    "This model and this configuration.",
+    "Another model, explainer, data set or hardening needs its own audit.",
+)
+OF_ENDPOINT = (
+    "This service, as it answered.",
+    "The model itself was not seen. Nothing binds the service to answer tomorrow as it did: with another model,"
+    " explainer or hardening behind the same URL it needs another audit. The reference models explain as the service"
+    " declares; the further they are from what it does, the weaker the attacks. Whatever else it gives away was not"
+    " judged.",
+)
+BY_GUARANTEE = (
+    "As good as the privacy statement.",
+    "The certificate rests on what those who trained the model state, which no audit can check and canaries can refute."
+    " It covers the records of that training, not those of any pre-training, nor what the model says about people in"
+    " general.",
+)
+"""Headline and sentence of each limit that does not depend on numbers."""
+
+
+def limits(j: Judgement, *, keyed: bool = False, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
+    """(headline, sentence) for each limit of this audit.
+
+    Args:
+        j: of the audited configuration.
+        keyed: whether the release has noise with a key: the attacker's reference models answered with another one.
+        endpoint: whether a service was asked, whose model was not seen.
+    """
+    finds = "finds" if j.claim == "whole" else "adds"
+    empirical = (
+        "These attacks, not every attack.",
+        f"The result is empirical. “Certified” means that no judged attack {finds} more than the policy allows; a"
+        " stronger attack, or one with more reference models, may. A proven leak stands either way.",
+    )
+    guaranteed = j.basis == "by guarantee"
+    rows = [BY_GUARANTEE if guaranteed else empirical, _patience(j, keyed), _compared(j), SAMPLE]
+    rows += [INDEPENDENT] if j.grouped is None else []
+    rows += [] if guaranteed else [NO_GUARANTEE]
+    return (*rows, OF_ENDPOINT if endpoint else OF_MODEL)
+
+
+def _patience(j: Judgement, keyed: bool) -> tuple[str, str]:
+    levels = sorted({e.level for e in j.judged}) or [1]
+    if levels[-1] == 1:
+        headline = "One query an example."
+        said = "Each example was queried once: no answers to several queries were averaged."
+    else:
+        headline = f"Queries of these kinds, up to {levels[-1]:,} an example."
+        said = (
+            f"The attacks query each example {_listed([asks(level) for level in levels])}, each time changed slightly"
+            " at random, and average the answers."
+        )
+    if j.missing:
+        said += f" The signals do not cover {_listed([asks(level) for level in j.missing])}."
+    if keyed:
+        said += " The attacker knew the hardening but not the key: the reference models used another one."
+    others = "" if j.policy.release == "prediction" else " explanations of other outputs or by other methods,"
+    missing = f"more queries, queries optimised for one example,{others} attackers who work together"
+    return headline, f"{said} Not attacked: {missing}."
+
+
+def _compared(j: Judgement) -> tuple[str, str]:
+    """What the claim leaves out."""
+    anyway = j.anyway
+    if j.policy.release == "prediction":
+        return (
+            "Predictions alone.",
+            "No explanation is released, and none was judged; one released with the predictions may add to them.",
+        )
+    if j.policy.claim == "whole":
+        return (
+            "The whole release.",
+            f"The bounds are on what explanations and {anyway} reveal together; where the {anyway} alone reveal as"
+            " much, hardening the explanations changes nothing.",
+        )
+    if not j.compared:
+        return (
+            f"No {anyway} to compare with.",
+            f"The signals hold no {anyway} of the same queries, or too few models, so what explanations add to them"
+            f" could not be judged; an attacker who also sees the {anyway} may find more.",
+        )
+    found = [(e.found / j.members, e.level) for e in j.evidence if e.attack == j.baseline_name]
+    text = f"The verdict is about what explanations add. What the {anyway} reveal by themselves is released anyway"
+    if found:
+        rate, level = max(found)
+        at = f"{percent(j.policy.fpr, 3)} false positives"
+        text += f": here {percent(rate)} of the members at {at}, asked {asks(level)}"
+    return f"Beyond the {anyway}.", f"{text}. To lower that, train differently, or limit the number of queries."
+
+
+def confidence_sentence(j: Judgement) -> str:
+    """What the bounds of the judged attacks promise."""
+    joint, n = percent(j.policy.confidence, 4), len(j.judged)
+    if not n:
+        return "No attack was judged."
+    attacks = "the judged attack" if n == 1 else f"the {n} judged attacks"
+    among = f" on each of the {j.targets} models" if j.targets > 1 else ""
+    best = main_of(j.policy)
+    main = [e for e in j.judged if e.attack == best]
+    called = "stacked" if best == MAIN else ATTACK_NAMES[best].lower()
+    looks = f" over all {j.policy.looks} looks at the model" if j.policy.looks > 1 else ""
+    half = f", half of the risk being that of the {len(main)} called {called}" if 0 < len(main) < n else ""
+    return (
+        f"The lower bounds of {attacks}{among} hold together with {joint} confidence{looks}{half}; the upper bound of"
+        f" each holds with {joint}. Both include the uncertainty of the threshold."
+    )
+
+
+def precision_sentence(j: Judgement) -> str:
+    """How often the strongest judged attack is right, where 1 % and where 10 % of its candidates are members.
+
+    Of the candidates that it flags, p TPR / (p TPR + (1 - p) FPR) are members, where a share p of all candidates is.
+    """
+    fpr, tpr = j.policy.fpr, j.strongest.found / j.members
+
+    def right(p: float) -> str:
+        return percent(p * tpr / (p * tpr + (1 - p) * fpr))
+
+    return (
+        f"How often an attacker is right depends on the candidates: the strongest judged attack finds {percent(tpr)} of"
+        f" the members at {percent(fpr, 3)} false positives. Where 1% of the candidates are members, {right(0.01)} of"
+        f" those that it flags are; where 10% are, {right(0.1)}."
+    )
