@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
 
 from safexplain._progress import shown
-from safexplain.audit.outcome import AuditRun
+from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.demo import pools, run_demo
 from safexplain.verdict.result import AttackResult, AuditResult
 

@@ -1,9 +1,9 @@
 """Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
 
     question -> references (train, fine-tune) -> asked (ask, write signals) -> splits -> attacks, controls -> certify
-    (judge) -> usefulness, root_cause (describe) -> outcome, report (files)
+    (judge) -> usefulness, root_cause (describe) -> report (files)
 
-`store` keeps what is finished, so that a run resumes, and `maps` what does not fit in memory. `holdout_uses` counts
+`store` keeps what is finished, so that a run resumes, and what does not fit in memory. `holdout_uses` counts
 verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as
 nothing here knows the package's own or its hardening.
 """
@@ -19,7 +19,6 @@ from safexplain.verdict.policy import Policy
 
 if TYPE_CHECKING:
     from safexplain.audit.asked import collect_signals
-    from safexplain.audit.outcome import AuditRun
     from safexplain.audit.population import Population
     from safexplain.audit.queries import Dither
     from safexplain.audit.question import AuditOptions, Question
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
     from safexplain.audit.references.cache import ModelCache
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
     from safexplain.audit.references.shadows import Shadows, train_shadows
+    from safexplain.audit.report.outcome import AuditRun
     from safexplain.audit.run import audit
     from safexplain.audit.usefulness import utility
 
 _LATER = {
     "AuditOptions": "question",
-    "AuditRun": "outcome",
+    "AuditRun": "report.outcome",
     "Dither": "queries",
     "FineTune": "references.fine_tuning",
     "ModelCache": "references.cache",

@@ -1,8 +1,8 @@
 """Asking models: every model is asked about every example, once and by dithered queries, and the answers are a table.
 
-`predict` asks what models predict, `explain` for what they release; both give arrays (models, examples, ...) by level:
-1 is the plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, in whose file
-format names carry the level ("l1@32"); `collect_signals` does all three.
+`predict` asks what models predict, `explanations_of` for what they release; both give arrays (models, examples, ...)
+by level: 1 is the plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, in
+whose file format names carry the level ("l1@32"); `collect_signals` does all three.
 
 Of each map that comes back, summaries are kept: numbers that an attack can compare between models. `l1`, `l2` and
 `variance` tell how large a map is. The others do not change when the map is multiplied by a positive number: they
@@ -28,13 +28,12 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest, model_digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.maps import LARGEST_MAPS, zeros
 from safexplain.audit.parallel import each, parallel
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, device_of, levels_of
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import Answers, Store
+from safexplain.audit.store import LARGEST_MAPS, Answers, Store, zeros
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
@@ -364,7 +363,7 @@ class _Filling:
 
 @dataclass(frozen=True, eq=False)
 class Explanations:
-    """What m models released about n examples; see `explain`.
+    """What m models released about n examples; see `explanations_of`.
 
     Args:
         summaries: level -> name -> (m, n) or (m, n, k) float64.
@@ -378,7 +377,7 @@ class Explanations:
     shapes: tuple[tuple[int, ...], ...]
 
 
-def explain(
+def explanations_of(
     models: Sequence[nn.Module],
     population: Population,
     predictions: Predictions,
@@ -479,7 +478,7 @@ def _explained(job: ExplainModel, model: nn.Module, labels: NDArray[Any], tick: 
 
 @dataclass(frozen=True, eq=False)
 class ExplainModel:
-    """Explains one model: all that a process of its own needs for it, but the model; fields as in `explain`."""
+    """Explains one model: all that a process of its own needs for it, but the model; fields as in `explanations_of`."""
 
     name: str  # of the model, in messages
     release: Explain
@@ -642,6 +641,7 @@ def signals_of(
     *,
     targets: Sequence[int] | None = None,
     null: Sequence[int] = (),
+    classes: Sequence[int] = (),
     slices: Mapping[str, NDArray[Any]] | None = None,
     out_of_distribution: NDArray[np.bool_] | None = None,
     keep_inputs: bool = False,
@@ -649,10 +649,16 @@ def signals_of(
 ) -> Signals:
     """The answers of models as `Signals`; without any, who is a member of what; arguments as `collect_signals`."""
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
-    listed = {"targets": targets, "null": list(null) or None}
+    listed = {"targets": targets, "null": null or None, "classes": classes or None}
     about |= {name: [int(i) for i in given] for name, given in listed.items() if given is not None}
-    values: dict[str, NDArray[Any]] = {"label": np.zeros(shadows.membership.shape)} if predictions is None else {}
+    values: dict[str, NDArray[Any]] = {"label": np.zeros(shadows.membership.shape)}
     maps: dict[str, NDArray[Any]] = {}
+    if predictions is not None:
+        values = {}
+        if predictions.labels == "foreign":
+            about["labels"] = "foreign"
+        if len(predictions.by_level) > 1:
+            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     if explanations is not None:
         for level, found in explanations.summaries.items():
             values |= {at_level(name, level): a for name, a in found.items()}
@@ -661,10 +667,6 @@ def signals_of(
             about["shape"] = list(explanations.shapes[0])
     if predictions is not None:
         values |= predictions.values
-        if predictions.labels == "foreign":
-            about["labels"] = "foreign"
-        if len(predictions.by_level) > 1:
-            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     whole, x = maps.pop(WHOLE_MAP, None), population.x.cpu().numpy()
     return Signals(
         shadows.membership,
@@ -682,7 +684,7 @@ def signals_of(
 def collect_signals(
     shadows: Shadows,
     population: Population,
-    explainer: Explain | Sequence[Explain] | None,
+    explain: Explain | Sequence[Explain] | None,
     *,
     patience: Sequence[int] = PATIENCE,
     dither: Dither | None = None,
@@ -725,7 +727,7 @@ def collect_signals(
     Args:
         shadows: m models with membership over `population`.
         population: the pool of n examples; its labels are the slice "class", its groups those of the signals.
-        explainer: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
+        explain: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
             None: nothing is explained, and what is predicted is all that is kept.
         patience: how often is asked about each example; the plain query is always among them.
         dither: how queries differ; None: `Dither()`.
@@ -755,12 +757,11 @@ def collect_signals(
     (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
         raise InputError(f"membership is over {n} examples, the population has {len(population)}")
-    if explainer is None and not (without_noise is None and not classes):
-        raise InputError("nothing is explained (explainer=None), and yet without_noise or classes say how")
-    about = {**(meta or {}), **({"classes": [int(c) for c in classes]} if classes else {})}
+    if explain is None and not (without_noise is None and not classes):
+        raise InputError("nothing is explained (explain=None), and yet without_noise or classes say how")
     kept: dict[str, Any] = {
-        "targets": targets, "null": null, "slices": slices, "out_of_distribution": out_of_distribution,
-        "keep_inputs": keep_inputs, "meta": about,
+        "targets": targets, "null": null, "classes": classes, "slices": slices, "keep_inputs": keep_inputs,
+        "out_of_distribution": out_of_distribution, "meta": meta,
     }  # fmt: skip
     asked = signals_of(shadows, population, None, None, **kept)  # what is wrong is refused before anything is asked
     predictions = predict(
@@ -769,10 +770,10 @@ def collect_signals(
     if wrong := [c for c in classes if not 0 <= c < predictions.classes]:
         raise InputError(f"classes to explain are outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
     explanations, place = None, Store.of(store)
-    if explainer is not None:
-        plainly = _each(explainer, m)
+    if explain is not None:
+        plainly = _each(explain, m)
         quietly = None if without_noise is None else _each(without_noise, m)
-        explanations = explain(
+        explanations = explanations_of(
             shadows.models,
             population,
             predictions,

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest import sha256
-from safexplain.audit.maps import parts
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import spread
+from safexplain.audit.store import parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.policy import Policy
 

@@ -29,6 +29,7 @@ from safexplain.audit.queries import Dither, Labels, can_crop
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows
+from safexplain.audit.report.model import ENDPOINT, NATIVE
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.outputs import Probability, are_probabilities, as_module
@@ -304,12 +305,17 @@ class Question:
         return self.endpoint is None and not self.hardening.is_none
 
     @property
-    def release_name(self) -> str:
-        """native, recommended or custom."""
-        if self.hardening.is_none:
-            return "native"
-        recommended = getattr(self.hardening, "recommended", None)
-        return "recommended" if recommended and recommended().to_dict() == self.hardening.to_dict() else "custom"
+    def releases(self) -> dict[str, HardeningLike]:
+        """What is attacked, by name: native explanations, those of the hardening ("recommended" or "custom"), which are
+        judged; or the answers of an endpoint alone."""
+        if self.endpoint is not None:
+            return {ENDPOINT: self.hardening}
+        found: dict[str, HardeningLike] = {NATIVE: self.hardening.none()}
+        if not self.hardening.is_none:
+            recommended = getattr(self.hardening, "recommended", None)
+            known = recommended is not None and recommended().to_dict() == self.hardening.to_dict()
+            found["recommended" if known else "custom"] = self.hardening
+        return found
 
     @property
     def dither(self) -> Dither:

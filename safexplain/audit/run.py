@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import named
-from safexplain.audit.asked import Explanations, Predictions, explain, patient_queries, predict, signals_of
+from safexplain.audit.asked import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
@@ -28,8 +28,6 @@ from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Stat
 from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
 from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.maps import LARGEST_MAPS, free_space
-from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
 from safexplain.audit.queries import levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question, Release
@@ -37,12 +35,13 @@ from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.report import ReportData
-from safexplain.audit.report.model import ENDPOINT, Configuration
+from safexplain.audit.report.model import NATIVE, Configuration
+from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.splits import refuse_copies
-from safexplain.audit.store import Store
+from safexplain.audit.store import LARGEST_MAPS, Store, free_space
 from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError
 from safexplain.native_maps import Finding as NativeFinding
@@ -52,7 +51,6 @@ from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.release import as_written, in_words
-from safexplain.verdict.result import AuditResult
 from safexplain.verdict.words import limits
 
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
@@ -144,12 +142,16 @@ class Models:
         return Shadows((*self.shadows.models, self.untrained), np.concatenate([self.shadows.membership, nobody]))
 
     def signals(
-        self, predictions: Predictions | None = None, explanations: Explanations | None = None, **meta: Any
+        self,
+        predictions: Predictions | None = None,
+        explanations: Explanations | None = None,
+        classes: Sequence[int] = (),
+        **meta: Any,
     ) -> Signals:
         """Who is a member of what, and what was answered."""
         return signals_of(
-            self.asked, self.population, predictions, explanations, targets=[0], null=self.null, slices=self.slices,
-            meta=meta,
+            self.asked, self.population, predictions, explanations, targets=[0], null=self.null, classes=classes,
+            slices=self.slices, meta=meta,
         )  # fmt: skip
 
 
@@ -253,28 +255,15 @@ def judge(question: Question, models: Models) -> AuditRun:
         batch_size=options.batch_size, progress=named(progress, "asking for labels"),
     )  # fmt: skip
     asking = _Asking(question, models, predictions, large, keep)
-    scorers: dict[int, Scorer] = {}
-    causes: tuple[Ablation, ...] = ()
-    cause, looked = "", _Looked((), ())
-    if endpoint is not None:
-        signals = {ENDPOINT: asking.signals(ENDPOINT, question.hardening)[0]}
-        result = _certified(question, signals[ENDPOINT], population, scorers, "")
-        description = f"{as_written(question.hardening.to_dict())} as declared, and in the reference models"
-        judged = Configuration(ENDPOINT, description, result, None, f"what {endpoint.url} answers")
-        configurations = [judged]
-    else:
-        looked = _look(question, models) if question.explains else looked
-        notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
-        signals = {}
-        signals["native"], native = asking.signals("native", question.hardening.none())
-        name = question.release_name
-        if question.compares:
-            signals[name], _ = asking.signals(name, question.hardening, native)
-        configurations = [
-            _configuration(question, each, signals, population, scorers, looked, implied) for each in signals
-        ]
-        if question.explains:
-            causes, cause = _root_cause(question, signals["native"])
+    looked = _look(question, models) if question.explains and endpoint is None else _Looked((), ())
+    notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
+    signals, native = dict[str, Signals](), None
+    for name, hardening in question.releases.items():
+        signals[name], answers = asking.signals(name, hardening, native)
+        native = native or answers
+    scorers = dict[int, Scorer]()
+    configurations = [_configuration(question, name, signals, population, scorers, looked, implied) for name in signals]
+    causes, cause = _root_cause(question, signals.get(NATIVE))
     judged = configurations[-1]
     stage = None if options.subject_data == "training" else options.subject_data
     recipe, made_in = _as_text(question.recipe), environment(models.shadows.models[0], question.seed)
@@ -392,7 +381,7 @@ class _Asking:
             noisy = endpoint is not None or hardening.noise is not None  # an endpoint adds noise as it likes
             quiet = [self._release(keyed[-1].without_noise())] * m if noisy else None
             plainly = [released, *[attackers] * (m - 1)]
-            explanations = explain(
+            explanations = explanations_of(
                 models.asked.models,
                 models.population,
                 predictions,
@@ -408,7 +397,8 @@ class _Asking:
                 store=Store.of(None if endpoint else options.store),
                 progress=named(question.progress, f"explaining ({name})"),
             )
-        return models.signals(predictions, explanations, **about), explanations
+        classes = options.classes if question.explains else ()
+        return models.signals(predictions, explanations, classes, **about), explanations
 
     def _release(self, hardening: HardeningLike) -> Release:
         first, *others = self.models.shadows.models
@@ -439,8 +429,6 @@ class _Asking:
             about[PRIVACY] = {"target": target, "references": question.recipe.dp is not None}
         if not hardening.is_none:
             about["hardening"] = hardening.to_json()
-        if options.classes and question.explains:
-            about["classes"] = list(options.classes)
         (subject,) = _identity(question.target).values()
         return {**about, "subject": subject}
 
@@ -458,25 +446,6 @@ class _Asking:
         )
 
 
-def _certified(
-    question: Question, signals: Signals, population: Population, scorers: dict[int, Scorer], name: str
-) -> AuditResult:
-    """Attack one release; a native one beside it at one query, uncounted, as looking at it chooses nothing."""
-    policy, options = question.judges
-    beside = name == "native" and question.compares
-    result = certify(
-        signals,
-        replace(policy, patience=(1,), uncounted=True) if beside else policy,
-        inputs=None if beside and options.quick else population.x.numpy(),
-        scorers=scorers,
-        force=options.force,
-        seed=question.seed,
-        exposed=options.exposed,
-        progress=named(question.progress, f"attacking ({name})" if name else "attacking"),
-    )
-    return replace(result, quick=options.quick)
-
-
 def _configuration(
     question: Question,
     name: str,
@@ -486,15 +455,32 @@ def _configuration(
     looked: _Looked,
     implied: Implied | None,
 ) -> Configuration:
-    """One release with what the attacks found in it, and what is left of the native maps."""
-    result = replace(_certified(question, signals[name], population, scorers, name), implied=implied)
-    if not question.explains:
-        return Configuration("native", "no explanation, and predictions as they are", result, None)
-    if name == "native":
-        return Configuration("native", "the native explanation, as it is", result, None)
-    native, released = signals["native"].attributions, signals[name].attributions
-    kept = utility_of(looked.samples, None if native is None or released is None else (native, released))
+    """One release with what the attacks find in it, and what is left of the native maps.
+
+    A native release beside another is attacked at one query, uncounted, as looking at it chooses nothing.
+    """
+    (policy, options), endpoint = question.judges, question.endpoint
+    beside = name == NATIVE and question.compares
+    result = certify(
+        signals[name],
+        replace(policy, patience=(1,), uncounted=True) if beside else policy,
+        inputs=None if beside and options.quick else population.x.numpy(),
+        scorers=scorers,
+        force=options.force,
+        seed=question.seed,
+        exposed=options.exposed,
+        progress=named(question.progress, "attacking" if endpoint else f"attacking ({name})"),
+    )
+    result = replace(result, quick=options.quick, implied=None if endpoint else implied)
     plain = question.hardening.to_dict()
+    if endpoint is not None:
+        declared = f"{as_written(plain)} as declared, and in the reference models"
+        return Configuration(name, declared, result, None, f"what {endpoint.url} answers")
+    if name == NATIVE:
+        explained, alone = "the native explanation, as it is", "no explanation, and predictions as they are"
+        return Configuration(name, explained if question.explains else alone, result, None)
+    native, released = signals[NATIVE].attributions, signals[name].attributions
+    kept = utility_of(looked.samples, None if native is None or released is None else (native, released))
     return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
 
@@ -531,9 +517,9 @@ def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callabl
     return lambda x, target: method(forward, hardening, x, target)
 
 
-def _root_cause(question: Question, native: Signals) -> tuple[tuple[Ablation, ...], str]:
+def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablation, ...], str]:
     """Which property of the native maps carries the leak."""
-    if len(native.models) < FEWEST_FOR_NULL:
+    if native is None or not question.explains or len(native.models) < FEWEST_FOR_NULL:
         return (), ""
     policy, seed = question.judges[0], question.seed
     rows, which = sample(native, policy, trains=any(r.learns for r in fitting(native)), seed=seed)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
-from safexplain.audit.maps import LARGEST_MAPS, all_finite, are_stored, filled
+from safexplain.audit.store import LARGEST_MAPS, all_finite, are_stored, filled
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -108,7 +108,7 @@ class Signals:
     Args:
         membership: (m, n) bool.
         values: name -> (m, n) or (m, n, k) numbers.
-        attributions: (m, n, d) float, or maps on disk (`audit.maps`), or None. Those of other levels likewise.
+        attributions: (m, n, d) float, or maps on disk (`audit.store`), or None. Those of other levels likewise.
         meta: JSON-able.
         inputs: (n, ...) float or None.
         out_of_distribution: (n,) bool or None; only used to train attacks.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from torch import Tensor, nn
 
-from safexplain.audit.maps import parts
+from safexplain.audit.store import parts
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 

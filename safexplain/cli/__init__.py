@@ -34,10 +34,16 @@ def app() -> typer.Typer:
     from safexplain.cli.serve import serve_command
     from safexplain.cli.tune import tune_command
 
-    made = _empty(no_args_is_help=True)
+    made = typer.Typer(
+        help=HELP,
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
     made.callback(invoke_without_command=True)(_version)
     made.command("demo", rich_help_panel=AUDITS)(demo_command)
-    made.command("audit", rich_help_panel=AUDITS)(audit_command)
+    made.command("audit", rich_help_panel=AUDITS, epilog=EXIT_CODES)(audit_command)
     made.command("attack", rich_help_panel=AUDITS)(attack_command)
     made.command("tune", rich_help_panel=AUDITS)(tune_command)
     made.command("canaries", rich_help_panel=TRAINING)(canaries_command)
@@ -46,25 +52,6 @@ def app() -> typer.Typer:
     made.command("sign", rich_help_panel=RELEASE)(sign_command)
     made.add_typer(ledger_app, name="ledger", rich_help_panel=RELEASE)
     return made
-
-
-def audit_app() -> typer.Typer:
-    """The command `audit` alone."""
-    from safexplain.cli.audit import audit_command
-
-    made = _empty(no_args_is_help=False)
-    made.command("audit", epilog=EXIT_CODES)(audit_command)
-    return made
-
-
-def _empty(no_args_is_help: bool) -> typer.Typer:
-    return typer.Typer(
-        help=HELP,
-        epilog=EXIT_CODES,
-        no_args_is_help=no_args_is_help,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
 
 
 def _version(
@@ -83,20 +70,20 @@ def main() -> None:
 def audit_main() -> None:
     """Entry point of `safexplain-audit`, which is `safexplain audit`."""
     arguments = sys.argv[1:]
-    sys.exit(_run(arguments) if arguments == ["--version"] else _run(arguments, "safexplain-audit"))
+    sys.exit(_run(arguments if arguments == ["--version"] else ["audit", *arguments]))
 
 
-def _run(arguments: list[str], name: str = "safexplain") -> int:
+def _run(arguments: list[str]) -> int:
     # Threads that spin while they wait make small matrix products 20 times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _keep_memory()
     try:
         from safexplain.cli.console import run
 
-        commands = audit_app() if name == "safexplain-audit" else app()
+        commands = app()
     except KeyboardInterrupt:
         return 130
-    return run(commands, arguments, name)
+    return run(commands, arguments)
 
 
 def _keep_memory() -> None:

@@ -56,9 +56,9 @@ class Interrupted(Exception):
         super().__init__(f"interrupted; {kept} are kept in {folder}")
         self.folder, self.kept, self.found = folder, kept, dict(found or {})
 
-    def resume(self, name: str, arguments: list[str]) -> str:
+    def resume(self, arguments: list[str]) -> str:
         """The command that continues."""
-        words = [name, *arguments]
+        words = ["safexplain", *arguments]
         if not any(word.partition("=")[0] == "--run-dir" for word in words):
             words += ["--run-dir", str(self.folder)]
         return shlex.join(words if "--resume" in words else [*words, "--resume"])
@@ -121,8 +121,8 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int:
-    """Run the command line (`arguments` without the program's `name`) and return its exit code; errors become one line.
+def run(app: typer.Typer, arguments: list[str]) -> int:
+    """Run the command line (`arguments` without the program's name) and return its exit code; errors become one line.
 
     With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too; that of an
     interrupted run also has "run_dir", "kept" and "resume", the command that continues. SIGTERM interrupts as Ctrl-C
@@ -134,10 +134,10 @@ def run(app: typer.Typer, arguments: list[str], name: str = "safexplain") -> int
     out, err = (cast(TextIO, _Pipe(stream)) for stream in (sys.stdout, sys.stderr))
     with _terminable() as terminated, redirect_stdout(out), redirect_stderr(err):
         try:
-            code = typer.main.get_command(app).main(args=arguments, prog_name=name, standalone_mode=False)
+            code = typer.main.get_command(app).main(args=arguments, prog_name="safexplain", standalone_mode=False)
             message = "interrupted" if code == INTERRUPTED else ""
         except Interrupted as error:
-            command = error.resume(name, arguments)
+            command = error.resume(arguments)
             message, code = f"{error}. To continue: {command}", INTERRUPTED
             content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
         except Exception as error:

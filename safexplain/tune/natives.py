@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._progress import Progress, named, silent
-from safexplain.audit.asked import Predictions, explain
+from safexplain.audit.asked import Predictions, explanations_of
 from safexplain.audit.population import Population
 from safexplain.audit.question import Method, Release
 from safexplain.audit.store import Store
@@ -82,7 +82,7 @@ class Natives:
             arguments = {**m.arguments, **options.get(m.name, {})}
             methods.append(m._replace(arguments={k: v for k, v in arguments.items() if k not in AFTER}))
         drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.seed)
-        found = explain(
+        found = explanations_of(
             self.models,
             self.population,
             self._predictions,

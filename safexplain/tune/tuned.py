@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain._files import made_folder, write_whole
-from safexplain.audit.outcome import AuditRun
+from safexplain.audit.report.outcome import AuditRun
 from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict.certificate.write import write_json

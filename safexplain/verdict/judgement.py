@@ -100,8 +100,6 @@ class Judgement:
         uses: which configuration this is that was judged on these examples; None: not counted.
         forced: certify although it is not the first.
         grouped: examples that were scored, where groups of them are the units; None: each is a unit.
-        mixture: models that the scored examples belong to, of which each answered about its own only: the verdict is
-            about their mixture, and about none of them alone.
         target: which model this is about, where there are several.
         targets: how many are judged, each on its own.
         others: judgements of the other targets; this one is the most exposed.
@@ -121,7 +119,6 @@ class Judgement:
     uses: int | None = None
     forced: bool = False
     grouped: int | None = None
-    mixture: int = 1
     target: int | None = None
     targets: int = 1
     others: tuple[Judgement, ...] = ()
@@ -129,7 +126,7 @@ class Judgement:
     implied: Implied | None = None
 
     def __post_init__(self) -> None:
-        if self.implied is not None and (self.targets > 1 or self.mixture > 1):
+        if self.implied is not None and self.targets > 1:
             raise InputError("implied: a privacy statement is about one model, and several are judged")
         if min(self.members, self.non_members) < 1:
             raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
@@ -146,7 +143,7 @@ class Judgement:
                     raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
-        if self.mixture < 1 or (self.others and self.targets != len(self.others) + 1):
+        if self.others and self.targets != len(self.others) + 1:
             raise InputError(f"expected judgements of {self.targets} targets, got {len(self.others) + 1}")
 
     # ------------------------------------------------------------------------------------ what is judged
@@ -441,7 +438,6 @@ class Judgement:
             "grouped": self.grouped,
             "references": self.references,
             "omitted": list(self.omitted),
-            "mixture": self.mixture,
             "target": self.target,
             "targets": self.targets,
             "evidence": [self._evidence(e) for e in self.evidence],
@@ -494,7 +490,6 @@ class Judgement:
                 uses=number("uses"),
                 forced=forced,
                 grouped=number("grouped"),
-                mixture=whole_in(content, "mixture"),
                 target=number("target"),
                 targets=whole_in(content, "targets"),
                 others=tuple(Judgement.from_dict(o) for o in others),

@@ -196,8 +196,6 @@ def says(j: Judgement) -> tuple[str, ...]:
         f" {j.members:,} members, {j.non_members:,} non-members and {j.references:,} reference models."
     )
     who = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example"
-    if j.mixture > 1:
-        who += f"; this is about the mixture of {j.mixture} models and none of them alone"
     return (asked, f"{who}.", *_needed(j))
 
 
@@ -332,8 +330,6 @@ def _missing(j: Judgement) -> str:
 
 def _subject(j: Judgement) -> str:
     """What the verdict is about, where that is not one model."""
-    if j.mixture > 1:
-        return f" for the mixture of {j.mixture} models"
     if j.targets > 1:
         return f" for each of {j.targets} models" if j.verdict == "certified" else f" for model {j.target}"
     return ""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit import maps as stored
+from safexplain.audit import store as stored
 from safexplain.audit.attacks import Learned, LikelihoodRatio, likelihood
 from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer

@@ -343,17 +343,6 @@ def test_a_suite_that_leaves_attacks_out_names_them() -> None:
 # ---------------------------------------------------------------------------------------------- about what
 
 
-def test_a_mixture_is_named_first_in_the_heading_and_among_the_limits() -> None:
-    html = render(alone(audited(0.0, mixture=3)))
-    page = Page(html)
-    assert "<title>Certified for a mixture of 3 models" in html
-    heading = html[html.index("<h1>") : html.index("</h1>")]
-    assert "a mixture of 3 models" in heading
-    text = " ".join(page.text.split())
-    assert text.index("Certified for the mixture of 3 models:") < text.index("3 models and none of them alone")
-    assert "mixture" not in text_of(audited(0.0))
-
-
 def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_full() -> None:
     found = of_targets(0.0, INCONCLUSIVE, LEAK, 0.0)
     assert found.target == 2

@@ -12,8 +12,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
 from safexplain.audit.asked import ExplainModel
-from safexplain.audit.maps import are_stored, blocks, on_disk, parts, windows
-from safexplain.audit.store import Answers, Store
+from safexplain.audit.store import Answers, Store, are_stored, blocks, on_disk, parts, windows
 from safexplain.errors import InputError
 
 MEMBER = np.random.default_rng(0).random((4, 30)) < 0.5
@@ -177,7 +176,7 @@ def test_a_full_disk_is_said_and_keeps_what_was_there(tmp_path, monkeypatch):
 
 
 def test_maps_that_do_not_fit_on_the_disk_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr("safexplain.audit.maps.free_space", lambda folder: 100)
+    monkeypatch.setattr("safexplain.audit.store.free_space", lambda folder: 100)
     with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
         collect(None)
 
@@ -232,7 +231,7 @@ def test_signals_with_large_maps_are_read_model_by_model_from_a_file(tmp_path, m
         assert np.array_equal(maps, here.attributions if name == "attributions" else here.values[name])
     assert np.array_equal(there.values["l1@3"], here.values["l1@3"])
     assert not any((tmp_path / "temporary").iterdir())
-    monkeypatch.setattr("safexplain.audit.maps.free_space", lambda folder: 100)
+    monkeypatch.setattr("safexplain.audit.store.free_space", lambda folder: 100)
     with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
         Signals.load(tmp_path / "signals.npz")
 

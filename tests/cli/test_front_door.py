@@ -68,7 +68,6 @@ def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_ru
         f"for arguments in {calls!r}:\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
         "        _run(arguments)\n"
-        "        _run(arguments, 'safexplain-audit')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = run_python("-c", code)
@@ -85,7 +84,7 @@ def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_
         "import safexplain\n"
         "assert 'numpy' not in sys.modules\n"
         "import safexplain.cli\n"
-        "safexplain.cli.app(), safexplain.cli.audit_app()\n"
+        "safexplain.cli.app()\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = run_python("-c", code)
@@ -124,6 +123,12 @@ def test_defaults_that_are_written_in_words_are_shown(cli: Cli, monkeypatch: pyt
         "[default: safexplain-runs/TIME]",
     ):
         assert said in out
+
+
+def test_safexplain_audit_is_safexplain_audit() -> None:
+    for arguments, said in ((["--version"], safexplain.__version__), (["--help"], "Usage: safexplain audit")):
+        done = run_python("-c", "from safexplain.cli import audit_main; audit_main()", *arguments)
+        assert (said in done.stdout, done.returncode) == (True, 0)
 
 
 def test_nothing_asked_is_help_and_no_success(cli: Cli) -> None:
@@ -297,19 +302,13 @@ TYPED = [
     ("safexplain a", {"audit", "attack"}),
     ("safexplain ledger e", {"export"}),
     ("safexplain audit --referen", {"--references"}),
-    ("safexplain-audit --referen", {"--references"}),
 ]
 
 
 @pytest.mark.parametrize(("typed", "expected"), TYPED)
 def test_bash_completes_commands_and_options(typed: str, expected: set[str]) -> None:
-    program, *_ = words = typed.split(" ")
-    entry = "audit_main" if program.endswith("audit") else "main"
-    asked = {f"_{program.upper().replace('-', '_')}_COMPLETE": "complete_bash"}
-    asked |= {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
-    done = run_python(
-        "-c", f"import sys; sys.argv[0] = {program!r}; from safexplain.cli import {entry}; {entry}()", **asked
-    )
+    asked = {"_SAFEXPLAIN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = run_python("-c", "from safexplain.cli import main; main()", **asked)
     assert (done.stderr, done.returncode) == ("", 0)
     assert set(done.stdout.split()) == expected
 

@@ -136,7 +136,7 @@ def test_json_is_one_object_with_the_same(cli: Cli) -> None:
     assert (code, content["verified"], content["verdict"], content["signature"]) == (0, True, "certified", "none")
     assert content["bound"] == audited().bound
     assert content["levels"] == audited().levels
-    assert (content["claim"], content["limit"], content["mixture"], content["targets"]) == ("excess", 0.2, 1, 1)
+    assert (content["claim"], content["limit"], content["targets"]) == ("excess", 0.2, 1)
     assert content["policy"]["max_excess"] == 0.2
     assert content["native"]["verdict"] == "leak"
     assert any(one["headline"] == "Not differential privacy." for one in content["limits"])
@@ -147,7 +147,6 @@ def test_json_is_one_object_with_the_same(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("judged", "said"),
     [
-        (audited(mixture=3), "the mixture of 3 models and none of them alone"),
         (of_targets(0.0, 0.0), "Certified for each of 2 models: "),
         (audited(policy=WHOLE), "The policy allows 40.0%"),
         (audited(group=2), "groups of related examples, 3,000 examples in all"),

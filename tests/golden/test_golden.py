@@ -18,7 +18,7 @@ from safexplain._versions import CAPTUM, RELEASE_FORMAT
 GRID = 2.0**-8
 """The coarsest grid that an explanation of 64 features is rounded to here: rounding may fall on either side."""
 
-EXACT = ("policy", "claim", "splits", "members", "non_members", "references", "omitted", "targets", "mixture")
+EXACT = ("policy", "claim", "splits", "members", "non_members", "references", "omitted", "targets")
 """What an audit is asked and how it counts: no rounding moves it."""
 
 

@@ -74,7 +74,7 @@ def outcome(content: Mapping[str, Any]) -> dict[str, Any]:
     deciding = {str(at["patience"]): [(at[what] or {}).get("attack") for what in ("added", "whole")]
                 for at in content["levels"]}  # fmt: skip
     return {
-        **{name: content[name] for name in (*asked, "omitted", "mixture", "target", "targets")},
+        **{name: content[name] for name in (*asked, "omitted", "target", "targets")},
         "limit": round(content["limit"], 6),
         "bound": round(content["bound"], 4),
         "deciding": deciding,

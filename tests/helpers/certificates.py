@@ -105,8 +105,8 @@ EXCESS = compared(
 UNDECIDED = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, 0)
 
 
-GROUPED = compared(Policy(fpr=0.1, max_tpr=0.2, patience=(1, 5)), n=400, group=3, mixture=3)
-"""Groups of three examples, of a mixture of three models."""
+GROUPED = compared(Policy(fpr=0.1, max_tpr=0.2, patience=(1, 5)), n=400, group=3)
+"""Groups of three examples."""
 
 
 def several(*leaks: float) -> Judgement:
@@ -124,7 +124,7 @@ JUDGEMENTS = {
     "certified": CERTIFIED,
     "excess": EXCESS,
     "undecided": UNDECIDED,
-    "groups and a mixture": GROUPED,
+    "groups": GROUPED,
     "several targets": SEVERAL,
     "one of two leaks": LEAKING,
 }

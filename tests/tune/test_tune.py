@@ -206,11 +206,11 @@ def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
 def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each() -> None:
     asked = []
-    before = natives.explain
+    before = natives.explanations_of
     patch = pytest.MonkeyPatch()
     patch.setattr(
         natives,
-        "explain",
+        "explanations_of",
         lambda *a, **k: asked.append(str(a[3][0].release.methods[0].arguments)) or before(*a, **k),
     )
     tuned = search(HardenedSaliency, trials=13)

@@ -138,13 +138,6 @@ def test_d4_one_leaking_model_of_seventeen_is_not_certified_and_seventeen_calm_o
     assert certify(of_many(0.0, 17, 4000), LOOSE).verdict == "certified"
 
 
-def test_d4_a_mixture_of_models_is_named_first():
-    result = certify(synthetic(examples=2500, meta={"mixture": 3}), LOOSE)
-    assert result.sentence.startswith("Certified for the mixture of 3 models: ")
-    assert "the mixture of 3 models and none of them alone" in result.says[1]
-    assert result.to_dict()["mixture"] == 3
-
-
 # ---------------------------------------------------------------------------------------- D5: uses, however dressed up
 
 

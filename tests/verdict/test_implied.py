@@ -173,11 +173,6 @@ def test_nor_in_a_quick_look_nor_on_the_selection_split() -> None:
     assert undecided(implied=STRONG, split="selection").verdict == "inconclusive"
 
 
-def test_a_statement_is_about_one_model() -> None:
-    with pytest.raises(InputError, match="about one model"):
-        undecided(implied=STRONG, mixture=2)
-
-
 # ----------------------------------------------------------------------------------------------- the certificate
 
 STATED = stated(100.0, pretrained=True, weights="ab" * 32)

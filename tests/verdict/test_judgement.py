@@ -298,12 +298,6 @@ def test_lower_bounds_share_their_risk_among_targets_and_upper_bounds_do_not():
     assert of_many.bounds(e)[0] < one.bounds(e)[0]
 
 
-def test_a_mixture_of_models_says_so_first():
-    j = judged((60, 30), mixture=3)
-    assert words.sentence(j).startswith("Certified for the mixture of 3 models: ")
-    assert "the mixture of 3 models and none of them alone" in words.says(j)[1]
-
-
 # ------------------------------------------------------------------------------------------- risks
 
 
@@ -391,7 +385,6 @@ def test_a_forged_verdict_is_not_read():
         {"evidence": [attack(60, 30).to_dict()] * 2},
         {"evidence": [{"attack": "a"}]},
         {"evidence": 3},
-        {"mixture": 0},
         {"others": [judged((60, 30)).to_dict()]},
         {"controls": [{"name": "c", "failed": "no", "says": "", "numbers": {}}]},
         {"controls": [{"name": "c", "failed": False, "says": "", "numbers": {"auc": "much"}}]},
@@ -405,7 +398,7 @@ def test_impossible_contents_are_refused(change):
         Judgement.from_dict({**judged((60, 30)).to_dict(), **change})
 
 
-@pytest.mark.parametrize("name", ["policy", "members", "evidence", "controls", "split", "mixture", "others", "omitted"])
+@pytest.mark.parametrize("name", ["policy", "members", "evidence", "controls", "split", "others", "omitted"])
 def test_a_missing_field_is_named(name):
     written = judged((60, 30)).to_dict()
     del written[name]
@@ -512,7 +505,7 @@ def test_a_wrong_verdict_is_rare_at_other_sizes_and_policies(case, n, policy):
 @pytest.mark.parametrize("leak", [0.0, 0.15, 4.0])
 def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_queries_and_three_short_ones(claim, leak):
     policy = replace(results.POLICY, claim=claim)
-    audits = [results.audited(leak, policy, examples=n, mixture=m) for n in (300, 3000) for m in (1, 30)]
+    audits = [results.audited(leak, policy, examples=n) for n in (300, 3000)]
     audits += [
         results.of_targets(leak, leak, policy=policy),
         results.audited(leak, replace(policy, release="prediction")),

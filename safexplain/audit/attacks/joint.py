@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.audit.attacks.likelihood import Transform, check_transform, shrunk, two_sided
-from safexplain.audit.maps import parts
+from safexplain.audit.store import parts
 from safexplain.errors import InputError
 
 MOST_NUMBERS = 32

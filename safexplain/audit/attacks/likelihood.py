@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
-from safexplain.audit.maps import windows
+from safexplain.audit.store import windows
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]

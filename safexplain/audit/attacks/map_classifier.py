@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit.attacks.base import Floats
-from safexplain.audit.maps import parts
+from safexplain.audit.store import parts
 
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
 """What `unit_maps` says about each map beside the map itself."""

@@ -19,8 +19,8 @@ from safexplain.audit.attacks.learned import FittedLearned, Learned
 from safexplain.audit.attacks.likelihood import LikelihoodRatio, Tick, likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
 from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, SuiteRow, values_of
-from safexplain.audit.maps import parts
 from safexplain.audit.signals import Signals
+from safexplain.audit.store import parts
 from safexplain.errors import InputError
 
 PSEUDO_TARGETS = 8

@@ -34,8 +34,8 @@ from safexplain.audit.attacks.likelihood import (
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.maps import blocks
 from safexplain.audit.signals import Signals
+from safexplain.audit.store import blocks
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy

@@ -28,7 +28,6 @@ from torch import nn
 
 from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, ExplainModel, predict
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
-from safexplain.audit.maps import LARGEST_MAPS
 from safexplain.audit.parallel import parallel
 from safexplain.audit.planning.measure import Clock, rate
 from safexplain.audit.population import Population
@@ -39,8 +38,10 @@ from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.references.training import groups_by_steps, is_batchable
+from safexplain.audit.report.model import NATIVE
 from safexplain.audit.run import SAMPLED, Models
 from safexplain.audit.splits import Splits, copies_together
+from safexplain.audit.store import LARGEST_MAPS
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import best_certifiable, examples_needed
@@ -53,11 +54,11 @@ except ImportError:  # Windows does not tell
 BUDGET = 6.0
 """Seconds that are measured, about."""
 
-ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 4.0, 1.2e-4, 6e-8
+ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 1.0, 3e-5, 2e-7
 """Seconds of all attacks on one release, and of its controls: before any example; at each level for each model and
 example (labels, summaries, stacks), and for each number of its maps. On one core of 2024."""
 
-CAUSE_NUMBER = 2.5e-6
+CAUSE_NUMBER = 4e-7
 """Seconds of the root cause for each number of the native maps, likewise."""
 
 FEWEST_TO_FIT = 64
@@ -279,17 +280,19 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
                 if twice:
                     seconds = every * (native + released if again else released) - again * n * m * native
                     every -= again * n * m
-                    stages.append(Stage(f"explaining ({question.release_name})", seconds, every, "explanations"))
+                    stages.append(Stage(f"explaining ({list(question.releases)[-1]})", seconds, every, "explanations"))
     features = question.population.x[0].numel() * len(question.methods) * question.explains
-    levels, root = len(policy.patience), n * m * features * CAUSE_NUMBER
-    attacking = ATTACK_START + levels * n * m * (ATTACK_NUMBER + features * ATTACK_MAP)
+    answers = n * m * len(policy.patience)
+    attacking = ATTACK_START + answers * (ATTACK_NUMBER + features * ATTACK_MAP)
     rates = replace(rates, attacking=attacking)
-    names = ["attacking"] if endpoint else ["attacking (native)", *[f"attacking ({question.release_name})"] * twice]
-    stages += [Stage(name, attacking / (2 if twice and name == names[0] else 1)) for name in names]
+    for name in question.releases:
+        beside = name == NATIVE and twice  # is attacked at one query
+        called = "attacking" if endpoint else f"attacking ({name})"
+        stages.append(Stage(called, attacking / len(policy.patience) if beside else attacking))
     if question.explains and endpoint is None and m >= FEWEST_FOR_NULL:
-        stages.append(Stage("root cause", root))
+        stages.append(Stage("root cause", n * m * features * CAUSE_NUMBER))
     question.progress("planning", 3, 3, "done")
-    copies = levels + twice
+    copies = len(policy.patience) + twice
     maps = 4 * copies * features * m * n
     weights = 0 if like is None else sum(t.numel() * t.element_size() for t in (*like.parameters(), *like.buffers()))
     held = 8 * 20 * copies * m * n + (0 if maps > LARGEST_MAPS else maps)

@@ -16,11 +16,8 @@ from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.result import AuditResult
 
-NATIVE = "native"
-"""Name of the configuration that releases explanations as they are."""
-
-ENDPOINT = "endpoint"
-"""Name of the configuration that is what a service answered, of which no native explanation is known."""
+NATIVE, ENDPOINT = "native", "endpoint"
+"""Names of releases: explanations as they are; what a service answers, of which no native explanation is known."""
 
 
 @dataclass(frozen=True, eq=False)

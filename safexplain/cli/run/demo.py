@@ -9,8 +9,8 @@ from torch import nn
 from safexplain import HardenedInputXGradient
 from safexplain._progress import Progress, named
 from safexplain.audit import AuditOptions, Policy, Population, Recipe, audit, train_shadows
-from safexplain.audit.outcome import AuditRun
 from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.report.outcome import AuditRun
 from safexplain.hardening.hardening import Hardening
 
 REFERENCES = 16

@@ -15,9 +15,9 @@ import typer
 from safexplain.audit import Shadows
 from safexplain.audit.asked import predict
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.outcome import AuditRun
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
+from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.planned import spoken
 from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr

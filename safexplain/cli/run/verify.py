@@ -133,7 +133,7 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
 def _content(certificate: Certificate) -> dict[str, Any]:
     """What was certified, for programs."""
     judgement, predicate = certificate.judgement, certificate.statement["predicate"]
-    plain = ("verdict", "basis", "claim", "limit", "bound", "levels", "mixture", "targets", "grouped", "uses")
+    plain = ("verdict", "basis", "claim", "limit", "bound", "levels", "targets", "grouped", "uses")
     said = words.written(judgement)
     return {
         **{name: getattr(judgement, name) for name in plain},

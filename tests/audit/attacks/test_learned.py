@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safexplain.audit.maps import parts
 
 from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold, learned, map_classifier
 from safexplain.audit.attacks.learned import TrainingPairs
 from safexplain.audit.attacks.map_classifier import CLIP, Standardisation, unit_maps
+from safexplain.audit.store import parts
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 

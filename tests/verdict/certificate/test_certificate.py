@@ -51,7 +51,6 @@ AUDITS: dict[str, Callable[[], AuditResult]] = {
     "no labels": lambda: results.audited(0.0, WHOLE, labels=False),
     "groups": lambda: results.audited(0.0, results.POLICY, group=3),
     "several targets": lambda: results.of_targets(0.0, 4.0),
-    "mixture": lambda: results.audited(0.0, results.POLICY, mixture=3),
 }
 """What `certify` gives, by made-up scores."""
 
@@ -88,7 +87,7 @@ def test_the_cases_here_are_what_they_are_called() -> None:
     assert [j.verdict for j in (CERTIFIED, EXCESS, SEVERAL)] == ["certified"] * 3
     assert (UNDECIDED.verdict, LEAKING.verdict) == ("inconclusive", "leak")
     assert (EXCESS.claim, CERTIFIED.claim) == ("excess", "whole")
-    assert (GROUPED.grouped, GROUPED.mixture, len(SEVERAL.others)) == (2400, 3, 1)
+    assert (GROUPED.grouped, len(SEVERAL.others)) == (2400, 1)
 
 
 def test_what_was_audited_may_be_the_native_explanation_itself(load: Callable[..., Any]) -> None:
@@ -282,7 +281,6 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
         (("predicate", "audit", "references"), -1, "references"),
         (("predicate", "audit", "split"), "training", "split"),
         (("predicate", "audit", "uses"), 0, "uses"),
-        (("predicate", "audit", "mixture"), 0, "audit"),
         (("predicate", "audit", "omitted"), ["Stacked"], r"audit\.\S+ says"),
         (("predicate", "audit", "evidence", 0, "level"), 5, "audit"),
         (("predicate", "audit", "policy", "fpr"), 0.02, "audit"),

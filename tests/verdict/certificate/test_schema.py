@@ -60,7 +60,7 @@ AUDITS = {
     "leak": lambda: results.audited(4.0),
     "whole, with advice": lambda: results.audited(0.2, results.WHOLE, examples=600),
     "no labels": lambda: results.audited(0.0, results.POLICY, labels=False),
-    "groups": lambda: results.audited(0.0, group=3, mixture=2),
+    "groups": lambda: results.audited(0.0, group=3),
     "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "several targets": lambda: results.of_targets(0.0, 4.0),
     "by guarantee": lambda: replace(
@@ -109,7 +109,6 @@ def test_what_an_audit_writes_fits(case: str) -> None:
         (("predicate", "audit", "levels", 0, "whole"), {}),
         (("predicate", "audit", "claim"), "some"),
         (("predicate", "audit", "limit"), 2),
-        (("predicate", "audit", "mixture"), 0),
         (("predicate", "audit", "grouped"), 0),
         (("predicate", "audit", "targets"), 0),
         (("predicate", "audit", "others"), [{"verdict": "certified"}]),
