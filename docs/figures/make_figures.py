@@ -2,8 +2,9 @@
 
     python docs/figures/make_figures.py [--out docs/figures] [--cache DIR] [name ...]
 
-Every figure is written twice, for the light and the dark scheme of the site. The models are those of `safexplain demo`
-(three pools of 599 digits, a target and 32 reference models each); figures.json holds the numbers that the text quotes.
+Every figure is written twice, for the light and the dark scheme of the site. The models are like that of `safexplain
+demo`, for three pools of 599 digits, a target and 32 reference models each, whose examples are shown together;
+figures.json holds the numbers that the text quotes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from safexplain import (
 )
 from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
-from safexplain.audit.signals import side_by_side
 from safexplain.cli.run.demo import POLICY as DEMO
-from safexplain.cli.run.demo import RECIPE, REFERENCES, build, pools
+from safexplain.cli.run.demo import RECIPE, build, digits
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)
+POOLS, POOL_SIZE, REFERENCES = 3, 599, 32
 POLICY = replace(DEMO, patience=(1,))
 """The figures show what is told to whoever asks once."""
 RECOMMENDED, RANKED = Hardening.recommended(), Hardening.ranked(KEY)
@@ -63,9 +64,12 @@ class Run:
 
     @cached_property
     def trained(self) -> list[tuple[Population, Shadows]]:
-        """The pools of the demo, each with its target and reference models."""
+        """Disjoint pools of the digits, each with its target and reference models."""
+        whole = digits()
+        order = np.random.default_rng(0).permutation(len(whole))
+        parts = [whole.part(order[i * POOL_SIZE : (i + 1) * POOL_SIZE]) for i in range(POOLS)]
         return [(p, train(p, RECIPE, build=build, models=1 + REFERENCES, seed=i, cache=self.cache))
-                for i, p in enumerate(pools(0))]  # fmt: skip
+                for i, p in enumerate(parts)]  # fmt: skip
 
     def signals(self, hardening: Hardening, *, logit: bool = False) -> Signals:
         """Of `HardenedInputXGradient` of the predicted probability, or its logit; model 0 of each pool is attacked."""
@@ -75,7 +79,14 @@ class Run:
             maps: Tensor = HardenedInputXGradient(explained, hardening=hardening).attribute(x, target=target)
             return maps
 
-        return side_by_side([collect_signals(s, p, explain, patience=(1,), targets=(0,)) for p, s in self.trained])
+        found = [collect_signals(s, p, explain, patience=(1,), targets=(0,)) for p, s in self.trained]
+        return Signals(
+            np.concatenate([s.membership for s in found], axis=1),
+            {name: np.concatenate([s.values[name] for s in found], axis=1) for name in found[0].values},
+            np.concatenate([np.asarray(s.attributions) for s in found], axis=1),
+            found[0].meta,
+            slices={"class": np.concatenate([s.slices["class"] for s in found])},
+        )
 
     @cached_property
     def native(self) -> Signals:

@@ -24,7 +24,7 @@ from matplotlib.colors import ListedColormap
 
 from safexplain._progress import shown
 from safexplain.audit.report.outcome import AuditRun
-from safexplain.cli.run.demo import pools, run_demo
+from safexplain.cli.run.demo import digits, run_demo
 from safexplain.verdict.result import AttackResult, AuditResult
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ def figure(found: AuditRun, *, narrow: bool = False) -> plt.Figure:
     axis.set(xlabel="false-positive rate", ylabel="members found", title="What a membership attack finds")
     axis.legend(frameon=False, loc="lower right", fontsize=8, title=f"at {fpr:.0%} false positives", title_fontsize=8)
 
-    population = pools(0)[0]
+    population = digits()
     member = np.flatnonzero(found.signals["native"].membership[0, : len(population.y)])
     axes = right.subplots(len(EXAMPLES), 3)
     text = mpl.rcParams["text.color"]

@@ -224,15 +224,15 @@ class Question:
     build: Build | None = None
     references: int | Sequence[int] = LOOKS
     shadows: Shadows | None = None
-    policy: Policy | None = None
-    options: AuditOptions | None = None
+    policy: Policy = field(default_factory=Policy)
+    options: AuditOptions = field(default_factory=AuditOptions)
     seed: int = 0
     cache: ModelCache | str | Path | None = None
     device: str | torch.device | None = None
     progress: Progress = silent
 
     def __post_init__(self) -> None:
-        member, policy = np.asarray(self.member), self.policy or Policy()
+        member, policy, options = np.asarray(self.member), self.policy or Policy(), self.options or AuditOptions()
         if member.dtype != np.bool_ or member.shape != (len(self.population),):
             raise InputError(
                 f"expected member (bool) of shape ({len(self.population)},), got {member.dtype} {member.shape}"
@@ -248,7 +248,6 @@ class Question:
             raise ConfigurationError(f"output is probability or logit, got {self.output!r}")
         hardening = self.hardening.none() if policy.release == "prediction" else self.hardening
         policy = policy.patient(noise=hardening.noise is not None)
-        options = self.options or AuditOptions()
         needs_build = isinstance(self.recipe, Recipe) and self.shadows is None and numbers[0] and self.build is None
         if needs_build and options.labels == "own":
             raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
@@ -289,15 +288,13 @@ class Question:
 
     @property
     def judges(self) -> tuple[Policy, AuditOptions]:
-        """The policy and the options, which are never None."""
-        assert self.policy is not None
-        assert self.options is not None
+        """The policy and the options."""
         return self.policy, self.options
 
     @property
     def explains(self) -> bool:
         """Whether explanations are released; else predictions alone."""
-        return self.judges[0].release != "prediction"
+        return self.policy.release != "prediction"
 
     @property
     def compares(self) -> bool:
@@ -320,7 +317,7 @@ class Question:
     @property
     def dither(self) -> Dither:
         """How the queries of a patient attacker differ."""
-        options = self.judges[1]
+        options = self.options
         if options.dither is not None:
             return options.dither
         if options.labels == "foreign" and can_crop(self.population):
@@ -331,7 +328,7 @@ class Question:
     @property
     def looks(self) -> list[Look]:
         """The looks that are declared before anything is seen."""
-        policy, options = self.judges
+        policy, options = self.policy, self.options
         alone = self.shadows is not None or self.recipe is None or options.quick or self.endpoint is not None
         numbers = [self.references] if isinstance(self.references, int) else list(self.references)
         numbers = numbers[:1] if alone else numbers
@@ -348,7 +345,7 @@ class Question:
 
     def at(self, look: Look) -> Question:
         """The same with one look's policy, references and examples; progress says which look it is, from the second."""
-        options, progress = self.judges[1], self.progress
+        options, progress = self.options, self.progress
         if look.policy.look > 1:
 
             def progress(stage: str, done: float, total: float, note: str = "") -> None:
@@ -365,7 +362,7 @@ class Question:
     @property
     def scored_rows(self) -> NDArray[np.int64]:
         """Indices of the examples that are scored."""
-        policy, options = self.judges
+        policy, options = self.policy, self.options
         number = options.scored or examples_needed(policy)
         everything = number >= len(self.population)
         return np.arange(len(self.population)) if everything else self.population.sample(self.member, number)

@@ -87,7 +87,7 @@ def audit(
 
 def answered(question: Question) -> AuditRun:
     """`audit` of a question: it looks once or, while it is undecided and there is time, again."""
-    cache, (_, options) = question.cache, question.judges
+    cache, options = question.cache, question.options
     folder = cache.folder if isinstance(cache, ModelCache) else cache
     store = Store.of(options.store or (None if folder is None else Path(folder) / "explained"))
     question = replace(question, options=replace(options, store=store))
@@ -157,7 +157,7 @@ class Models:
 
 def trained(question: Question) -> Models:
     """The target and its reference models, trained where they are not given, over the examples that are scored."""
-    target, population, member, (_, options) = question.target, question.population, question.member, question.judges
+    target, population, member, options = question.target, question.population, question.member, question.options
     recipe, shadows, references, endpoint = question.recipe, question.shadows, question.references, question.endpoint
     assert isinstance(references, int)
     refuse_copies(hash_examples(population.x.cpu().numpy()), member)  # before anything long
@@ -214,7 +214,7 @@ def trained(question: Question) -> Models:
 
 def _begin(question: Question, endpoint: Endpoint, scored: Population, member: NDArray[np.bool_]) -> None:
     """Ask an endpoint the plain questions, after everything else that can be wrong."""
-    endpoint.plan(len(scored), question.judges[0].patience)
+    endpoint.plan(len(scored), question.policy.patience)
     known, shape = () if question.shadows is None else question.shadows.models, None
     like = known[0] if known else None if question.build is None else question.build(question.seed)
     if like is not None:  # the shape of its maps is that of the endpoint's
@@ -236,7 +236,7 @@ def judge(question: Question, models: Models) -> AuditRun:
     Raises:
         InputError: an explanation fails.
     """
-    (policy, options), endpoint, progress = question.judges, question.endpoint, question.progress
+    policy, options, endpoint, progress = question.policy, question.options, question.endpoint, question.progress
     population, notes = models.population, list(models.notes)
     implied, why_not = _implied(question, population)
     notes += why_not
@@ -317,7 +317,7 @@ def judge(question: Question, models: Models) -> AuditRun:
 
 def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list[str]]:
     """Whether whole maps of all models go to disk, whether they are kept at all, and notes about that."""
-    policy, options = question.judges
+    policy, options = question.policy, question.options
     copies = len(policy.patience) + question.compares
     features = models.population.x[0].numel() * len(question.methods)
     size = 4 * copies * features * models.asked.membership.size
@@ -358,7 +358,7 @@ class _Asking:
         The attacker knows the hardening, not the key: references have another one, and no noise where he is patient.
         Native maps that are known are hardened again, where nothing else is explained.
         """
-        question, models, (policy, options) = self.question, self.models, self.question.judges
+        question, models, policy, options = self.question, self.models, self.question.policy, self.question.options
         endpoint, m = question.endpoint, len(models.asked.models)
         shown = hardening.is_none and question.compares  # nobody certifies the native one beside another
         levels = levels_of((1,) if shown else policy.patience)
@@ -409,11 +409,11 @@ class _Asking:
         """(m, n, d) maps that can be hardened again: of the shape of the input, and of the predicted class alone."""
         maps, x = native.maps.get(1), self.models.population.x
         fits = isinstance(maps, np.ndarray) and maps.shape[2] == x[0].numel()
-        return maps if fits and not self.question.judges[1].classes else None
+        return maps if fits and not self.question.options.classes else None
 
     def _about(self, name: str, hardening: HardeningLike) -> dict[str, Any]:
         """What signals say about how they came about; `holdout_uses` tells configurations apart by it."""
-        question, (policy, options) = self.question, self.question.judges
+        question, policy, options = self.question, self.question.policy, self.question.options
         about: dict[str, Any] = {
             "explainer": question.method,
             "output": question.output,
@@ -435,7 +435,7 @@ class _Asking:
     def _accuracy(self) -> dict[str, Any]:
         """How often the models are right on their non-members, and what else tells of wrong data."""
         membership, population = self.models.shadows.membership, self.models.population
-        options = self.question.judges[1]
+        options = self.question.options
         return measured(
             self.predictions.label[: len(membership)],
             population.y.cpu().numpy(),
@@ -459,7 +459,7 @@ def _configuration(
 
     A native release beside another is attacked at one query, uncounted, as looking at it chooses nothing.
     """
-    (policy, options), endpoint = question.judges, question.endpoint
+    policy, options, endpoint = question.policy, question.options, question.endpoint
     beside = name == NATIVE and question.compares
     result = certify(
         signals[name],
@@ -494,7 +494,7 @@ class _Looked:
 
 def _look(question: Question, models: Models) -> _Looked:
     """Explain a sample of the examples by the target, natively and as released."""
-    model, population, (_, options) = models.shadows.models[0], models.population, question.judges
+    model, population, options = models.shadows.models[0], models.population, question.options
     number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
     chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
     x = population.x[torch.from_numpy(chosen)]
@@ -521,7 +521,7 @@ def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablat
     """Which property of the native maps carries the leak."""
     if native is None or not question.explains or len(native.models) < FEWEST_FOR_NULL:
         return (), ""
-    policy, seed = question.judges[0], question.seed
+    policy, seed = question.policy, question.seed
     rows, which = sample(native, policy, trains=any(r.learns for r in fitting(native)), seed=seed)
     causes = root_cause(native, rows=rows, seed=seed, fpr=policy.fpr, progress=named(question.progress, "root cause"))
     return causes, f"{cause_sentence(causes)} {which}" if causes else ""
@@ -576,7 +576,7 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
 
 def _implied(question: Question, population: Population) -> tuple[Implied | None, list[str]]:
     """What the stated guarantee implies for the scored examples, or in a note why it is not about them."""
-    policy, options = question.judges
+    policy, options = question.policy, question.options
     if (stated := options.privacy) is None:
         return None, []
     why = ""

@@ -156,7 +156,7 @@ def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) 
 
 
 def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
-    given = SimpleNamespace(judges=(Policy(), AuditOptions()))
+    given = SimpleNamespace(policy=Policy(), options=AuditOptions())
     plan = Plan((), 0, 0, 0.01, 0.02, "excess", 600, 600, scored=1200, references=8)
     short = numbers_of(replace(plan, rates=Rates(training=5, native=0.005, released=0.005)), given)
     long = numbers_of(replace(plan, rates=Rates(training=1000, native=1, released=1)), given)

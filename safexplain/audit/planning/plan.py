@@ -227,7 +227,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     """`plan_audit` of a question."""
     looks = question.looks
     question = question.at(looks[0])
-    (policy, options), endpoint, place = question.judges, question.endpoint, question.place
+    policy, options, endpoint, place = question.policy, question.options, question.endpoint, question.place
     trained, rows = question.shadows, question.scored_rows
     number = len(trained.models) if trained is not None else 0 if question.recipe is None else looks[0].references
     scored, n, level = question.population.part(rows), len(rows), max(levels_of(policy.patience), default=0)
@@ -395,7 +395,7 @@ def _label_seconds(clock: Clock, question: Question, scored: Population, like: n
 
 
 def _predicted(question: Question, few: Population, like: nn.Module, patience: tuple[int, ...]) -> Any:
-    options, alone = question.judges[1], Shadows((like,), np.ones((1, len(few)), dtype=bool))
+    options, alone = question.options, Shadows((like,), np.ones((1, len(few)), dtype=bool))
     how = {"dither": question.dither, "labels": options.labels, "batch_size": options.batch_size}
     return predict(alone, few, patience=patience, **how)  # type: ignore[arg-type]
 
@@ -404,7 +404,7 @@ def _explaining_seconds(
     clock: Clock, question: Question, scored: Population, like: nn.Module
 ) -> tuple[float, float, bool]:
     """Seconds of a native explanation and of a released one, or of hardening a native map if that is done again."""
-    options, rows = question.judges[1], _mixed_rows(scored, question.seed)
+    options, rows = question.options, _mixed_rows(scored, question.seed)
 
     def seconds(release: Release, share: float, start: int = 2) -> float:
         def work(amount: int) -> None:
@@ -466,7 +466,7 @@ def _units(
 
 def _obstacles(question: Question, references: int) -> tuple[str, ...]:
     """Why nothing would be certified."""
-    (policy, options), found = question.judges, []
+    policy, options, found = question.policy, question.options, []
     if references < policy.references:
         many = f"{references or 'no'} reference model{'' if references == 1 else 's'}"
         found.append(f"{many} stand behind the attacks, and the policy asks for {policy.references}")

@@ -321,7 +321,7 @@ def _asked_about(
 def _opened(question: Question, service: Service, outputs: int, folder: Path, given: Options) -> Question:
     """With answers that are kept in the run directory, which is made once the endpoint's budget is seen to suffice."""
     assert question.endpoint is not None
-    asks = len(question.scored_rows), question.judges[0].patience
+    asks = len(question.scored_rows), question.policy.patience
     with closing(question.endpoint):
         if not (folder / ANSWERS).exists():
             question.endpoint.plan(*asks)

@@ -47,7 +47,7 @@ EXIT_CODE = 3
 def numbers_of(plan: Plan, question: Question) -> dict[str, Any]:
     """What a screen changes in the question: two references if training them is short, and as many examples as there
     is time to explain, each asked once."""
-    rates, (policy, options) = plan.rates, question.judges
+    rates, policy, options = plan.rates, question.policy, question.options
     seconds = max(SECONDS - plan.took, LEAST)
     references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
     questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
@@ -109,7 +109,7 @@ def seen_in_losses(plan: Plan, question: Question, found: AuditRun) -> Seen | No
     """What the loss tells: whether the model remembers its members at all. By the likelihood ratio where there are
     references, which ranks models best (docs/evidence/attack_table.md); else by the target's loss on many examples,
     which it is soon asked for. None: of a service, or where labels are of another task."""
-    population, member, (policy, options) = question.population, question.member, question.judges
+    population, member, policy, options = question.population, question.member, question.policy, question.options
     if question.endpoint is not None or options.labels == "foreign":
         return None
     signals = found.signals[found.judged.name]

@@ -53,5 +53,5 @@ def test_the_budget_is_kept_and_a_seed_repeats_the_noise(trainable: str) -> None
         ).fit()
         assert done.statement.epsilons.substitute <= 4.0
         ends.append(torch.cat([p.detach().flatten() for p in done.model.parameters()]))
-    assert torch.equal(ends[0], ends[1])
-    assert not torch.equal(ends[0], ends[2])
+    assert torch.allclose(ends[0], ends[1], atol=1e-5)  # a GPU adds up gradients in any order
+    assert not torch.allclose(ends[0], ends[2], atol=1e-3)
