@@ -219,3 +219,43 @@ def _has_type(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     return isinstance(value, int | float) if hint is float else isinstance(value, hint)
+
+
+_MISSING = object()
+
+
+def check_follows(
+    found: Any, computed: Any, where: str, source: str, tolerance: tuple[float, float] = (1e-9, 1e-12)
+) -> None:
+    """Compare what a file says with what is computed from other parts of it, at any depth.
+
+    Args:
+        found: JSON.
+        computed: likewise, tuples as lists.
+        where: what messages call it, as "audit".
+        source: from what it is computed, as "the counts".
+        tolerance: by which floats may differ, relatively and absolutely: versions of SciPy round differently.
+
+    Raises:
+        InputError: the first difference.
+    """
+    if found is _MISSING:
+        raise InputError(f"{where} is missing")
+    if isinstance(computed, Mapping) and isinstance(found, Mapping):
+        if unknown := sorted(found.keys() - computed.keys()):
+            raise InputError(f"{where}.{unknown[0]} is unknown")
+        for name, value in computed.items():
+            check_follows(found.get(name, _MISSING), value, f"{where}.{name}", source, tolerance)
+    elif isinstance(computed, list | tuple) and isinstance(found, list) and len(found) == len(computed):
+        for i, (one, other) in enumerate(zip(found, computed, strict=True)):
+            check_follows(one, other, f"{where}[{i}]", source, tolerance)
+    else:
+        number = isinstance(computed, float) and isinstance(found, int | float) and not isinstance(found, bool)
+        near = {"rel_tol": tolerance[0], "abs_tol": tolerance[1]}
+        same = math.isclose(found, computed, **near) if number else found == computed
+        if not same or not (number or type(found) is type(computed)):
+            raise InputError(f"{where} says {_shown(found)}, but {_shown(computed)} follows from {source}")
+
+
+def _shown(value: Any) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{value!r:.120}"

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from safexplain.audit.controls.splits import spread
 from safexplain.audit.signals import hash_examples
-from safexplain.audit.splits import spread
 from safexplain.errors import InputError
 
 SAMPLING = np.uint64(0x5C02ED)

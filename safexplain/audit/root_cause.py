@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks import LikelihoodRatio
+from safexplain.audit.controls.splits import Splits
 from safexplain.audit.signals import Signals
-from safexplain.audit.splits import Splits
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr

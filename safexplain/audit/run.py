@@ -26,6 +26,7 @@ from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
 from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
+from safexplain.audit.controls.splits import refuse_copies
 from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
@@ -40,7 +41,6 @@ from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.splits import refuse_copies
 from safexplain.audit.store import LARGEST_MAPS, Store, free_space
 from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError

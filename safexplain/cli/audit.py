@@ -150,7 +150,7 @@ def demo_command(
 ) -> int:
     """Attack, harden and attack again models of handwritten digits. Takes about a minute; the exit code is 0."""
     from safexplain._progress import shown
-    from safexplain.audit.holdout_uses import counted_in
+    from safexplain.audit.controls.holdout_uses import counted_in
     from safexplain.cli.run.demo import run_demo
     from safexplain.cli.run.tables import show_audit
 

@@ -1,7 +1,7 @@
 """`safexplain verify` and `safexplain sign`: what a deployment asks of a certificate before it goes on.
 
-Exit codes of verify: 0 intact, of this very file, and certified (or by construction); 1 anything else that the
-certificate or the model is to blame for, in one line; 2 wrong usage.
+Exit codes of verify: 0 intact, of this very file, certified (or by construction), and served by the versions installed
+here; 1 anything else that is wrong with the certificate, the model or the versions, in one line; 2 wrong usage.
 """
 
 from __future__ import annotations

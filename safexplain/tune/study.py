@@ -26,12 +26,12 @@ from safexplain._files import whole_file
 from safexplain._progress import Progress, named
 from safexplain._validate import check_whole
 from safexplain.audit.asked import predict
+from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.population import Population
 from safexplain.audit.question import Question
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.run import Models, judge, trained
-from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
 from safexplain.explain.surrogate import PublicExplainer

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
-from safexplain._validate import check_number, check_whole, from_table
+from safexplain._validate import check_follows, check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.verdict.stats.roc import check_confidence, clopper_pearson
 
@@ -150,13 +150,7 @@ class Guarantee:
             found = from_table(cls, facts, "guarantee")
         except SafexplainError as error:
             raise InputError(str(error)) from None
-        written = found.to_dict()
-        for name in {**written, **content}:
-            if name not in written or content.get(name) != written[name]:
-                raise InputError(
-                    f"guarantee: {name} says {content.get(name)!r:.120}, which does not follow from its facts: its"
-                    " words were changed, or another version of safexplain wrote it"
-                )
+        check_follows(content, found.to_dict(), "guarantee", "its facts, or did in the version that wrote it")
         return found
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._privacy_loss import Adjacency
-from safexplain._validate import from_table
+from safexplain._validate import check_follows, from_table
 from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
@@ -159,7 +159,4 @@ class Implied:
         follows = None if statement is None else Implied.of(statement, self.fpr)
         if follows is None:
             raise InputError("implied: no finite epsilon is stated from which it could follow")
-        for name, value in follows.to_dict().items():
-            found = getattr(self, name)
-            if found != value and not math.isclose(found, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-                raise InputError(f"implied: {name} is {found}, but {value} follows from the privacy statement")
+        check_follows(self.to_dict(), follows.to_dict(), "implied", "the privacy statement", (TOLERANCE, TOLERANCE))

@@ -18,8 +18,8 @@ from safexplain import HardenedSaliency, Hardening, Probability
 from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, certify, collect_signals, train_shadows
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import SuiteRow
-from safexplain.audit.holdout_uses import Uses
-from safexplain.audit.splits import Splits
+from safexplain.audit.controls.holdout_uses import Uses
+from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.result import SHOWN_FPRS

@@ -17,9 +17,9 @@ from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
-from safexplain.audit.holdout_uses import _values_digest
+from safexplain.audit.controls.holdout_uses import _values_digest
+from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.root_cause import root_cause
-from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.usefulness import utility_of
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks import LikelihoodRatio
+from safexplain.audit.controls.splits import Splits
 from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, drawn_targets, root_cause, sample, sentence
 from safexplain.audit.signals import Signals
-from safexplain.audit.splits import Splits
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc

@@ -17,7 +17,7 @@ from tuning import EXAMPLES, POLICY, RECIPE, TRIALS, build, figures, search, tel
 
 from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
-from safexplain.audit.splits import Splits
+from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 from safexplain.tune import Tuned, natives, study
 from safexplain.tune.leak import Leakage

@@ -66,7 +66,7 @@ def test_an_infinite_epsilon_survives_a_file(tmp_path):
         (
             "epsilon",
             {"add_remove": 1.0, "substitute": 10.0, "zero_out": 4.476},
-            "add_remove is stated as 1.0, but 4.47",
+            "add_remove says 1.0, but 4.47",
         ),
         ("phases", [{"noise_multiplier": 9.0, "sample_rate": 0.25, "steps": 500, "sampling": "poisson"}], "follow"),
         ("phases", [{"noise_multiplier": 9.0}], "missing"),

@@ -42,14 +42,10 @@ def digests_of(x: NDArray[np.float32]) -> list[bytes]:
 
 
 class AnswerStore:
-    """Answers of one endpoint by the digest of the question; no question itself is kept.
+    """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory.
 
-    Args:
-        path: of the SQLite file, made when missing; None: in memory, lost with this process.
-        about: names what the answers are answers of. A file that says otherwise is refused.
-
-    Raises:
-        InputError: the file cannot be used, another process uses it, or its answers are of something else.
+    `InputError` is raised where the file cannot be used, another process uses it, or its answers are of something else
+    than `about` says.
     """
 
     def __init__(self, path: str | Path | None, about: Mapping[str, str]) -> None:

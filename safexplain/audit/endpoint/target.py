@@ -121,11 +121,7 @@ class Endpoint(nn.Module):
         self._store.close()
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
-        """How many questions an audit asks, before it asks any.
-
-        Args:
-            examples: how many.
-            patience: of the policy.
+        """How many questions an audit of so many examples asks, at a policy's patience, before it asks any.
 
         Raises:
             ConfigurationError: the budget does not allow it; the message names the highest patience that it allows.

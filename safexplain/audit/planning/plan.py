@@ -28,6 +28,7 @@ from torch import nn
 
 from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, ExplainModel, predict
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
+from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.planning.measure import Clock, rate
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of
@@ -40,7 +41,6 @@ from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.references.training import groups_by_steps, is_batchable
 from safexplain.audit.report.model import NATIVE
 from safexplain.audit.run import SAMPLED, Models
-from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.store import LARGEST_MAPS
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy

@@ -18,11 +18,11 @@ from torch import nn
 from safexplain._digest import sha256
 from safexplain._progress import Progress, named
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
+from safexplain.audit.controls.splits import refuse_copies
 from safexplain.audit.question import FEWEST_REFERENCES, SubjectData
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
 from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
-from safexplain.audit.splits import refuse_copies
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.models.exported import ExportedModel

@@ -1,8 +1,5 @@
-"""What `safexplain verify` and `safexplain sign` run.
-
-A certificate is by audit or by construction, and the output says first which. Exit codes of verify: 0 intact, of this
-very file, certified (or by construction), and served by the versions installed here; 1 anything else that is wrong with
-the certificate, the model or the versions, in one line; 2 wrong usage.
+"""What `safexplain verify` and `safexplain sign` run. A certificate is by audit or by construction, and the output says
+first which.
 """
 
 from __future__ import annotations

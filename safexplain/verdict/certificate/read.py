@@ -8,14 +8,13 @@ careless edits, not a forger, who can compute them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from safexplain._validate import from_table
+from safexplain._validate import check_follows, from_table
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import words
 from safexplain.verdict.canaries.finding import Finding
@@ -44,9 +43,6 @@ SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
 """Names that must not stand in a certificate, which is public."""
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
-
-RELATIVE, ABSOLUTE = 1e-9, 1e-12
-"""How far a recorded float may be from the one computed here: versions of SciPy round differently."""
 
 MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
 """Larger audits are refused, lest a few digits in a file keep its reader busy for hours."""
@@ -445,9 +441,11 @@ def recount(audit: Mapping[str, Any]) -> Judgement:
         computed = {**judgement.to_dict(), **words.written(judgement)}
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
-    for name, value in computed.items():
-        if name != "others":
-            _compare(audit.get(name, _MISSING), value, f"audit.{name}")
+    own = {name: value for name, value in computed.items() if name != "others"}
+    try:
+        check_follows({name: audit[name] for name in own.keys() & audit.keys()}, own, "audit", "the counts")
+    except InputError as error:
+        raise CertificateError(str(error)) from None
     for other in audit["others"]:
         recount(other)
     return judgement
@@ -467,29 +465,3 @@ def _check(judgement: Judgement) -> None:
         raise CertificateError("others: expected judgements of the same targets under the same policy")
     if judgement.others and len({judgement.target, *(o.target for o in judgement.others)}) < judgement.targets:
         raise CertificateError("others: two of the judgements are about one target")
-
-
-_MISSING = object()
-
-
-def _compare(found: Any, computed: Any, where: str) -> None:
-    """Raise at the first difference, deep inside or not."""
-    if found is _MISSING:
-        raise CertificateError(f"{where} is missing")
-    if isinstance(computed, Mapping) and isinstance(found, Mapping):
-        if unknown := sorted(found.keys() - computed.keys()):
-            raise CertificateError(f"{where}.{unknown[0]} is unknown")
-        for name, value in computed.items():
-            _compare(found.get(name, _MISSING), value, f"{where}.{name}")
-    elif isinstance(computed, list | tuple) and isinstance(found, list) and len(found) == len(computed):
-        for i, (one, other) in enumerate(zip(found, computed, strict=True)):
-            _compare(one, other, f"{where}[{i}]")
-    else:
-        number = isinstance(computed, float) and isinstance(found, int | float) and not isinstance(found, bool)
-        same = math.isclose(found, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE) if number else found == computed
-        if not same or not (number or type(found) is type(computed)):
-            raise CertificateError(f"{where} says {_shown(found)}, but {_shown(computed)} follows from the counts")
-
-
-def _shown(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{value!r:.120}"

@@ -61,22 +61,14 @@ NARROW = 1e-9
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """What two attacks find on the same examples, each above its k-th highest non-member. All in units (groups).
+    """What two attacks find on the same examples, each above its k-th highest non-member. All in units (groups)."""
 
-    Args:
-        only: members that the attack finds and the baseline does not.
-        missed: members that the baseline finds and the attack does not.
-        non_member_only, non_member_missed: the same of the non-members, the k-th included.
-        attack_window: members that the attack finds above each of the ranks `window_ranks`.
-        baseline_window: those that the baseline finds.
-    """
-
-    only: float
-    missed: float
-    non_member_only: float
+    only: float  # members that the attack finds and the baseline does not
+    missed: float  # members that the baseline finds and the attack does not
+    non_member_only: float  # the same of the non-members, the k-th included
     non_member_missed: float
-    attack_window: tuple[float, ...]
-    baseline_window: tuple[float, ...]
+    attack_window: tuple[float, ...]  # members that the attack finds above each of the ranks `window_ranks`
+    baseline_window: tuple[float, ...]  # those that the baseline finds
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -134,17 +126,10 @@ def count_pairs(
     fpr: float,
     weights: Floats | None = None,
 ) -> PairedCounts:
-    """Count what an attack and the baseline find on the same examples.
+    """Count what an attack and the baseline find on the same (s,) examples, at one false-positive rate.
 
-    Args:
-        order: (s,) indices of the examples from the attack's highest score to its lowest, `thresholds.by_score`.
-        base_order: (s,) the same of the baseline, ties broken by the same random numbers.
-        member: (s,) bool.
-        fpr: the false-positive rate at which they are compared.
-        weights: (s,) of each example, `thresholds.weights_of`; None: 1 each.
-
-    Raises:
-        InputError: shapes differ, or there are no members or no non-members.
+    Orders are indices of the examples from the highest score to the lowest (`thresholds.by_score`), with ties broken by
+    the same random numbers; `weights` are those of `thresholds.weights_of`, or 1 each.
     """
     if not order.shape == base_order.shape == member.shape or member.ndim != 1:
         raise InputError(f"expected (s,) arrays, got {order.shape}, {base_order.shape} and {member.shape}")
@@ -159,20 +144,13 @@ def count_pairs(
         outside = np.cumsum(np.where(member[by_score], 0.0, w[by_score]))
         ends = np.searchsorted(outside, np.asarray(ranks) - NARROW * non_members)  # of the non-member of each rank
         inside = np.concatenate([[0.0], np.cumsum(np.where(member[by_score], w[by_score], 0.0))])
-        window = inside[ends]
-        windows.append(tuple(float(x) for x in window))
+        windows.append(tuple(inside[ends].tolist()))
         accepted = np.zeros(len(member), dtype=bool)
         accepted[by_score[: ends[centre] + 1]] = True
         found.append(accepted)
     only, missed = found[0] & ~found[1], found[1] & ~found[0]
-    return PairedCounts(
-        float(w[only & member].sum()),
-        float(w[missed & member].sum()),
-        float(w[only & ~member].sum()),
-        float(w[missed & ~member].sum()),
-        windows[0],
-        windows[1],
-    )
+    counts = [float(w[which & side].sum()) for side in (member, ~member) for which in (only, missed)]
+    return PairedCounts(counts[0], counts[1], counts[2], counts[3], windows[0], windows[1])
 
 
 def difference_bounds(
@@ -180,13 +158,8 @@ def difference_bounds(
 ) -> tuple[float, float]:
     """Lower and upper bound of the difference of the two true-positive rates at exactly this false-positive rate.
 
-    Args:
-        counts: of the two attacks on the same examples.
-        members: units (groups) scored.
-        non_members: units (groups) scored.
-        fpr: the false-positive rate at which they were counted.
-        low_risk: largest probability that the true difference is below the lower bound.
-        high_risk: largest probability that it is above the upper bound.
+    Members and non-members are units (groups) scored; the true difference is below the lower bound with a probability
+    of at most `low_risk`, and above the upper bound of at most `high_risk`.
     """
     c = counts
     only, missed = np.array([c.only, c.missed]), np.array([c.missed, c.only])  # for the upper bound they change places

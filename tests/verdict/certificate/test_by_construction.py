@@ -106,7 +106,7 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("predicate", "guarantee", "models"), ["xy"], "models"),
     (("predicate", "guarantee", "labels_asked"), 7, "ask for no labels"),
     (("predicate", "guarantee", "method"), 7, "method"),
-    (("predicate", "guarantee", "extra"), 7, "extra says"),
+    (("predicate", "guarantee", "extra"), 7, "guarantee.extra is unknown"),
     (("predicate", "guarantee"), None, "guarantee must be a table"),
     (("predicate", "measured"), 1, "measured must be a table"),
     (("predicate", "measured", "agreement"), None, "agreement must be"),

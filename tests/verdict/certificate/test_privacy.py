@@ -34,7 +34,7 @@ def test_without_a_guarantee_a_certificate_is_as_before(tmp_path: Path) -> None:
 def test_a_forged_epsilon_is_found_though_the_checksum_fits(tmp_path: Path) -> None:
     content = made(privacy=STATED.to_dict())
     content["predicate"]["privacy"]["epsilon"]["substitute"] = 1.0
-    with pytest.raises(CertificateError, match=r"privacy: .*substitute is stated as 1\.0, but 10\.0"):
+    with pytest.raises(CertificateError, match=r"privacy: .*substitute says 1\.0, but 10\.0"):
         read_back(sealed(content), tmp_path)
 
 

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest import sha256
+from safexplain.audit.controls.splits import spread
 from safexplain.audit.signals import Signals
-from safexplain.audit.splits import spread
 from safexplain.audit.store import parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.policy import Policy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit.splits import Splits, copies_together, refuse_copies, spread
+from safexplain.audit.controls.splits import Splits, copies_together, refuse_copies, spread
 from safexplain.errors import InputError
 
 THREE = Policy(selection=0.2, training=0.3)

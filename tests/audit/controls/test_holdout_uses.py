@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit.holdout_uses import MOST_HASHES, Uses, are_same, default_path, sample_of, uses_of
+from safexplain.audit.controls.holdout_uses import MOST_HASHES, Uses, are_same, default_path, sample_of, uses_of
+from safexplain.audit.controls.splits import Splits
 from safexplain.audit.signals import hash_examples
-from safexplain.audit.splits import Splits
 from safexplain.errors import InputError, UsesWarning
 
 N = 800
@@ -245,7 +245,7 @@ RUN = """
 import sys
 import numpy as np
 from safexplain.audit import Policy, Signals
-from safexplain.audit.holdout_uses import uses_of
+from safexplain.audit.controls.holdout_uses import uses_of
 member = np.arange(600)[None] % 2 < np.ones((3, 1))
 for i in range(10):
     s = Signals(member, {"l1": np.ones((3, 600))}, examples=np.arange(600, dtype=np.uint64),
