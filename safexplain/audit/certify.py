@@ -20,8 +20,8 @@ from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting
 from safexplain.audit.controls.accuracy import accuracy
 from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
 from safexplain.audit.controls.strength import recipe_fit, reference_coverage
-from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.audit.holdout_uses import Uses, uses_of
+from safexplain.audit.report.exposure import by_slice, most_exposed
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError

@@ -36,10 +36,9 @@ from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, Hardening
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
-from safexplain.audit.report import ReportData
-from safexplain.audit.report.model import ENDPOINT, Configuration
-from safexplain.audit.root_cause import Ablation, root_cause, sample
-from safexplain.audit.root_cause import sentence as cause_sentence
+from safexplain.audit.report.model import ENDPOINT, Configuration, ReportData
+from safexplain.audit.report.root_cause import Ablation, root_cause, sample
+from safexplain.audit.report.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.splits import refuse_copies
 from safexplain.audit.store import Store

@@ -18,7 +18,7 @@ from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
 from safexplain.audit.holdout_uses import _values_digest
-from safexplain.audit.root_cause import root_cause
+from safexplain.audit.report.root_cause import root_cause
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.usefulness import utility_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.root_cause import Ablation
+from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import Utility
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from safexplain.audit.exposure import SliceRow, SliceTable
+from safexplain.audit.report.exposure import SliceRow, SliceTable
 from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration, ReportData
-from safexplain.audit.root_cause import Ablation
+from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict import words
 from safexplain.verdict.evidence import Control
