@@ -22,7 +22,7 @@ from safexplain.audit.controls.differences import blind_baseline, null_model, sh
 from safexplain.audit.controls.holdout_uses import Uses, uses_of
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.controls.strength import recipe_fit, reference_coverage
-from safexplain.audit.exposure import by_slice, most_exposed
+from safexplain.audit.report.exposure import by_slice, most_exposed
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import baseline_name, is_judged

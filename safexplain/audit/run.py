@@ -35,11 +35,10 @@ from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, Hardening
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
-from safexplain.audit.report import ReportData
-from safexplain.audit.report.model import NATIVE, Configuration
+from safexplain.audit.report.model import NATIVE, Configuration, ReportData
 from safexplain.audit.report.outcome import AuditRun, environment, pictures
-from safexplain.audit.root_cause import Ablation, root_cause, sample
-from safexplain.audit.root_cause import sentence as cause_sentence
+from safexplain.audit.report.root_cause import Ablation, root_cause, sample
+from safexplain.audit.report.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.store import LARGEST_MAPS, Store, free_space
 from safexplain.audit.usefulness import Sample, utility_of

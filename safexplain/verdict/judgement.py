@@ -348,7 +348,7 @@ class Judgement:
         return tuple(e for e in self.judged if code(e) not in self.decisive and e.level not in self.missing)
 
     @cached_property
-    def undecided(self) -> tuple[Reason, ...]:
+    def own_reasons(self) -> tuple[Reason, ...]:
         """Why nothing is decided about this target; empty where something is."""
         if self.own_verdict != "inconclusive":
             return ()
@@ -360,16 +360,17 @@ class Judgement:
         return (*self.obstacles, "too wide") if wide else self.obstacles
 
     @property
-    def open(self) -> Judgement | None:
+    def undecided_target(self) -> Judgement | None:
         """The target that leaves the verdict inconclusive, the most exposed first; None where there is a verdict."""
         if self.verdict != "inconclusive":
             return None
-        return next(one for one in (self, *self.others) if one.undecided)
+        return next(one for one in (self, *self.others) if one.own_reasons)
 
     @property
     def too_wide(self) -> bool:
         """Whether nothing but the width of the intervals stands against a verdict: a larger audit may decide."""
-        return self.open is not None and self.open.undecided == ("too wide",)
+        one = self.undecided_target
+        return one is not None and one.own_reasons == ("too wide",)
 
     @cached_property
     def needed(self) -> Needed | None:

@@ -1,7 +1,7 @@
 """What a judgement means, in words and rows of figures, for the report, the terminal and the certificate. No torch.
 
 First the names of attacks and signals and how figures are written, then the verdict in sentences, then rows of figures
-(what an attacker finds at each number of queries, each target, each attack), at last what an audit does not show.
+(what an attacker finds at each number of queries, each target, each attack), and what an audit does not show.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def points(difference: float, digits: int | None = None) -> str:
     return f"{100 * difference:+.1f}" if digits is None else f"{100 * difference:+.{digits}g}"
 
 
-def asks(level: int) -> str:
+def times(level: int) -> str:
     """How often an attacker of a level of patience asks about each example."""
     return "once" if level == 1 else f"{level:,} times"
 
@@ -172,11 +172,11 @@ def sentence(j: Judgement) -> str:
         assert j.implied is not None
         most = _finds(j, "more than", j.implied.tpr)
         return f"Certified by guarantee: if trained as stated, no attacker {most}, however often they ask."
-    if j.open is not None and j.open.undecided[0] != "too wide":
+    if j.undecided_target is not None and j.undecided_target.own_reasons[0] != "too wide":
         return f"{word}: {reasons(j)[0].partition(':')[0]}."
     on = "on predictions" if j.policy.release == "prediction" else "on explanations"
     low, high = j.decisive[code(j.strongest)]
-    often = asks(j.strongest.level)
+    often = times(j.strongest.level)
     match j.verdict:
         case "certified":
             often, found = _often(j), f"no judged attack {on} {_finds(j, 'more than', j.bound)}"
@@ -201,8 +201,8 @@ def says(j: Judgement) -> tuple[str, ...]:
 
 def _needed(j: Judgement) -> tuple[str, ...]:
     """How many examples would decide, where nothing but wide intervals, or too few references, stand against it."""
-    undecided = [one for one in (j, *j.others) if one.undecided]
-    wide = [one for one in undecided if "too wide" in one.undecided]
+    undecided = [one for one in (j, *j.others) if one.own_reasons]
+    wide = [one for one in undecided if "too wide" in one.own_reasons]
     if j.verdict != "inconclusive" or j.split != "certification" or not wide or any(o.failed for o in undecided):
         return ()
     at = f"{j.policy.limit_name if j.claim == j.policy.claim else 'max_tpr'} = {j.limit:.3g}"
@@ -247,7 +247,7 @@ def details(j: Judgement) -> tuple[str, ...]:
         of = "" if one.target in (None, j.target) else f" of model {one.target}"
         rest = f"; so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
         what = f"{title(e.attack, e.signal)}{of} {_finds(one, 'at least', bounds[0])}{rest}"
-        found.append(f"Not judged, because it {_beside(one, e)}: {what}.")
+        found.append(f"Not judged, because it {_why_not_judged(one, e)}: {what}.")
     if j.grouped is not None:
         found.append(f"Members and non-members are groups of related examples, {j.grouped:,} examples in all.")
     if j.verdict == "certified" and j.uses is None:
@@ -275,8 +275,8 @@ def reasons(j: Judgement) -> tuple[str, ...]:
 
     What precedes the colon of a reason, if it has one, stands alone in the sentence.
     """
-    one = j.open
-    return () if one is None else tuple(said for reason in one.undecided for said in _reason(one, reason))
+    one = j.undecided_target
+    return () if one is None else tuple(said for reason in one.own_reasons for said in _reason(one, reason))
 
 
 def _reason(j: Judgement, reason: Reason) -> list[str]:
@@ -284,7 +284,7 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
         case "nothing judged":
             return ["there is no attack to judge"]
         case "quick":
-            return ["this was a quick look, with few reference models and examples, by which nothing is certified"]
+            return ["this was a quick look with few reference models and examples, which certifies nothing"]
         case "control failed":
             return [f"the control “{c.name}” failed: {c.says}" for c in j.failed]
         case "selection split":
@@ -347,13 +347,13 @@ def _finds(j: Judgement, how: str, *values: float) -> str:
     return f"finds {found} of members{beyond} at {100 * j.policy.fpr:g}% false positives"
 
 
-def _beside(j: Judgement, e: Evidence) -> str:
+def _why_not_judged(j: Judgement, e: Evidence) -> str:
     """Why an attack that was run is not judged: what it does."""
     unreleased = {"explanation": "loss", "prediction": "explanation"}.get(j.policy.release)
     if unreleased is not None and unreleased in e.role:
         return "reads what is not released"
     if e.level not in j.policy.patience:
-        return "asks another number of times than the policy's attacker"
+        return "asks more or fewer times than the policy's attacker"
     return "reads less than all that is released" if "explanation" in e.role else "reads no explanation"
 
 
@@ -393,7 +393,7 @@ def adds(j: Judgement, e: Evidence) -> Figure | None:
     return None if bounds is None else Figure(j.excess(e), *bounds, signed=True)
 
 
-def decisive(j: Judgement) -> Figure:
+def headline(j: Judgement) -> Figure:
     """What the deciding attack finds, in the unit of the claim."""
     best = j.strongest
     return (adds(j, best) if j.claim == "excess" else None) or rate(j, best)
@@ -440,7 +440,7 @@ class TargetRow(NamedTuple):
 def target_rows(j: Judgement) -> list[TargetRow]:
     """One row for each target, in order; none where there is one."""
     everyone = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
-    return [TargetRow(f"model {one.target}", one, one.strongest, decisive(one)) for one in everyone if j.others]
+    return [TargetRow(f"model {one.target}", one, one.strongest, headline(one)) for one in everyone if j.others]
 
 
 AnyEvidence = TypeVar("AnyEvidence", bound=Evidence)
@@ -524,11 +524,11 @@ def _patience(j: Judgement, keyed: bool) -> tuple[str, str]:
     else:
         headline = f"Queries of these kinds, up to {levels[-1]:,} an example."
         said = (
-            f"The attacks query each example {_listed([asks(level) for level in levels])}, each time changed slightly"
+            f"The attacks query each example {_listed([times(level) for level in levels])}, each time changed slightly"
             " at random, and average the answers."
         )
     if j.missing:
-        said += f" The signals do not cover {_listed([asks(level) for level in j.missing])}."
+        said += f" The signals do not cover {_listed([times(level) for level in j.missing])}."
     if keyed:
         said += " The attacker knew the hardening but not the key: the reference models used another one."
     others = "" if j.policy.release == "prediction" else " explanations of other outputs or by other methods,"
@@ -561,7 +561,7 @@ def _compared(j: Judgement) -> tuple[str, str]:
     if found:
         rate, level = max(found)
         at = f"{percent(j.policy.fpr, 3)} false positives"
-        text += f": here {percent(rate)} of the members at {at}, asked {asks(level)}"
+        text += f": here {percent(rate)} of the members at {at}, asked {times(level)}"
     return f"Beyond the {anyway}.", f"{text}. To lower that, train differently, or limit the number of queries."
 
 

@@ -19,7 +19,7 @@ from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
 from safexplain.audit.controls.holdout_uses import _values_digest
 from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.root_cause import root_cause
+from safexplain.audit.report.root_cause import root_cause
 from safexplain.audit.usefulness import utility_of
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))

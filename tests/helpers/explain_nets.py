@@ -17,6 +17,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import STREAM, GaussianNoise
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.words import written
 
 KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
@@ -152,7 +153,7 @@ def certificate(path, model, **changes):
         explainer=explainer,
         hardening=hardening.to_dict(),
         noise_stream=changes.pop("noise_stream", STREAM if hardening.noise else None),
-        audit=judgement.to_dict(),
+        audit={**judgement.to_dict(), **written(judgement)},
         utility=None,
         materials={},
         environment=environment | changes.pop("environment", {}),

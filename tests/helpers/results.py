@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from safexplain.audit.certify import conclude
-from safexplain.audit.exposure import by_slice, most_exposed
+from safexplain.audit.report.exposure import by_slice, most_exposed
 from safexplain.verdict.evidence import Control, Role, at_level
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import AuditResult

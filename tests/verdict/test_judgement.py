@@ -514,7 +514,7 @@ def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_quer
     for j in audits:
         assert len(j.sentence.split()) <= 30, j.sentence
         assert re.search(r"\. [A-Z]", j.sentence) is None
-        level = "up to 200 times" if j.verdict == "certified" else words.asks(j.strongest.level)
+        level = "up to 200 times" if j.verdict == "certified" else words.times(j.strongest.level)
         assert j.verdict == "inconclusive" or f": asking {level}, " in j.sentence
         assert len(j.says) <= 3
         assert all(len(text.split()) <= 30 for text in (*j.says[:1], *j.says[2:])), j.says

@@ -184,5 +184,5 @@ def test_how_many_examples_would_decide_is_said_only_where_they_would():
 def test_of_several_targets_all_that_are_undecided_count():
     found = results.of_targets(0.0, 0.3, policy=Policy(patience=(1, 5)))
     assert found.verdict == "inconclusive"
-    most = max((one.needed for one in (found, *found.others) if one.undecided), key=lambda size: size.members)
+    most = max((one.needed for one in (found, *found.others) if one.own_reasons), key=lambda size: size.members)
     assert f"About {most.members + most.non_members:,} examples" in found.says[2]

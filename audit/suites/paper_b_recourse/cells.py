@@ -17,7 +17,7 @@ from safexplain.audit.attacks.recourse import unit
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
-from safexplain.audit.root_cause import drawn_targets
+from safexplain.audit.report.root_cause import drawn_targets
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 

@@ -40,7 +40,7 @@ from safexplain.audit.asked import summarise
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.root_cause import root_cause, sentence
+from safexplain.audit.report.root_cause import root_cause, sentence
 from safexplain.audit.usefulness import utility
 from safexplain.explain import CATALOG
 from safexplain.explain.feature_groups import superpixels

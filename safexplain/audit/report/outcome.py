@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256
 from safexplain._files import made_folder
 from safexplain._versions import versions
-from safexplain.audit.report import ReportData, write_report
-from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures
+from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures, ReportData
+from safexplain.audit.report.page import write_report
 from safexplain.audit.signals import Signals
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import RefusedError

@@ -10,7 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from safexplain._files import write_whole
 from safexplain.audit.report import figures, maps, tables
 from safexplain.audit.report.model import NATIVE, ReportData
-from safexplain.audit.root_cause import sentence
 from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 from safexplain.verdict.implied import RocBound
@@ -43,8 +42,7 @@ def render(report: ReportData) -> str:
             limits=words.limits(audited, keyed=report.keyed, endpoint=report.endpoint is not None),
             levels=tables.level_table(audited),
             targets=tables.target_table(audited),
-            causes=tables.cause_table(report.root_cause or ()),
-            causes_sentence=report.root_cause_sentence or sentence(report.root_cause or ()),
+            causes=tables.cause_table(report.root_cause),
             bound=bound,
             guaranteed=() if bound is None or report.privacy is None else tables.guarantee_rows(report, bound),
             words=words,

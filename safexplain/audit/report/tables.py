@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from safexplain.audit.exposure import SliceRow, SliceTable
+from safexplain.audit.report.exposure import SliceRow, SliceTable
 from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration, ReportData
-from safexplain.audit.root_cause import Ablation
+from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict import words
 from safexplain.verdict.evidence import Control
@@ -172,7 +172,7 @@ def _cell(figure: Figure, scale: Scale, tone: Standing) -> Cell:
 
 def tile(result: Judgement) -> tuple[str, str, str]:
     """What one configuration gives away, in one number, what it is, and its bounds."""
-    figure = words.decisive(result)
+    figure = words.headline(result)
     says = "of the members found"
     if figure.signed:
         says = f"percentage points more members found than with the {result.anyway} of the same queries alone"
@@ -182,7 +182,7 @@ def tile(result: Judgement) -> tuple[str, str, str]:
 class LevelCells(NamedTuple):
     """What an attacker finds who asks so often; None where there is nothing to find it with."""
 
-    asks: str
+    times: str
     labels: Cell | None
     added: Cell | None
     whole: Cell | None
@@ -214,7 +214,7 @@ def level_table(result: Judgement) -> LevelTable:
 
     cells = [
         LevelCells(
-            words.asks(row.level),
+            words.times(row.level),
             None if row.labels is None else _cell(row.labels, rate, "baseline"),
             cell(row.added, difference),
             cell(row.whole, rate),

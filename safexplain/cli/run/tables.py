@@ -99,7 +99,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     for c in configurations:
         kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
         name = "predictions" if c.result.policy.release == "prediction" else c.name
-        found = words.decisive(c.result)
+        found = words.headline(c.result)
         shown = _lines(found) if found.signed == excess else ""
         auc = () if excess else (f"{c.result.strongest.auc:.3f}",)
         table.add_row(name, _badge(c.result.verdict), _attack(c.result.strongest), *auc, shown, kept)
@@ -116,7 +116,7 @@ def level_table(result: AuditResult) -> Table:
         labels = "" if row.labels is None else f"{row.labels.text} [dim]({row.labels.interval})[/]"
         cells = labels, "" if row.added is None else row.added.interval
         found = "nothing judged" if row.whole is None else row.whole.interval
-        table.add_row(words.asks(row.level), *(() if alone else cells), found)
+        table.add_row(words.times(row.level), *(() if alone else cells), found)
     return table
 
 
@@ -139,7 +139,7 @@ def attack_table(result: AuditResult) -> Table:
     table = result_table("What each attack finds", ("attack", "reads"), numbers)
     for level in sorted({a.level for a in result.attacks}):
         table.add_section()
-        table.add_row(f"[bold]asked {words.asks(level)}[/]")
+        table.add_row(f"[bold]asked {words.times(level)}[/]")
         for a in words.in_order(result, [a for a in result.attacks if a.level == level]):
             found, added = words.rate(result, a), words.adds(result, a)
             name, reads = words.attack_name(a.attack, a.signal, level).split(" · ")

@@ -233,7 +233,7 @@ def _level(row: words.LevelRow, anyway: str) -> str:
         "" if added is None else f"explanations add {added.interval} points",
         "" if whole is None else f"{'together' if labels or added else 'all that is released'} {whole.interval}",
     ]
-    return f"asked {words.asks(row.level)}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
+    return f"asked {words.times(row.level)}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 
 
 def _printable(text: str) -> str:

@@ -429,7 +429,7 @@ def _refuse(name: str, expected: object, found: object, more: str = "") -> NoRet
 
 
 def recount(audit: Mapping[str, Any]) -> Judgement:
-    """The judgement of what `AuditResult.to_dict()` or `Judgement.to_dict()` wrote, compared with all that it derives.
+    """The judgement of what `AuditResult.to_dict()` wrote, compared with all that it derives.
 
     Raises:
         CertificateError: a count is missing or impossible, or something does not follow from the counts; the message

@@ -74,7 +74,7 @@ def statement(
             output is the probability); and shape, a list, of one input (missing: not said).
         hardening: `Hardening.to_dict()`; it carries no key.
         noise_stream: how the noise of the hardening is made (`GaussianNoise.stream`); None: it has none.
-        audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.
+        audit: `AuditResult.to_dict()`.
         utility: `Utility.to_dict()` or None.
         materials: name -> digest of data, signals and recipe.
         environment: `versions()`, and what else: seed, device.

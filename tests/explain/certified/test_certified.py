@@ -29,6 +29,7 @@ from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.words import written
 
 pytestmark = quiet
 
@@ -254,7 +255,7 @@ def test_a_leak_is_not_served(tmp_path: Path) -> None:
         subject={"m": {"safexplainModelDigest": model_digest(model).hex()}},
         explainer={"method": "IG", "output": "logit", "options": {}},
         hardening=Hardening.none().to_dict(),
-        audit=leak.to_dict(),
+        audit={**leak.to_dict(), **written(leak)},
         utility=None,
         materials={},
         environment={"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": "2"},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.controls.splits import Splits
-from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, drawn_targets, root_cause, sample, sentence
+from safexplain.audit.report.root_cause import FEWEST, VERSIONS, Ablation, drawn_targets, root_cause, sample, sentence
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
@@ -196,7 +196,7 @@ def test_progress_counts_the_versions() -> None:
 
 
 def test_many_numbers_are_thinned_out_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("safexplain.audit.root_cause.MOST_NUMBERS", 300 * MODELS * FEATURES)
+    monkeypatch.setattr("safexplain.audit.report.root_cause.MOST_NUMBERS", 300 * MODELS * FEATURES)
     fewer = root_cause(planted("norm"), fpr=0.05)
     assert fewer != found("norm")
     assert fewer == root_cause(planted("norm"), fpr=0.05)

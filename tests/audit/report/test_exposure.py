@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy
-from safexplain.audit.exposure import FEWEST_MEMBERS, by_slice, most_exposed
+from safexplain.audit.report.exposure import FEWEST_MEMBERS, by_slice, most_exposed
 from safexplain.errors import InputError
 from safexplain.verdict.stats import clopper_pearson
 
