@@ -64,13 +64,10 @@ def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(m,) for each model the one that was trained on just the other examples (`Population.flip`), or -1.
+    """(m,) for each model of (m, n) the one that was trained on just the other examples (`Population.flip`), or -1.
 
     Where such a partner is among the references, the counts of models with and without an example tell who the model's
     members are: whoever plays the target is scored without its partner.
-
-    Args:
-        membership: (m, n) bool.
     """
     rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
     return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
@@ -275,19 +272,11 @@ class Signals:
         Raises:
             InputError: it cannot be written.
         """
-        left_out = self.on_disk
-        about = dict(self.meta)
-        if left_out:
-            about["left_out"] = {name: list(a.shape) for name, a in left_out.items()}
-        present = {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
-        slices = {SLICE + name: s for name, s in self.slices.items()}
-        arrays = {
-            **self.values,
-            **slices,
-            **present,
-            "membership": self.membership,
-            "meta": np.array(json.dumps(about)),
-        }
+        left_out = {name: list(a.shape) for name, a in self.on_disk.items()}
+        about = {**self.meta, **({"left_out": left_out} if left_out else {})}
+        arrays = {**self.values, **{SLICE + name: s for name, s in self.slices.items()}}
+        arrays |= {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
+        arrays |= {"membership": self.membership, "meta": np.array(json.dumps(about))}
         write_arrays(path, {name: a for name, a in arrays.items() if name not in left_out})
 
     @classmethod
