@@ -159,11 +159,13 @@ class Signals:
             if floats is not None and not all_finite(floats):
                 raise InputError(f"{name} have NaN or infinite values")
         if outside is not None:
-            _check("out_of_distribution", (outside.shape, outside.dtype) == (n, bool), f"bool of shape {n}", outside)
+            _check(
+                "out_of_distribution", outside.shape == n and outside.dtype == np.bool_, f"bool of shape {n}", outside
+            )
         if (g := self.groups) is not None:
             _check("groups", g.shape == n and g.dtype.kind in "iu", f"integers of shape {n}", g)
         if (e := self.examples) is not None:
-            _check("examples", (e.shape, e.dtype) == (n, np.uint64), f"hashes, uint64 of shape {n}", e)
+            _check("examples", e.shape == n and e.dtype == np.uint64, f"hashes, uint64 of shape {n}", e)
         for name, s in self.slices.items():
             fits = bool(name) and s.shape == n and s.dtype.kind in "iubU"
             _check(f"slice {name!r}", fits, f"integers or short texts of shape {n}", s)
