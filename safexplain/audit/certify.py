@@ -104,8 +104,12 @@ def certify(
     if counted is not None:
         counted.check()
     scored = splits.selection if split == "selection" else splits.certification
-    for target in signals.targets:
-        _check_sides(signals.membership[target, scored], split, target)
+    for target in signals.targets:  # before anything long
+        if len(np.unique(member := signals.membership[target, scored])) < 2:
+            raise InputError(
+                f"the {split} split has {int(member.sum())} members and {int((~member).sum())} non-members of model"
+                f" {target}; it needs both"
+            )
 
     scorers = {} if scorers is None else scorers
     groups = None if signals.groups is None else signals.groups[scored]
@@ -113,17 +117,10 @@ def certify(
     for target in signals.targets:
         everyone, references = signals.membership[target], signals.references(target)
         member, (null, kind) = everyone[scored], _null_model(signals, target)
-        scorer = Scorer(
-            signals,
-            rows,
-            target=target,
-            training=splits.training,
-            seed=seed,
-            also=null,
-            known=scorers.get(target),
-            progress=_about(progress, f"model {target}, " if targets > 1 else ""),
+        told, known = _about(progress, f"model {target}, " if targets > 1 else ""), scorers.get(target)
+        scorer = scorers[target] = Scorer(
+            signals, rows, target=target, training=splits.training, seed=seed, also=null, known=known, progress=told
         )
-        scorers[target] = scorer
         scores = [s[scored] for s in scorer.scores(target)]
         orders = [by_score(s, seed) for s in scores]
         of_null: dict[str, NDArray[np.float64]] = {}
@@ -140,21 +137,15 @@ def certify(
             *(accuracy(signals.meta) if targets == 1 else ()),
             copies,
         )
-        result = conclude(
-            rows,
-            scores,
-            orders,
-            member,
-            policy,
-            groups=groups,
-            targets=targets,
-            references=len(references) if any(rows[i].needs_references for i in judged) else 0,
-            controls=controls,
-            omitted=tuple(n for n in families_allowed(signals, policy) if n not in {r.name for r in rows}),
-            split=split,
-            sizes=splits.sizes,
-            target=target if targets > 1 else None,
-        )
+        about = {
+            "references": len(references) if any(rows[i].needs_references for i in judged) else 0,
+            "controls": controls,
+            "omitted": tuple(n for n in families_allowed(signals, policy) if n not in {r.name for r in rows}),
+            "split": split,
+            "sizes": splits.sizes,
+            "target": target if targets > 1 else None,
+        }
+        result = conclude(rows, scores, orders, member, policy, groups=groups, targets=targets, **about)
         if signals.slices or exposed:
             best = scores[result.attacks.index(result.strongest)]
             parts = {name: values[scored] for name, values in signals.slices.items()}
@@ -170,21 +161,13 @@ def certify(
 
 
 def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) -> tuple[list[SuiteRow], Policy]:
-    """What is run, and the policy: that for predictions alone where there are predictions and no explanation.
-
-    Raises:
-        InputError: no attack fits what is released.
-    """
-
-    def suitable(policy: Policy) -> list[SuiteRow]:
-        return fitting(signals, policy) if suite is None else list(suite)
-
-    rows = suitable(policy)
+    """What is run, and the policy: that for predictions alone where there are predictions and no explanation."""
+    rows = fitting(signals, policy) if suite is None else list(suite)
     if not _explained(rows):
-        all_rows = suitable(replace(policy, suite=()))
-        if not _explained(all_rows) and any(r.role == "loss" for r in all_rows):
+        every = fitting(signals, replace(policy, suite=())) if suite is None else rows
+        if not _explained(every) and any(r.role == "loss" for r in every):
             policy = replace(policy, release="prediction")
-        rows = suitable(policy)
+            rows = fitting(signals, policy) if suite is None else rows
     if any(r.role == "loss" for r in rows) if policy.release == "prediction" else _explained(rows):
         return rows, policy
     if policy.suite and (others := families_allowed(signals, policy)):
@@ -200,15 +183,6 @@ def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) ->
 
 def _explained(rows: Sequence[SuiteRow]) -> bool:
     return any("explanation" in r.role for r in rows)
-
-
-def _check_sides(member: Bools, split: str, target: int) -> None:
-    """See that both sides are there, before anything long."""
-    if member.all() or not member.any():
-        raise InputError(
-            f"the {split} split has {int(member.sum())} members and {int((~member).sum())} non-members of model"
-            f" {target}; it needs both"
-        )
 
 
 def _null_model(signals: Signals, target: int) -> tuple[list[int], str]:
@@ -240,21 +214,12 @@ def conclude(
     *,
     groups: Groups | None = None,
     targets: int = 1,
-    references: int = 0,
     **about: Any,
 ) -> AuditResult:
-    """Count what each attack found, alone and beside the baseline of its level.
+    """Count what each attack's (s,) scores found, alone and beside the baseline of its level.
 
-    Args:
-        rows: the attacks.
-        scores: (s,) of each.
-        orders: (s,) of each, `by_score` with one seed for all, so that equal scores are in one order.
-        member: (s,) bool.
-        policy: what counts as a leak.
-        groups: (s,) of examples that belong together; None: each is a unit of its own.
-        targets: models that are judged, each on its own.
-        references: that the judged attacks compare with.
-        about: further fields of the result.
+    The (s,) orders are `by_score` with one seed for all, so that equal scores are in one order; examples of one of the
+    (s,) groups are one unit on each side. `about` has further fields of the result.
     """
     base = _baselines(rows, policy)
     judged = judged_among(rows, policy)
@@ -264,6 +229,7 @@ def conclude(
     units, others = (units_of(w[side]) for side in (member, ~member))
     upper = upper_bound_rank(others, policy.fpr, policy.risk / 2)
     results = []
+    shown = sorted({*SHOWN_FPRS, policy.fpr})
     for i, (row, s, order) in enumerate(zip(rows, scores, orders, strict=True)):
         risk = risks.get(i, policy.risk / targets / (len(judged) + 1))
         by_rank, heavy = member[order], None if weights is None else weights[order]
@@ -272,31 +238,19 @@ def conclude(
         if base.get(row.level, i) != i:
             pair = count_pairs(order, orders[base[row.level]], member, policy.fpr, weights)
         curve = roc(s, member)
-        shown = (tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in sorted({*SHOWN_FPRS, policy.fpr}))
-        results.append(
-            AttackResult(
-                row.name,
-                row.signal,
-                row.role,
-                row.level,
-                found_above(by_rank, rank_at(others, policy.fpr), heavy),
-                max(found_above(by_rank, upper, heavy), low),
-                low,
-                pair,
-                curve=curve,
-                rates=tuple(shown),
-            )
-        )
+        rates = tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in shown)
+        found, high = found_above(by_rank, rank_at(others, policy.fpr), heavy), found_above(by_rank, upper, heavy)
+        counts = (found, max(high, low), low, pair)
+        results.append(AttackResult(row.name, row.signal, row.role, row.level, *counts, curve=curve, rates=rates))
     return AuditResult(
         policy,
         tuple(results),
         units,
         others,
-        references,
         grouped=None if weights is None else len(member),
         targets=targets,
         orders=tuple(member[orders[i]] for i in judged),
-        **{"sizes": {"certification": len(member)}, **about},
+        **{"references": 0, "sizes": {"certification": len(member)}, **about},
     )
 
 

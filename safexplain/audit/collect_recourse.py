@@ -1,4 +1,9 @@
-"""Asking for recourse: models with known membership answer about every example, and what an attacker sees is kept."""
+"""Asking for recourse: models with known membership answer about every example, and what an attacker sees is kept.
+
+For a linear model without constraints the recourse vector points along the weights: its direction alone, whatever noise
+its length has, gives every example's margin up to a factor. So the decision boundary is read from the answers.
+`safexplain.audit.attacks.recourse` reads the signals that are kept.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.recourse import LinearBoundary, margins, offset_of, ridge_boundaries, unit
 from safexplain.audit.signals import Signals
 from safexplain.errors import InfeasibleError, InputError
 
-Train = Callable[[NDArray[np.float64], NDArray[Any], int], Any]
+Floats = NDArray[np.float64]
+Train = Callable[[Floats, NDArray[Any], int], Any]
 """train(X, y, seed) -> an object whose explain(x) answers with a `Recourse`, such as a fitted mechanism."""
 
 AT_ONCE = 1 << 20
@@ -57,8 +62,8 @@ def collect_recourse(
         signed_distance    the same, above 0 where the released decision is the true label
         score              released score, noised where the mechanism noises it
         label              released decision
-        recovered_margin   signed distance from the boundary read from the answers (`attacks.boundary`), above 0 on the
-                           side of the true label
+        recovered_margin   signed distance from the boundary read from the answers, above 0 on the side of the true
+                           label
         regressed_margin   the same with the boundary regressed from all released scores; up to 2,048 features, and not
                            there without scores
         averaged_distance  distance by the mean of `repeats` answers; not there if the first ones are all the same
@@ -87,7 +92,7 @@ def collect_recourse(
     favourable = labels == labels.max()
     member = coin_flips(len(rows), models, size=size, seed=seed)
     seeds = np.random.SeedSequence([seed, 0x5EED]).generate_state(models)
-    found: dict[str, list[NDArray[np.float64]]] = {}
+    found: dict[str, list[Floats]] = {}
     changes = np.zeros((models, *rows.shape), np.float32) if keep_changes else None
     for i in range(models):
         answering = train(rows[member[i]], labels[member[i]], int(seeds[i]))
@@ -97,7 +102,7 @@ def collect_recourse(
             "signed_distance": np.where(favourable, -first.signed, first.signed),
             "score": first.score,
             "label": first.favourable.astype(np.float64),
-            "recovered_margin": margins(first.boundary(rows), rows, favourable),
+            "recovered_margin": margins(*first.boundary(rows), rows, favourable),
             "averaged_distance": np.abs(_averaged(answering, rows, first, repeats)),
         }
         for name, values in signals.items():
@@ -108,40 +113,40 @@ def collect_recourse(
         del kept["averaged_distance"]
     if rows.shape[1] <= MOST_TO_REGRESS and (kept["score"] != 0).any():
         read = ridge_boundaries(rows, kept["score"])
-        kept["regressed_margin"] = np.array([margins(b, rows, favourable) for b in read])
+        kept["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in read])
     meta = {"recourse": {"models": models, "repeats": repeats, "size": size, "seed": seed}}
     return Signals(member, kept, changes, meta, rows.astype(np.float32) if keep_changes else None)
 
 
+# ------------------------------------------------------------------------------------------------------ the answers
+
+
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What one model answered to n questions.
+    """What one model answered to n questions."""
 
-    Args:
-        signed: (n,) distance from the boundary, above 0 where x is not favourable.
-        score: (n,) released scores less the target.
-        favourable: (n,) bool, released decisions.
-        direction: (d,) of norm 1, mean of the unit vectors of all changes; zeros without any.
-        reached: (a,) where the counterfactuals lie along it.
-    """
+    signed: Floats  # (n,) distance from the boundary, above 0 where x is not favourable
+    score: Floats  # (n,) released scores less the target
+    favourable: NDArray[np.bool_]  # (n,) released decisions
+    direction: Floats  # (d,) of norm 1, mean of the unit vectors of all changes; zeros without any
+    reached: Floats  # (a,) where the counterfactuals lie along it
 
-    signed: NDArray[np.float64]
-    score: NDArray[np.float64]
-    favourable: NDArray[np.bool_]
-    direction: NDArray[np.float64]
-    reached: NDArray[np.float64]
+    def boundary(self, rows: Floats) -> tuple[Floats, float]:
+        """Direction and offset of the boundary that these answers tell: all changes of a linear model point one way.
 
-    def boundary(self, rows: NDArray[np.float64]) -> LinearBoundary:
-        """The boundary that these answers tell: for a linear model without constraints, all changes point one way.
-
-        Its offset is where the line fitted to the scores against the projections on that direction is 0; without
+        The offset is where the line fitted to the scores against the projections on that direction is 0; without
         scores the counterfactuals tell it, which lie on the boundary (their median, since lengths may be noised).
         """
-        scored = self.score if (self.score != self.score[0]).any() else None
-        return LinearBoundary(self.direction, offset_of(rows @ self.direction, self.reached, scored, 0.0))
+        projection = rows @ self.direction
+        if (self.score != self.score[0]).any() and len(projection) > 1:
+            centred = projection - projection.mean()
+            slope = float(centred @ self.score) / max(float(centred @ centred), 1e-300)
+            if slope > 0:
+                return self.direction, float(self.score.mean() / slope - projection.mean())
+        return self.direction, -float(np.median(self.reached)) if len(self.reached) else 0.0
 
     @classmethod
-    def asked(cls, answering: Any, rows: NDArray[np.float64], keep: NDArray[np.float32] | None = None) -> Answers:
+    def asked(cls, answering: Any, rows: Floats, keep: NDArray[np.float32] | None = None) -> Answers:
         """Ask about (n, d) rows, a part at a time; the changes are written to `keep`, (n, d), where it is given."""
         n, d = rows.shape
         distance, score, decided = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
@@ -165,7 +170,7 @@ class Answers:
         return cls(signed, score, decided, unit(total), np.concatenate(reached))
 
 
-def explained(answering: Any, rows: NDArray[np.float64]) -> Any:
+def explained(answering: Any, rows: Floats) -> Any:
     """The `Recourse` of rows, those without recourse marked as such."""
     try:
         return answering.explain(rows)
@@ -173,10 +178,48 @@ def explained(answering: Any, rows: NDArray[np.float64]) -> Any:
         return error.result
 
 
-def _averaged(answering: Any, rows: NDArray[np.float64], first: Answers, repeats: int) -> NDArray[np.float64]:
+def _averaged(answering: Any, rows: Floats, first: Answers, repeats: int) -> Floats:
     """(n,) means of the signed distances of `repeats` answers; of the first ones if a few more are the same."""
     few = rows[:64]
     if repeats == 1 or (Answers.asked(answering, few).score == first.score[: len(few)]).all():
         return first.signed
     more = [Answers.asked(answering, rows).signed for _ in range(repeats - 1)]
     return np.asarray(np.mean([first.signed, *more], axis=0))
+
+
+# ----------------------------------------------------------------------------------------------------- the boundary
+
+
+def unit(vector: Floats) -> Floats:
+    """The vector at norm 1; zeros stay zeros."""
+    length = float(np.linalg.norm(vector))
+    return vector / length if length > 0 else vector
+
+
+def margins(direction: Floats, offset: float, x: Floats, favourable: NDArray[np.bool_]) -> Floats:
+    """(n,) signed distances of (n, d) rows from direction . x + offset = 0, above 0 on the side of the true label."""
+    return np.asarray(np.where(favourable, 1.0, -1.0) * (x @ direction + offset))
+
+
+def ridge_boundaries(x: Floats, scores: Floats) -> list[tuple[Floats, float]]:
+    """Directions and offsets of m models, regressed from their (m, n) released scores on all (n, d) that was asked.
+
+    Ridge regression whose penalty each model's own generalised cross-validation chooses (Golub, Heath & Wahba,
+    Technometrics 21, 1979): almost none where scores are exact, more the noisier they are.
+    """
+    mean = x.mean(0)
+    left, values, right = np.linalg.svd(x - mean, full_matrices=False)
+    levels = scores.mean(1)
+    rotated = (scores - levels[:, None]) @ left  # (m, r)
+    residual = np.maximum(((scores - levels[:, None]) ** 2).sum(1) - (rotated**2).sum(1), 0.0)
+    power = values**2
+    penalties = max(float(power[0]), 1e-300) * 10.0 ** np.arange(-10.0, 3.0)
+    kept = power / (power + penalties[:, None])  # (penalties, r)
+    found = []
+    for own, level, rest in zip(rotated, levels, residual, strict=True):
+        error = np.square((1 - kept) * own).sum(1) + rest
+        best = penalties[np.argmin(error / np.maximum(len(x) - 1 - kept.sum(1), 1e-9) ** 2)]
+        weights = right.T @ (values / (power + best) * own)
+        size = float(np.linalg.norm(weights))
+        found.append((unit(weights), float(level - mean @ weights) / size if size > 0 else 0.0))
+    return found

@@ -64,16 +64,18 @@ def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(m,) for each model the one that was trained on just the other examples (`Population.flip`), or -1.
+    """(m,) for each model of (m, n) the one that was trained on just the other examples (`Population.flip`), or -1.
 
     Where such a partner is among the references, the counts of models with and without an example tell who the model's
     members are: whoever plays the target is scored without its partner.
-
-    Args:
-        membership: (m, n) bool.
     """
     rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
     return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
+
+
+def _check(name: str, fits: bool, expected: str, a: NDArray[Any]) -> None:
+    if not fits:
+        raise InputError(f"{name} must be {expected}, got {a.dtype} {a.shape}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,50 +134,54 @@ class Signals:
     examples: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
-        m, outside = self.membership, self.out_of_distribution
-        if m.ndim != 2 or m.dtype != np.bool_:
-            raise InputError(f"membership must be bool of shape (models, examples), got {m.dtype} {m.shape}")
+        m, outside, maps, x = self.membership, self.out_of_distribution, self.attributions, self.inputs
+        _check("membership", m.ndim == 2 and m.dtype == np.bool_, "bool of shape (models, examples)", m)
         if 0 in m.shape:
             raise InputError(f"membership is of shape {m.shape}: expected at least one model and one example")
-        if not self.values and self.attributions is None:
+        if not self.values and maps is None:
             raise InputError("there is no signal to attack: expected arrays such as l1, l2, loss or attributions")
         taken = sorted(name for name in self.values if name in (*RESERVED, *UNWRITABLE) or name.startswith(SLICE))
         if taken:
             raise InputError(f"no signal can be called {', '.join(taken)}: the file format uses that name; rename it")
         for name, a in self.values.items():
-            if a.ndim not in (2, 3) or a.shape[:2] != m.shape or a.shape[2:] == (0,) or a.dtype.kind not in "fiub":
-                raise InputError(
-                    f"signal {name!r} must be numbers of shape {m.shape} or {m.shape} + (k,), got {a.dtype} {a.shape}"
-                )
+            fits = a.ndim in (2, 3) and a.shape[:2] == m.shape and a.shape[2:] != (0,) and a.dtype.kind in "fiub"
+            _check(f"signal {name!r}", fits, f"numbers of shape {m.shape} or {m.shape} + (k,)", a)
             if not all_finite(a):
                 raise InputError(f"signal {name!r} has {int((~np.isfinite(a)).sum())} NaN or infinite values")
             self._check_level(name, a)
-        a3, x = self.attributions, self.inputs
-        if a3 is not None and (a3.ndim != 3 or a3.shape[:2] != m.shape or a3.dtype.kind != "f"):
-            raise InputError(f"attributions must be floats of shape {m.shape} + (features,), got {a3.dtype} {a3.shape}")
-        if x is not None and (x.shape[:1] != m.shape[1:] or x.dtype.kind != "f"):
-            raise InputError(f"inputs must be floats of shape ({len(self)}, ...), got {x.dtype} {x.shape}")
-        for name, floats in (("attributions", a3), ("inputs", x)):
-            if floats is not None and not all_finite(floats if name == "attributions" else floats[None]):
+        if maps is not None:
+            fits = maps.ndim == 3 and maps.shape[:2] == m.shape and maps.dtype.kind == "f"
+            _check("attributions", fits, f"floats of shape {m.shape} + (features,)", maps)
+        n = (len(self),)
+        if x is not None:
+            _check("inputs", x.shape[:1] == n and x.dtype.kind == "f", f"floats of shape ({len(self)}, ...)", x)
+        for name, floats in (("attributions", maps), ("inputs", None if x is None else x[None])):
+            if floats is not None and not all_finite(floats):
                 raise InputError(f"{name} have NaN or infinite values")
-        if outside is not None and (outside.dtype != np.bool_ or outside.shape != m.shape[1:]):
-            raise InputError(
-                f"out_of_distribution must be bool of shape ({len(self)},), got {outside.dtype} {outside.shape}"
+        if outside is not None:
+            _check(
+                "out_of_distribution", outside.shape == n and outside.dtype == np.bool_, f"bool of shape {n}", outside
             )
+        if (g := self.groups) is not None:
+            _check("groups", g.shape == n and g.dtype.kind in "iu", f"integers of shape {n}", g)
+        if (e := self.examples) is not None:
+            _check("examples", e.shape == n and e.dtype == np.uint64, f"hashes, uint64 of shape {n}", e)
+        for name, s in self.slices.items():
+            fits = bool(name) and s.shape == n and s.dtype.kind in "iubU"
+            _check(f"slice {name!r}", fits, f"integers or short texts of shape {n}", s)
+            if s.dtype.kind == "U" and (longest := int(np.char.str_len(s).max(initial=0))) > LONGEST_SLICE:
+                raise InputError(f"slice {name!r} has a text of {longest} characters; expected at most {LONGEST_SLICE}")
         if outside is not None and m[:, outside].any():
-            raise InputError(
-                f"{int(m[:, outside].any(0).sum())} examples out of distribution are members of some model;"
-                " mark only examples that no model was trained on"
-            )
+            wrong = int(m[:, outside].any(0).sum())
+            raise InputError(f"{wrong} examples out of distribution are members of some model; mark only others")
         if trained := [i for i in self.null if m[i].any()]:
             raise InputError(f"models {trained} are null models, but have members; a null model was trained on nothing")
         if not self.models:
             raise InputError("all models are null models; at least one must be trained")
         if not self.targets:
             raise InputError(f"meta['targets'] must name models 0 .. {len(m) - 1}, got []")
-        if self.shape is not None and a3 is not None and math.prod(self.shape) != a3.shape[2]:
-            raise InputError(f"meta['shape'] {list(self.shape)} does not fit attributions of {a3.shape[2]} numbers")
-        self._check_columns()
+        if self.shape is not None and maps is not None and math.prod(self.shape) != maps.shape[2]:
+            raise InputError(f"meta['shape'] {list(self.shape)} does not fit attributions of {maps.shape[2]} numbers")
         if self.examples is None and x is not None:
             object.__setattr__(self, "examples", hash_examples(x))
 
@@ -184,43 +190,24 @@ class Signals:
         plain, level = split_level(name)
         if "@" in name and (level == 1 or at_level(plain, level) != name or "@" in plain):
             raise InputError(
-                f"signal {name!r}: expected NAME@L with L queries, a whole number of at least 2, as l1@200; what was"
-                " asked once has no @"
+                f"signal {name!r}: expected NAME@L with L queries, at least 2; what was asked once has no @"
             )
         if plain == "predictions" and (level == 1 or a.ndim != 3 or a.shape[2] % level):
-            raise InputError(
-                f"{name} must be of shape (models, examples, L * classes) and be called predictions@L, the predictions"
-                f" of each of L queries; got {a.shape}. Of one query, they are called prediction"
-            )
+            expected = "(models, examples, L * classes), called predictions@L, or prediction of one query"
+            raise InputError(f"{name} must be of shape {expected}; got {a.shape}")
         if plain in RESERVED and plain != WHOLE_MAP:
             raise InputError(f"no signal can be called {name}: {plain} does not depend on how often models are asked")
-        if level > 1 and plain == WHOLE_MAP:
+        if level == 1:
+            return
+        if plain == WHOLE_MAP:
             d = a.shape[-1] if self.attributions is None else self.attributions.shape[2]
-            if a.ndim != 3 or a.dtype.kind != "f" or a.shape[2] != d:
-                raise InputError(f"{name} must be floats of shape (models, examples, {d}), got {a.dtype} {a.shape}")
-        if level > 1 and plain in ("kept", "shares"):
-            if a.ndim != (2 if plain == "kept" else 3):
-                shape = "(models, examples)" if plain == "kept" else "(models, examples, classes)"
-                raise InputError(f"{name} must be of shape {shape}, got {a.shape}")
+            fits = a.ndim == 3 and a.dtype.kind == "f" and a.shape[2] == d
+            _check(name, fits, f"floats of shape (models, examples, {d})", a)
+        elif plain in ("kept", "shares"):
+            ndim, shape = (2, "(models, examples)") if plain == "kept" else (3, "(models, examples, classes)")
+            _check(name, a.ndim == ndim, f"of shape {shape}", a)
             if a.size and not (a.min() >= 0 and a.max() <= 1):
                 raise InputError(f"{name} are shares of {level} queries, in [0, 1]; got {a.min():g} .. {a.max():g}")
-
-    def _check_columns(self) -> None:
-        """Groups, slices and hashes: one entry an example."""
-        n = len(self)
-        if (g := self.groups) is not None and (g.shape != (n,) or g.dtype.kind not in "iu"):
-            raise InputError(f"groups must be integers of shape ({n},), got {g.dtype} {g.shape}; number the groups")
-        if (e := self.examples) is not None and (e.shape != (n,) or e.dtype != np.uint64):
-            raise InputError(f"examples must be hashes, uint64 of shape ({n},), got {e.dtype} {e.shape}")
-        for name, s in self.slices.items():
-            if not name or s.shape != (n,) or s.dtype.kind not in "iubU":
-                raise InputError(
-                    f"slice {name!r} must be integers or short texts of shape ({n},), got {s.dtype} {s.shape}"
-                )
-            if s.dtype.kind == "U" and (longest := int(np.char.str_len(s).max(initial=0))) > LONGEST_SLICE:
-                raise InputError(
-                    f"slice {name!r} has a text of {longest} characters; expected names of at most {LONGEST_SLICE}"
-                )
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -287,19 +274,11 @@ class Signals:
         Raises:
             InputError: it cannot be written.
         """
-        left_out = self.on_disk
-        about = dict(self.meta)
-        if left_out:
-            about["left_out"] = {name: list(a.shape) for name, a in left_out.items()}
-        present = {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
-        slices = {SLICE + name: s for name, s in self.slices.items()}
-        arrays = {
-            **self.values,
-            **slices,
-            **present,
-            "membership": self.membership,
-            "meta": np.array(json.dumps(about)),
-        }
+        left_out = {name: list(a.shape) for name, a in self.on_disk.items()}
+        about = {**self.meta, **({"left_out": left_out} if left_out else {})}
+        arrays = {**self.values, **{SLICE + name: s for name, s in self.slices.items()}}
+        arrays |= {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
+        arrays |= {"membership": self.membership, "meta": np.array(json.dumps(about))}
         write_arrays(path, {name: a for name, a in arrays.items() if name not in left_out})
 
     @classmethod
@@ -333,21 +312,14 @@ class Signals:
 
 
 def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size: tuple[int, ...]) -> None:
-    """That an array is as large as the format says, before it is read. The constructor looks at the rest.
-
-    Args:
-        name: of the array.
-        dtype: what its header claims.
-        shape: likewise.
-        size: of the array `membership`.
-    """
+    """That an array is as large as the format says, before it is read; `size` is that of membership."""
     if len(size) != 2:
         raise InputError(f"membership must be bool of shape (models, examples), got {size}")
     if name == "meta":
         fits, expected = shape == () and dtype.itemsize <= LONGEST_META, f"one text of at most {LONGEST_META:,} bytes"
     elif name in ("groups", "examples", "out_of_distribution") or name.startswith(SLICE):
-        fits, expected = shape == size[1:] and dtype.itemsize <= WIDEST_SLICE, f"of shape {size[1:]}, short texts or"
-        expected += " numbers"
+        fits = shape == size[1:] and dtype.itemsize <= WIDEST_SLICE
+        expected = f"of shape {size[1:]}, short texts or numbers"
     elif name == "inputs":
         fits, expected = shape[:1] == size[1:], f"of shape ({size[1]}, ...)"
     else:

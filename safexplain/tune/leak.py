@@ -46,31 +46,23 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the best attack adds to the label.
+    """What the best attack adds to the label, of those that `Stacked` sees to add something on models in its place.
 
-    An attack counts where it is seen to add something on models that play the target (as `Stacked` decides it); that of
-    all scores together counts in any case, so that a small leak is told from none.
+    That of all scores together counts in any case, so that a small leak is told from none.
     """
 
-    excess: (
-        float  # mean over targets and `FPRS` of its TPR less the label's; at least 0: nobody has to use explanations
-    )
+    excess: float  # mean over targets and `FPRS` of its TPR less the label's; nobody has to use it, so at least 0
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0
     attack: str  # its name and signal; "" where none adds anything
     targets: int  # models that were attacked
 
 
 class LeakMeter:
-    """Attacks releases of the same models about the same examples.
+    """Attacks releases of the same models, the audited one first, about the same examples, (m, n) bool membership.
 
-    Args:
-        membership: (m, n) bool of the models, the audited one first.
-        known: signals that are known without an explanation: "label" (m, n), and "loss" and "margin" where the policy
-            releases predictions.
-        policy: whose release and false-positive rate count; whatever its patience and suite, one query is asked and
-            every attack is run.
-        groups: (n,) examples that belong together, which are resampled together; None: each by itself.
-        seed: which models play the target, and what is resampled.
+    `known` is what is known without an explanation: "label" (m, n), and "loss" and "margin" where the policy releases
+    predictions. Of the policy, the release and the false-positive rate count: one query is asked, and every attack run.
+    Examples of one of the (n,) `groups` are resampled together.
 
     Raises:
         InputError: too few models, or examples on one side only.
@@ -87,10 +79,7 @@ class LeakMeter:
     ) -> None:
         m, n = membership.shape
         if m - 1 < FEWEST_REFERENCES:
-            raise InputError(
-                f"a search needs at least {FEWEST_REFERENCES} reference models, of which some play the target; got"
-                f" {m - 1}"
-            )
+            raise InputError(f"a search needs at least {FEWEST_REFERENCES} reference models; got {m - 1}")
         sides = membership.any(1) & ~membership.all(1)
         if not sides.all():
             raise InputError(
@@ -111,53 +100,40 @@ class LeakMeter:
         self._of_known: dict[SuiteRow, dict[int, Array]] = {}
 
     def excess(self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]) -> Leakage:
-        """What the explanations add.
-
-        Args:
-            values: summaries of the released maps by name, (m, n) or, of several explainers, (m, n, k).
-            maps: (m, n, d) released.
-            targets: models that are attacked, of `self.targets`.
-        """
+        """What the explanations add, from (m, n) or (m, n, k) summaries of the released (m, n, d) maps by name."""
         signals = Signals(self.membership, {**self._known, **values}, maps, {})
         rows = [
             row
             for row in map(_fast, fitting(signals, self.policy))
             if row is not None and (row.baseline or is_judged(row.role, self.policy, "excess"))
         ]
-        reads, baseline = [*self.players, *targets], None
-        columns: dict[SuiteRow, Array] = {}
-        adding: dict[str, Array] = {}
+        if not any(row.baseline for row in rows):
+            raise InputError("the labels of the models are not known, and a leak is what is added to them")
+        reads, columns = [*self.players, *targets], dict[SuiteRow, Array]()
+        adding, baseline, members = {}, np.empty(0), self.membership[list(targets)]
         for row in rows:
-            scores, adds = self._stack(row, signals, columns, reads, always=row is rows[-1] and not row.baseline)
+            scores, adds = self._stack(row, signals, columns, reads, always=row is rows[-1])
             if row.baseline:
                 baseline = scores[len(self.players) :]
             elif adds:
                 adding[f"{row.name} on {row.signal}"] = scores[len(self.players) :]
-        if baseline is None:
-            raise InputError("the labels of the models are not known, and a leak is what is added to them")
         if not adding:
             return Leakage(0.0, 0.0, "", len(targets))
-        members = self.membership[list(targets)]
-        of_baseline = np.array([rates(s, member) for s, member in zip(baseline, members, strict=True)])
-        means = {
-            name: float(np.mean([rates(s, member) for s, member in zip(found, members, strict=True)] - of_baseline))
-            for name, found in adding.items()
-        }
-        best = max(means, key=means.__getitem__)
+        tpr = {name: np.mean([rates(*one) for one in zip(s, members, strict=True)]) for name, s in adding.items()}
+        best = max(tpr, key=tpr.__getitem__)
+        mean = float(tpr[best] - np.mean([rates(*one) for one in zip(baseline, members, strict=True)]))
         error = self._error(adding[best], baseline, members)
-        return Leakage(max(means[best], 0.0), error, best if means[best] > 0 else "", len(targets))
+        return Leakage(max(mean, 0.0), error, best if mean > 0 else "", len(targets))
 
     def _stack(
-        self, row: SuiteRow, signals: Signals, columns: dict[SuiteRow, Array], reads: Sequence[int], always: bool
+        self, row: SuiteRow, signals: Signals, columns: dict[SuiteRow, Array], reads: Sequence[int], *, always: bool
     ) -> tuple[Array, bool]:
         """(reads, n) scores of a stack that is fitted on the players, and whether it adds to its first column."""
         for column in row.columns:
-            if column not in columns:
-                columns[column] = (
-                    self._stack(column, signals, columns, reads, always=False)[0]
-                    if column.columns
-                    else self._column(column, signals, reads)
-                )
+            if column not in columns and column.columns:
+                columns[column] = self._stack(column, signals, columns, reads, always=False)[0]
+            elif column not in columns:
+                columns[column] = self._column(column, signals, reads)
         features = np.stack([columns[column] for column in row.columns], axis=-1)
         assert isinstance(row.attack, Stacked)
         players = features[: len(self.players)]
@@ -167,9 +143,7 @@ class LeakMeter:
     def _column(self, row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
         """(reads, n) scores by an attack that is no stack; what no explanation changes is kept."""
         everyone = np.arange(len(self.membership))
-        if row.explains:
-            return scores_of(row, signals, reads, everyone)
-        kept = self._of_known.setdefault(row, {})
+        kept = {} if row.explains else self._of_known.setdefault(row, {})
         if missing := [read for read in reads if read not in kept]:
             kept |= dict(zip(missing, scores_of(row, signals, missing, everyone), strict=True))
         return np.stack([kept[read] for read in reads])

@@ -13,10 +13,9 @@ from scipy.stats import t as student
 from safexplain._progress import Progress
 from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
-from safexplain.audit.attacks.recourse import unit
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.collect_recourse import collect_recourse, explained
+from safexplain.audit.collect_recourse import collect_recourse, explained, unit
 from safexplain.audit.report.root_cause import drawn_targets
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr

@@ -57,13 +57,7 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
 
 
 def references_for(read: int, references: Iterable[int], membership: Bools) -> NDArray[np.int64]:
-    """Indices of the references that a model is compared with: not itself, nor its partner (`partners`).
-
-    Args:
-        read: index of the model whose membership is guessed.
-        references: indices of the reference models; `read` may be one of them.
-        membership: (models, n) bool.
-    """
+    """Indices of the references that the model `read` is compared with: not itself, nor its partner (`partners`)."""
     partner = partners(membership)[read]
     return np.array([r for r in references if r not in (read, partner)], dtype=np.int64)
 

@@ -58,30 +58,12 @@ class Boosted:
         check_number("rate", self.rate, above=0)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n,) or (n, k) signals of the target model.
-            shadows: (m, n) or (m, n, k) signals of m >= 4 reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log odds.
-
-        Raises:
-            InputError: shapes disagree, values are not finite, or there is nothing to learn from.
-        """
+        """(n,) log odds of (n,) or (n, k) signals, from trees of m >= 4 reference models (m, n[, k]), (m, n)."""
         target, shadows, membership = check_signals(target, shadows, membership)
-        fitted = self.fit(shadows, membership)
-        return fitted.scores(target, shadows, membership)
+        return self.fit(shadows, membership).scores(target, shadows, membership)
 
     def fit(self, shadows: Floats, membership: Bools, players: Sequence[int] | None = None) -> FittedBoosted:
-        """Trees from reference models in the target's place.
-
-        Args:
-            shadows: (m, n) or (m, n, k).
-            membership: (m, n) bool.
-            players: indices of the models that play the target; None: up to `models` of them, drawn at random.
+        """Trees from reference models (m, n) or (m, n, k) in the target's place: `models` of the `players`, or of all.
 
         Raises:
             InputError: fewer than 4 reference models, or no members or no non-members in one of the halves.
@@ -96,7 +78,8 @@ class Boosted:
         drawn = rng.permutation(m if players is None else players)[: self.models].tolist()
         half = np.zeros(n, dtype=bool)
         half[rng.permutation(n)[: n // 2]] = True
-        x = np.stack([self.features(shadows[j], *_without(j, shadows, membership)) for j in drawn])
+        others = [references_for(j, range(m), membership) for j in drawn]
+        x = np.stack([self.features(shadows[j], shadows[o], membership[o]) for j, o in zip(drawn, others, strict=True)])
         y = membership[drawn]
         trees = []
         for side in (half, ~half):
@@ -132,16 +115,10 @@ class Boosted:
 
 @dataclass(frozen=True, eq=False)
 class FittedBoosted:
-    """Trees for both halves of the examples.
+    """Trees for both halves of the examples."""
 
-    Args:
-        attack: whose features they read.
-        half: (n,) bool, the examples that the first of the two was fitted to.
-        trees: classifiers.
-    """
-
-    attack: Boosted
-    half: Bools
+    attack: Boosted  # whose features they read
+    half: Bools  # (n,) the examples that the first of the two was fitted to
     trees: tuple[Any, Any]
 
     def scores(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
@@ -156,12 +133,8 @@ class FittedBoosted:
         return out
 
 
-def _without(j: int, shadows: Floats, membership: Bools) -> tuple[Floats, Bools]:
-    others = references_for(j, range(len(membership)), membership)
-    return shadows[others], membership[others]
-
-
 def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array]:
+    """Columns (n,) about one number an example, see `Boosted`."""
     ratio = LikelihoodRatio()(target, shadows, membership)
     t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
     means, distances = [], []

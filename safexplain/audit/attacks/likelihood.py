@@ -121,13 +121,10 @@ def likelihood_ratios(
         references: indices of the reference models.
         reads: indices of the models to score.
         view: what is read of (..., d) maps, made of a few examples at a time.
-        tick: told the share that is done, every so often, where there is much to do.
+        tick: told the share that is done, where there is much to do.
 
     Returns:
-        (len(reads), n) log likelihood ratios, 0 where the references have no model on one of the sides.
-
-    Raises:
-        InputError: as the attack.
+        (len(reads), n) log likelihood ratios.
     """
     others = [references_for(read, references, membership) for read in reads]
     return _ratios(attack, values, membership, references, reads, others, view, tick)
@@ -367,19 +364,7 @@ class OwnLabelRatio:
     """
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n, 1 + classes) the label of the plain query, and the log odds of every class.
-            shadows: (m, n, 1 + classes) the same of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log likelihood ratios.
-
-        Raises:
-            InputError: shapes disagree, or a label is none of the classes.
-        """
+        """(n,) log ratios of (n, 1 + classes) numbers: the label of the plain query, and log odds of every class."""
         target, shadows, membership = check_signals(target, shadows, membership)
         classes = target.shape[-1] - 1
         if target.ndim != 2 or classes < 1:
@@ -413,19 +398,7 @@ class PooledDensityRatio:
         check_whole("bins", self.bins, 2)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n,) signal of the target model.
-            shadows: (m, n) signals of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log ratios.
-
-        Raises:
-            InputError: shapes disagree, values are not finite, or the references have no members or only members.
-        """
+        """(n,) log ratios of (n,) numbers, by those of reference models (m, n)."""
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:
             raise InputError(f"PooledDensityRatio needs one number per example, got shape {target.shape}")
@@ -468,11 +441,7 @@ def shrunk(ss: Array, dof: Array, shrink: float, pooled: Array) -> Array:
 
 
 def check_transform(transform: str) -> None:
-    """Refuse other names.
-
-    Raises:
-        ConfigurationError: not one of the three.
-    """
+    """Refuse other names."""
     if transform not in ("auto", "log", "identity"):
         raise ConfigurationError(f"transform is auto, log or identity, got {transform!r}")
 

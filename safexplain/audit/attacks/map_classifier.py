@@ -25,13 +25,9 @@ CLIP = 10.0
 
 
 def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Maps divided by their root mean square, and what this took away.
+    """(p, d) float32 maps divided by their root mean square, and the (p, 6) `SCALARS` that this took away.
 
-    Args:
-        maps: (p, d) double precision; all-zero maps stay zero.
-
-    Returns:
-        (p, d) float32 maps and (p, 6) `SCALARS` in double precision, -inf for the logarithm of zero.
+    All-zero maps stay zero; scalars are in double precision, -inf for the logarithm of zero.
     """
     largest = maps.abs().amax(1, keepdim=True)
     part = maps / torch.where(largest > 0, largest, 1.0)  # squares of what is at most 1 neither overflow nor vanish
@@ -52,17 +48,11 @@ def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Standardisation:
-    """Shift and scale of the scalars over the training rows.
+    """Shift and scale of the scalars over the training rows."""
 
-    Args:
-        floor: (6,) what stands for the logarithm of zero: half of the smallest positive value.
-        mean: (6,) after that.
-        deviation: (6,) 1 for scalars that never change.
-    """
-
-    floor: Tensor
-    mean: Tensor
-    deviation: Tensor
+    floor: Tensor  # (6,) what stands for the logarithm of zero: half of the smallest positive value
+    mean: Tensor  # (6,) after that
+    deviation: Tensor  # (6,) 1 for scalars that never change
 
     @classmethod
     def of(cls, scalars: Tensor) -> Standardisation:
@@ -80,12 +70,9 @@ class Standardisation:
 
 
 def unit_maps_of(maps: Floats, device: torch.device, at: tuple[NDArray[np.int64], ...]) -> tuple[Tensor, Tensor]:
-    """(p, d) float32 unit maps and their (p, 6) scalars on the device.
+    """(p, d) float32 unit maps and their (p, 6) scalars on the device, of (..., d) maps.
 
-    Args:
-        maps: (..., d); only a part of them at a time is copied in double precision.
-        device: where to.
-        at: index arrays of length p into all but the last axis.
+    `at` are index arrays of length p into all but the last axis; a part at a time is copied in double precision.
     """
     p, d = len(at[0]), maps.shape[-1]
     unit = torch.empty((p, d), dtype=torch.float32, device=device)
@@ -112,13 +99,7 @@ F32 = torch.float32  # whatever the default is: another precision would draw oth
 
 
 class MapClassifier(nn.Module):
-    """A dense branch for patterns at fixed places; for images also a convolutional one for patterns anywhere.
-
-    Args:
-        features: entries of a map.
-        shape: (c, h, w) of image maps, else None.
-        dropout: of the hidden vectors.
-    """
+    """A dense branch for patterns at fixed places; for image maps (c, h, w) also a convolutional one, for any place."""
 
     def __init__(self, features: int, shape: tuple[int, ...] | None, dropout: float) -> None:
         super().__init__()

@@ -40,15 +40,10 @@ def scores_of(
     fitted: FittedBoosted | FittedLearned | None = None,
     tick: Tick | None = None,
 ) -> Array:
-    """(len(reads), n) scores by an attack that is no stack, higher says "member".
+    """(len(reads), n) scores of what each of `reads` released, by an attack that is no stack.
 
-    Args:
-        row: of the suite.
-        signals: what was released.
-        reads: models whose members are guessed.
-        references: models that each of these is compared with, itself and its partner aside (`references_for`).
-        fitted: what was learned before, where the attack learns.
-        tick: told the share that is done, where there is much to do.
+    Each is compared with the references but itself and its partner (`references_for`); `fitted` is what was learned
+    before, where the attack learns, and `tick` is told the share that is done, where there is much to do.
     """
     attack, membership = row.attack, signals.membership
     if isinstance(attack, LikelihoodRatio):

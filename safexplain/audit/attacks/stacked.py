@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.errors import InputError
 from safexplain.verdict.stats import roc
@@ -23,8 +23,11 @@ Array = NDArray[np.float64]
 SURE = 2.0
 """Standard errors by which the held-out gain must exceed zero."""
 
-STEPS = 50
-"""Newton steps, at most."""
+PENALTY = 1e-4
+"""Of the squared weights, as a share of the number of observations."""
+
+FOLDS = 4
+"""Of the cross-validation, at most; one pseudo-target a fold where there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -38,67 +41,50 @@ class Stacked:
 
     Args:
         fpr: false-positive rate at which the two are compared.
-        penalty: of the squared weights, as a share of the number of observations.
-        folds: of the cross-validation, at most; one pseudo-target a fold where there are fewer.
 
     Raises:
         ConfigurationError: a value out of range.
     """
 
     fpr: float = 0.01
-    penalty: float = 1e-4
-    folds: int = 4
 
     def __post_init__(self) -> None:
         check_number("fpr", self.fpr, above=0, below=1)
-        check_number("penalty", self.penalty, minimum=0)
-        check_whole("folds", self.folds, 2)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n, k) log ratios of the target model, the first column the baseline.
-            shadows: (p, n, k) the same of p >= 2 reference models, each scored as if it were the target.
-            membership: (p, n) bool.
-
-        Returns:
-            (n,) log odds, or the first column as it is.
-
-        Raises:
-            InputError: shapes disagree, values are not finite, or fewer than 2 pseudo-targets.
-        """
+        """(n,) log odds of (n, k) log ratios, or their first column; fitted on those (p, n, k) of pseudo-targets."""
         target, shadows, membership = check_signals(target, shadows, membership)
         return self.fit(shadows, membership).scores(target)
 
     def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
         """Weights from the (p, n, k) log ratios of pseudo-targets and their (p, n) membership.
 
-        Args:
-            shadows: log ratios.
-            membership: of the pseudo-targets.
-            always: use all columns, whether they are seen to add to the first or not.
+        With `always`, all columns are used, whether they are seen to add to the first or not.
 
         Raises:
-            InputError: as the call.
+            InputError: shapes disagree, or fewer than 2 pseudo-targets.
         """
         if shadows.ndim != 3 or shadows.shape[:2] != membership.shape or len(shadows) < 2 or shadows.shape[2] < 1:
             raise InputError(f"expected log ratios (p, n, k) of p >= 2 pseudo-targets, got {shadows.shape}")
-        scale = _Scale.of(shadows)
-        x, y = scale(shadows), membership
+        flat = shadows.reshape(-1, shadows.shape[2])
+        low, centre, high = np.quantile(flat, (0.05, 0.5, 0.95), axis=0)
+        spread = (high - low) / 3.29
+        spread = np.where(spread > 0, spread, flat.std(axis=0))  # of what hardly ever differs
+        scaled = FittedStack(centre, np.where(spread > 0, spread, np.inf), None)
+        x, y = scaled.scale(shadows), membership
         if x.shape[2] < 2 or y.all() or not y.any() or not (always or self._adds(x, y)):
-            return FittedStack(scale, None)
-        return FittedStack(scale, self._weights(x, y))
+            return scaled
+        return FittedStack(scaled.centre, scaled.spread, _weights(x, y))
 
     def _adds(self, x: Array, y: Bools) -> bool:
         """Whether held-out pseudo-targets are told better by all columns than by the first."""
-        fold = np.arange(len(x)) % min(self.folds, len(x))
+        fold = np.arange(len(x)) % min(FOLDS, len(x))
         gain, found = np.zeros(y.shape), np.zeros((len(x), 2))
         for f in range(fold.max() + 1):
             fit, test = fold != f, fold == f
             if y[fit].all() or not y[fit].any():
                 return False
-            odds = [_odds(x[test][..., :k], self._weights(x[fit][..., :k], y[fit])) for k in (x.shape[2], 1)]
+            odds = [_odds(x[test][..., :k], _weights(x[fit][..., :k], y[fit])) for k in (x.shape[2], 1)]
             sign = np.where(y[test], 1.0, -1.0)
             gain[test] = np.logaddexp(0, -sign * odds[1]) - np.logaddexp(0, -sign * odds[0])
             odds[1] = x[test][..., 0]
@@ -110,76 +96,39 @@ class Stacked:
         more = found[:, 0] - found[:, 1]
         return bool(each.mean() > SURE * error and more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
 
-    def _weights(self, x: Array, y: Bools) -> Array:
-        """(k + 1,) weights and intercept of the penalised logistic regression, by Newton's method."""
-        flat, label = x.reshape(-1, x.shape[2]), y.ravel().astype(np.float64)
-        design = np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
-        ridge = self.penalty * len(flat) * np.append(np.ones(flat.shape[1]), 0.0)
-        w = np.zeros(design.shape[1])
-
-        def cost(w: Array) -> float:
-            odds = design @ w
-            return float((np.logaddexp(0, odds) - label * odds).sum() + 0.5 * (ridge * w * w).sum())
-
-        now = cost(w)
-        for _ in range(STEPS):
-            p = 1 / (1 + np.exp(-np.clip(design @ w, -500, 500)))
-            slope = design.T @ (p - label) + ridge * w
-            curve = (design * (p * (1 - p))[:, None]).T @ design + np.diag(ridge + 1e-9 * len(flat))
-            step, share = np.linalg.solve(curve, slope), 1.0
-            while share > 1e-6 and (then := cost(w - share * step)) > now:
-                share /= 2
-            if share <= 1e-6:
-                break
-            w, gained, now = w - share * step, now - then, then
-            if gained < 1e-9 * len(flat):
-                break
-        return w
-
-
-@dataclass(frozen=True, eq=False)
-class _Scale:
-    """Centre and spread of every column."""
-
-    centre: Array
-    spread: Array
-
-    @classmethod
-    def of(cls, x: Floats) -> _Scale:
-        """Of (..., k) log ratios: the median and the middle 90 %, or the deviation of what hardly ever differs."""
-        flat = x.reshape(-1, x.shape[-1])
-        low, centre, high = np.quantile(flat, (0.05, 0.5, 0.95), axis=0)
-        spread = (high - low) / 3.29
-        spread = np.where(spread > 0, spread, flat.std(axis=0))
-        return cls(centre, np.where(spread > 0, spread, np.inf))
-
-    def __call__(self, x: Floats) -> Array:
-        out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
-        return out
-
 
 @dataclass(frozen=True, eq=False)
 class FittedStack:
-    """What pseudo-targets said about several log ratios.
+    """What pseudo-targets said about several log ratios."""
 
-    Args:
-        scale: of the columns.
-        weights: (k + 1,), the intercept last; None: nothing adds to the first column.
-    """
-
-    scale: _Scale
-    weights: Array | None
+    centre: Array  # (k,) of the columns
+    spread: Array  # (k,)
+    weights: Array | None  # (k + 1,), the intercept last; None: nothing adds to the first column
 
     @property
     def adds(self) -> bool:
         """Whether more than the first column is used."""
         return self.weights is not None
 
+    def scale(self, x: Floats) -> Array:
+        """(..., k) log ratios as the regression sees them."""
+        out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
+        return out
+
     def scores(self, target: Floats) -> Array:
         """(n,) log odds of (n, k) log ratios, or their first column."""
         if self.weights is None:
             return np.array(target[:, 0], dtype=np.float64)
         return _odds(self.scale(target), self.weights)
+
+
+def _weights(x: Array, y: Bools) -> Array:
+    """(k + 1,) weights and intercept of the penalised logistic regression of (p, n, k) columns."""
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=1 / (PENALTY * y.size), solver="newton-cholesky", tol=1e-8)
+    fitted.fit(x.reshape(-1, x.shape[2]), y.ravel())
+    return np.append(fitted.coef_[0], fitted.intercept_)
 
 
 def _odds(x: Array, weights: Array) -> Array:

@@ -363,7 +363,6 @@ def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: boo
 
 
 def _compared(signals: Signals) -> bool:
-    """Whether there are references to compare with."""
     return len(signals.models) > 2
 
 
@@ -371,7 +370,7 @@ def _compared(signals: Signals) -> bool:
 
 
 def stored_in(signals: Signals, signal: Signal) -> Numbers | None:
-    """The array (models, examples) or (models, examples, k), or None."""
+    """The array (models, examples) or (models, examples, k), where it is there."""
     return signals.attributions if signal.stored == WHOLE_MAP else signals.values.get(signal.stored)
 
 
