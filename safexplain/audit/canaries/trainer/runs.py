@@ -23,7 +23,7 @@ from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
-from safexplain.audit.parallel import each
+from safexplain.audit.references.parallel import each
 from safexplain.errors import InputError, RefusedError
 
 __all__ = ["Run", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
