@@ -81,7 +81,8 @@ def _seconds(setting: Setting, runs: int) -> float:
         start = time.perf_counter()
         scores_of(short, GradientCanary(0, 0), runs, seed=0, places=[setting.x.device])
         taken[steps] = time.perf_counter() - start
-    return max(taken[TIMED] - taken[WARM], 0.0) / (TIMED - WARM) * setting.recipe.steps / runs
+    plain, slope = taken[TIMED] / TIMED, (taken[TIMED] - taken[WARM]) / (TIMED - WARM)
+    return min(max(slope, plain / 3), plain) * setting.recipe.steps / runs
 
 
 def _best(
