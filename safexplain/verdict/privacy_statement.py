@@ -301,7 +301,7 @@ class PrivacyStatement:
             stated["selection"] = {n: v for n, v in asdict(self.selection).items() if v is not None}
         return {
             **stated,
-            "epsilon": self._spent,
+            "epsilon": self._by_adjacency,
             "protects": dict(self.protects),
             "not_protected": list(self.not_protected),
             "assumptions": list(self.assumptions),
@@ -309,7 +309,7 @@ class PrivacyStatement:
         }
 
     @property
-    def _spent(self) -> dict[str, float | None]:
+    def _by_adjacency(self) -> dict[str, float | None]:
         """Epsilon under each adjacency; None: infinite."""
         spent = {name: self.epsilons.of(name) for name in get_args(Adjacency)}
         return {name: value if math.isfinite(value) else None for name, value in spent.items()}
@@ -334,7 +334,7 @@ class PrivacyStatement:
             if given.get("selection") is not None:
                 given["selection"] = RepeatAndSelect(**given["selection"])
             found = from_table(cls, given, "its table")
-            check_follows(content["epsilon"], found._spent, "epsilon", "its parameters", (TOLERANCE, TOLERANCE))
+            check_follows(content["epsilon"], found._by_adjacency, "epsilon", "its parameters", (TOLERANCE, TOLERANCE))
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"privacy statement: {error!s:.500}") from None
         return found

@@ -49,7 +49,7 @@ def verify(
         InputError: a file cannot be read, or the model's is missing.
     """
     try:
-        lines, content = _verified(certificate, model, public_key, any_verdict, any_version)
+        lines, content = _check_certificate(certificate, model, public_key, any_verdict, any_version)
     except CertificateError as error:
         reason = _printable(str(error))
         if json_:
@@ -67,7 +67,7 @@ def verify(
     return 0
 
 
-def _verified(
+def _check_certificate(
     certificate: Path, model: Path | None, public_key: Path | None, any_verdict: bool, any_version: bool
 ) -> tuple[Lines, dict[str, Any]]:
     """What a certificate says, for people and for programs; raises `CertificateError` where it does not hold."""

@@ -324,10 +324,12 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
     found: dict[str, dict[str, str]] = {}
     for entry in content["subject"] if isinstance(content["subject"], list) else [content["subject"]]:
-        one, kind_of = from_table(_Subject, entry, "subject"), MODEL_DIGEST
-        if kind is _AuditPredicate and len(content["subject"]) == 1 and one.digest.keys() == {ANSWERS_DIGEST}:
-            kind_of = ANSWERS_DIGEST
-        if one.name in found or kind_of not in one.digest or not all(map(_HEX.fullmatch, one.digest.values())):
+        one, good = from_table(_Subject, entry, "subject"), False
+        if ANSWERS_DIGEST in one.digest:
+            good = kind is _AuditPredicate and len(content["subject"]) == len(one.digest) == 1
+        elif MODEL_DIGEST in one.digest:
+            good = one.name not in found
+        if not good or not all(map(_HEX.fullmatch, one.digest.values())):
             _refuse("subject", f"different names with a {MODEL_DIGEST} each, or one with {ANSWERS_DIGEST} alone", entry)
         found[one.name] = one.digest
     if not found:
@@ -338,7 +340,7 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
 def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     p, subject = _predicate_of(content, _AuditPredicate)
     judgement = recount(p.audit)
-    privacy = _part(content, "privacy", PrivacyStatement.from_dict)
+    privacy = _read_optional(content, "privacy", PrivacyStatement.from_dict)
     if judgement.implied is not None:
         judgement.implied.check(privacy)
     if p.verdict != judgement.verdict:
@@ -363,7 +365,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
             _refuse("search", "trials from 1 on and a SHA-256", p.search)
     if "subject_data" in content["predicate"] and p.subject_data not in SUBJECT_DATA:
         _refuse("subject_data", " or ".join(SUBJECT_DATA), p.subject_data)
-    _check_sum(content, p.checksum)
+    _check_checksum(content, p.checksum)
     return Certificate(
         subject=subject,
         method=explainer.method,
@@ -381,7 +383,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
         native=p.native,
         limits=tuple((one.headline, one.says) for one in limits),
         privacy=privacy,
-        canaries=_part(content, "canaries", _certifiable_finding),
+        canaries=_read_optional(content, "canaries", _certifiable_finding),
         search=p.search or None,
         subject_data=p.subject_data or None,
         signature=signature,
@@ -397,11 +399,11 @@ def _read_guarantee(content: Mapping[str, Any], signature: Signature) -> Guarant
         _refuse("kind", guarantee.kind, p.kind)
     if len(subject) != 1:
         raise CertificateError(f"subject: expected the one model that is explained, got {len(subject)}")
-    _check_sum(content, p.checksum)
+    _check_checksum(content, p.checksum)
     return GuaranteeCertificate(subject, guarantee, measured, p.environment, p.notes, signature, content)
 
 
-def _part(content: Mapping[str, Any], name: str, read: Callable[[Any], Part]) -> Part | None:
+def _read_optional(content: Mapping[str, Any], name: str, read: Callable[[Any], Part]) -> Part | None:
     """What an optional field of the predicate says, computed again; None where there is none."""
     try:
         return read(content["predicate"][name]) if name in content["predicate"] else None
@@ -416,7 +418,7 @@ def _certifiable_finding(content: Any) -> Finding:
     return found
 
 
-def _check_sum(content: Mapping[str, Any], stated: str) -> None:
+def _check_checksum(content: Mapping[str, Any], stated: str) -> None:
     if stated != checksum(content):
         raise CertificateError("it was changed after it was written: the checksum is another")
 

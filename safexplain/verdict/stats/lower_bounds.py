@@ -21,7 +21,7 @@ from safexplain._privacy_loss import SMALLEST_DELTA
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts, Method
 from safexplain.verdict.stats.roc import check_confidence, upper_limits
-from safexplain.verdict.stats.tradeoff import Claimed, Family, parted
+from safexplain.verdict.stats.tradeoff import Claimed, Family, confidence_and_family
 
 Array = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def epsilon_from_errors(
         InputError: counts, delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
-    confidence, family = parted(claimed)
+    confidence, family = confidence_and_family(claimed)
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
     return checked_method(method, delta, confidence).bound(errors, delta, family)
 
@@ -184,7 +184,7 @@ def bound_epsilon(
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
-    confidence, family = parted(claimed)
+    confidence, family = confidence_and_family(claimed)
     chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
     if threshold is None:
         (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
@@ -300,7 +300,7 @@ def choose_score(
     """
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
-    confidence, family = parted(claimed)
+    confidence, family = confidence_and_family(claimed)
     chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
     (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
     best, found = (-np.inf, -np.inf), (0, 1.0, 0.0)

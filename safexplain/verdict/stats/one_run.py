@@ -16,7 +16,7 @@ from scipy.stats import binom
 from safexplain._privacy_loss import SMALLEST_DELTA
 from safexplain.errors import InputError
 from safexplain.verdict.stats.roc import check_confidence
-from safexplain.verdict.stats.tradeoff import Claimed, TradeOff, parted, smallest_refuted
+from safexplain.verdict.stats.tradeoff import Claimed, TradeOff, confidence_and_family, smallest_refuted
 
 OneRunMethod = Literal["f-dp", "steinke"]
 
@@ -48,7 +48,7 @@ def one_run_lower_bound(
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group out of range.
     """
-    confidence, family = parted(claimed)
+    confidence, family = confidence_and_family(claimed)
     _check(correct, guesses, canaries, delta, method, confidence)
     if 2 * correct <= guesses:
         return 0.0

@@ -209,7 +209,7 @@ class Claimed(TypedDict, total=False):
     records: int | None
 
 
-def parted(claimed: Claimed) -> tuple[float, Family]:
+def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:
     """The confidence, and the mechanism."""
     mechanism: dict[str, Any] = {**claimed}
     confidence = mechanism.pop("confidence", 0.95)

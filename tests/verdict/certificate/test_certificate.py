@@ -277,6 +277,7 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
         (("subject",), [], "subject"),
         (("subject", 0, "digest"), {"sha256": "ab" * 32}, "safexplainModelDigest"),
         (("subject", 0, "digest", "sha256"), "AB" * 32, "subject"),
+        (("subject", 0, "digest", "safexplainAnswersDigest"), "ab" * 32, "with safexplainAnswersDigest alone"),
         (("predicate", "audit", "members"), 10**12, "members"),
         (("predicate", "audit", "references"), -1, "references"),
         (("predicate", "audit", "split"), "training", "split"),
