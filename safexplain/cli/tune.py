@@ -15,7 +15,6 @@ SEARCH = "Search"
 @asks
 def tune_command(
     question: Question,
-    space: Annotated[str, option("NAME", "Search space: default, or deepleak for DeepLeak's own.", SEARCH)] = "default",
     trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
     public: Annotated[
         Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
@@ -24,4 +23,4 @@ def tune_command(
     """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
     from safexplain.cli.run.tune import run_tune
 
-    return run_tune(question, space, trials, public)
+    return run_tune(question, trials, public)

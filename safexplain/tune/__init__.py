@@ -2,9 +2,9 @@
 
 `space` lists what may be tried: steps of a `Hardening`, and options of catalog rows. `natives` asks each model once for
 its native maps; `objectives` hardens them and measures utility and leak, on examples of the selection split only.
-`study` walks through the space with Optuna, keeps its results on disk, and has the chosen point confirmed by `audit` on
-other examples. `result` has what is measured: points, their front, the chosen one; `tuned` what comes out, with its
-confirmation; `page` shows it, and `cost` plans it.
+`study` walks through the space with Optuna, keeps its results on disk, has the chosen point confirmed by `audit` on
+other examples, and plans all that. `result` has what is measured: points, their front, the chosen one; `tuned` what
+comes out, with its confirmation; `page` shows it.
 """
 
 from safexplain.tune.result import Point as Point

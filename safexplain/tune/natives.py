@@ -11,17 +11,17 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safexplain._progress import Progress, named, silent
+from safexplain._progress import named
 from safexplain.audit.asked import Predictions, explanations_of
 from safexplain.audit.population import Population
-from safexplain.audit.question import Method, Release
+from safexplain.audit.question import Method, Question, Release
 from safexplain.audit.store import Store
 from safexplain.explain.feature_groups import find_groups, harden_groups
 from safexplain.hardening.hardening import Hardening
@@ -41,55 +41,49 @@ class Maps:
     groups: Tensor | None = None  # (1 or n, d) of each place of a map, of `feature_groups`; None: each by itself
 
 
+@dataclass(eq=False)
 class Natives:
-    """Asks m models for native maps about n examples, of the classes that `predictions` say.
+    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question, whose seed
+    is of those that draw at random, and of noise."""
 
-    `softmax` says whether `Probability` goes over the models, `seed` is of explainers that draw at random and of noise.
-    """
+    question: Question
+    models: Sequence[nn.Module]  # the audited one first
+    population: Population
+    predictions: Predictions
+    store: Store = field(default_factory=Store)
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        population: Population,
-        predictions: Predictions,
-        methods: Sequence[Method],
-        *,
-        softmax: bool,
-        batch_size: int = 256,
-        seed: int = 0,
-        store: Store | None = None,
-        progress: Progress = silent,
-    ) -> None:
-        self.models, self.population, self.methods = tuple(models), population, tuple(methods)
-        self.x, self.labels = population.x.cpu(), torch.from_numpy(predictions.label).long()
-        self.softmax, self.batch_size, self.seed = softmax, batch_size, seed
-        self._predictions, self._store, self._progress = predictions, store, progress
+    def __post_init__(self) -> None:
+        self.methods = [
+            m._replace(arguments={k: v for k, v in m.arguments.items() if k not in AFTER})
+            for m in self.question.methods
+        ]
+        self.softmax = self.question.released_by(Hardening.none(), self.models[0]).softmax
+        self.batch_size = self.question.judges[1].batch_size
+        self.x, self.labels = self.population.x.cpu(), torch.from_numpy(self.predictions.label).long()
         self._kept: dict[str, tuple[Maps, ...]] = {}
-        self._key = hashlib.blake2b(f"tune {seed}".encode(), digest_size=32).digest()
+        self._key = hashlib.blake2b(f"tune {self.question.seed}".encode(), digest_size=32).digest()
 
-    def maps(self, options: Mapping[str, Mapping[str, Any]]) -> tuple[Maps, ...]:
-        """Native maps of every explainer, with options by its name that replace those of the method.
+    def maps(self, options: Mapping[str, Any]) -> tuple[Maps, ...]:
+        """Native maps of every explainer, with options, of several explainers by its name, in place of its arguments.
 
         Raises:
             InputError: an explanation fails, or is not finite.
         """
-        name = json.dumps({n: dict(o) for n, o in options.items() if o}, sort_keys=True, default=repr)
+        name = json.dumps(options, sort_keys=True, default=repr)
         if name in self._kept:
             self._kept[name] = self._kept.pop(name)  # used last
             return self._kept[name]
-        methods = []
-        for m in self.methods:
-            arguments = {**m.arguments, **options.get(m.name, {})}
-            methods.append(m._replace(arguments={k: v for k, v in arguments.items() if k not in AFTER}))
-        drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.seed)
+        given = [options if len(self.methods) == 1 else options.get(m.name, {}) for m in self.methods]
+        methods = [m._replace(arguments={**m.arguments, **o}) for m, o in zip(self.methods, given, strict=True)]
+        drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.question.seed)
         found = explanations_of(
             self.models,
             self.population,
-            self._predictions,
+            self.predictions,
             [drawing] * len(self.models),
             batch_size=self.batch_size,
-            store=self._store,
-            progress=named(self._progress, "native maps"),
+            store=self.store,
+            progress=named(self.question.progress, "native maps"),
         )
         sizes = [math.prod(shape) for shape in found.shapes]
         split = torch.split(torch.from_numpy(np.asarray(found.maps[1])), sizes, dim=2)
@@ -104,34 +98,21 @@ class Natives:
         """What a hardening makes of native maps of these models (None: all), (models, n, ...) for each explainer; noise
         is drawn under this search's key, independently for each model."""
         hardening = hardening.with_key(self._key)
-        chosen = list(range(len(self.models)) if models is None else models)
-        return [self._harden(one, name.name, hardening, chosen) for one, name in zip(maps, self.methods, strict=True)]
+        chosen = range(len(self.models)) if models is None else models
+        return [
+            torch.stack([self._hardened(one, method.name, hardening, model) for model in chosen])
+            for one, method in zip(maps, self.methods, strict=True)
+        ]
 
-    def _harden(self, maps: Maps, method: str, hardening: Hardening, models: list[int]) -> Tensor:
-        values = maps.values[models]
-        if hardening.is_none:
-            return values
-        noise = hardening.noise is not None
-        m, n = values.shape[:2]
+    def _hardened(self, maps: Maps, method: str, hardening: Hardening, model: int) -> Tensor:
+        def harden(values: Tensor, rows: slice) -> Tensor:
+            inputs = self.x[rows], torch.full((len(values), 1), model)
+            return hardening(values, inputs=inputs, target=self.labels[model, rows], method=method)
 
-        def harden(values: Tensor, model: Tensor, example: Tensor) -> Tensor:
-            if not noise:
-                return hardening(values)
-            inputs, target = (self.x[example], model[:, None]), self.labels[model, example]
-            return hardening(values, inputs=inputs, target=target, method=method)
-
-        if maps.groups is None:
-            model = torch.tensor(models).repeat_interleave(n)
-            return harden(values.flatten(0, 1), model, torch.arange(n).repeat(m)).view_as(values)
-        out = torch.empty_like(values)
-        for i, index in enumerate(models):
-
-            def of_rows(part: Tensor, rows: slice, index: int = index) -> Tensor:
-                example = torch.arange(n)[rows]
-                return harden(part, torch.full_like(example, index), example)
-
-            out[i] = harden_groups((values[i],), maps.groups, of_rows)[0]
-        return out
+        values = maps.values[model]
+        if maps.groups is None or hardening.is_none:
+            return harden(values, slice(None))
+        return harden_groups((values,), maps.groups, harden)[0]
 
     def _groups(self, method: Method, values: Tensor) -> Tensor | None:
         """As hardened classes group the places of a map, where a mask or a window is among the arguments."""
@@ -139,12 +120,8 @@ class Natives:
         if row is None or row.of != "input" or values.shape[2:] != self.x.shape[1:]:
             return None
         found = find_groups(row.options(self.x, method.arguments), (self.x,))
-        if found is None:
-            return None
-        groups = found.canonical((self.x,))
-        if bool((groups == torch.arange(groups.shape[1])).all()):
-            return None
-        return groups
+        groups = None if found is None else found.canonical((self.x,))
+        return None if groups is None or bool((groups == torch.arange(groups.shape[1])).all()) else groups
 
 
 @dataclass(frozen=True, eq=False)

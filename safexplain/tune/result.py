@@ -56,17 +56,14 @@ class Point:
     name: str = ""
 
     @property
+    def lower(self) -> float:
+        """Lower 95 % bound of the leak (normal, one-sided), at least 0."""
+        return max(0.0, self.leak - NORMAL * self.leak_error)
+
+    @property
     def upper(self) -> float:
         """Upper 95 % bound of the leak (normal, one-sided)."""
         return self.leak + NORMAL * self.leak_error
-
-    def dominates(self, other: Point) -> bool:
-        """Whether it leaks no more and keeps no less, and one of the two is better."""
-        return (
-            self.leak <= other.leak
-            and self.utility >= other.utility
-            and (self.leak, self.utility) != (other.leak, other.utility)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -102,14 +99,20 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(best)
 
 
-def choose(front: Iterable[Point], allowance: float) -> tuple[Point | None, bool]:
+def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
     """The point that keeps most among those whose `upper` is within the allowance (largest tolerated excess), and True;
-    if there is none, the least leaking point (None of no points), and False."""
+    if there is none, the least leaking point, and False.
+
+    Raises:
+        InputError: there are no points.
+    """
     points = list(front)
+    if not points:
+        raise InputError("expected the points of a front, got none")
     within = [p for p in points if p.upper <= allowance]
     if within:
         return max(within, key=lambda p: (p.utility, -p.leak, -p.number)), True
-    return min(points, key=lambda p: (p.leak, -p.utility, p.number), default=None), False
+    return min(points, key=lambda p: (p.leak, -p.utility, p.number)), False
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,6 @@ class Study:
         trials: that were run, the pruned and failed ones too.
         pruned: of these, dominated already by their utility, so that their leak was not measured.
         failed: of these, options that the explainer refused.
-        space: "default" or "deepleak".
         seed: of the search.
         allowance: largest tolerated leak, of the policy.
         digest: SHA-256 of setting and points; certificates carry it.
@@ -137,7 +139,6 @@ class Study:
     trials: int
     pruned: int
     failed: int
-    space: str
     seed: int
     allowance: float
     digest: str

@@ -1,8 +1,7 @@
 """What may be tried: kinds of steps for the slots of a `Hardening`, and options of the explainers.
 
-A space is a table. Each row is a kind of step, the ranges of its numbers and how it is made of them. The space
-"deepleak" has DeepLeak's ranges (its Algorithm 2) in our order of clip, mask and noise; explainer options, its
-Algorithm 1, come from the catalog's rows and are part of every space.
+The space is a table. Each row is a kind of step, the ranges of its numbers and how it is made of them. Options of
+explainers come from the catalog's rows.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from safexplain.audit.question import Method
-from safexplain.errors import ConfigurationError
 from safexplain.explain.row import Row
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
@@ -45,106 +43,77 @@ Values = Range | tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How large native maps are; bounds of the default space are multiples of this."""
-
-    features: int  # numbers that are hardened together
-    norm: float  # median L2 norm
-
-    @property
-    def rms(self) -> float:
-        """Root mean square coordinate of such a map."""
-        return self.norm / math.sqrt(self.features)
-
-
-@dataclass(frozen=True)
 class Kind:
     """One kind of step."""
 
     ranges: Mapping[str, Values]  # by the name of the number
-    make: Callable[[Mapping[str, Any], Sizes, Any], Any]  # (numbers by name, sizes, clip or None) -> the step
+    make: Callable[[Mapping[str, Any], Space, Any], Any]  # (numbers by name, space, clip or None) -> the step
     finished: bool = False  # it releases a format, which no mask and no grid can improve
 
 
-def _amount(factor: float, sizes: Sizes, clip: Any) -> float | Relative:
+def _amount(factor: float, space: Space, clip: Any) -> float | Relative:
     """In units of the clip, or without one of the native maps."""
-    return Relative(factor) if clip is not None else factor * sizes.rms
+    return Relative(factor) if clip is not None else factor * space.rms
 
 
-NONE = Kind({}, lambda v, sizes, clip: None)
+NONE = Kind({}, lambda v, space, clip: None)
 
 CLIPS: Mapping[str, Kind] = {
     "none": NONE,
     "TopKSet": Kind(
         {"fraction": Range(0.02, 0.5, log=True), "positive": (True, False)},
-        lambda v, sizes, clip: TopKSet(fraction=v["fraction"], positive=v["positive"]),
+        lambda v, space, clip: TopKSet(fraction=v["fraction"], positive=v["positive"]),
         finished=True,
     ),
     "Levels": Kind(
         {"n": Range(1, 6, whole=True), "balanced": (True, False)},
-        lambda v, sizes, clip: Levels(v["n"], balanced=v["balanced"]),
+        lambda v, space, clip: Levels(v["n"], balanced=v["balanced"]),
         finished=True,
     ),
     "RankNorm": Kind(
         {"shape": Range(0.4, 3.0), "balanced": (True, False)},
-        lambda v, sizes, clip: RankNorm(shape=v["shape"], balanced_from=2 if v["balanced"] else None),
+        lambda v, space, clip: RankNorm(shape=v["shape"], balanced_from=2 if v["balanced"] else None),
     ),
-    "UnitNorm": Kind({}, lambda v, sizes, clip: UnitNorm()),
-    "NormClip": Kind({"size": Range(0.05, 2.0, log=True)}, lambda v, sizes, clip: NormClip(v["size"] * sizes.norm)),
+    "UnitNorm": Kind({}, lambda v, space, clip: UnitNorm()),
+    "NormClip": Kind({"size": Range(0.05, 2.0, log=True)}, lambda v, space, clip: NormClip(v["size"] * space.norm)),
     "RangeClip": Kind(
         {"size": Range(0.05, 5.0, log=True)},
-        lambda v, sizes, clip: RangeClip(-v["size"] * sizes.rms, v["size"] * sizes.rms),
+        lambda v, space, clip: RangeClip(-v["size"] * space.rms, v["size"] * space.rms),
     ),
 }
-"""Clips of the default space, in units of the native maps' median norm."""
+"""Clips, in units of the native maps' median norm."""
 
 MASKS: Mapping[str, Kind] = {
     "none": NONE,
-    "TopKMask": Kind({"fraction": Range(0.05, 1.0)}, lambda v, sizes, clip: TopKMask(v["fraction"])),
+    "TopKMask": Kind({"fraction": Range(0.05, 1.0)}, lambda v, space, clip: TopKMask(v["fraction"])),
     "ThresholdMask": Kind(
         {"size": Range(0.01, 2.0, log=True)},
-        lambda v, sizes, clip: ThresholdMask(_amount(v["size"], sizes, clip)),
+        lambda v, space, clip: ThresholdMask(_amount(v["size"], space, clip)),
     ),
 }
-"""Masks of the default space."""
+"""Masks, in units of the clip."""
 
 NOISES: Mapping[str, Kind] = {
     "none": NONE,
     "GaussianNoise": Kind(
         {"size": Range(0.01, 1.0, log=True)},
-        lambda v, sizes, clip: GaussianNoise(_amount(v["size"], sizes, clip)),
+        lambda v, space, clip: GaussianNoise(_amount(v["size"], space, clip)),
     ),
 }
-"""Noise of the default space, in units of the clip."""
+"""Noise, in units of the clip."""
 
 GRIDS = Range(0.25, 2.0, log=True)
 """Steps to which releases without noise may be rounded, in units of the clip's scale."""
 
-DEEPLEAK: Mapping[str, Mapping[str, Kind]] = {
-    "clip": {
-        "RangeClip": Kind(
-            {"low": Range(-5.0, 0.0), "high": Range(0.0, 5.0)},
-            lambda v, sizes, clip: RangeClip(v["low"], max(v["high"], v["low"] + 1e-6)),
-        )
-    },
-    "mask": {
-        "ThresholdMask": Kind({"threshold": Range(1e-4, 0.05)}, lambda v, sizes, clip: ThresholdMask(v["threshold"]))
-    },
-    "noise": {"GaussianNoise": Kind({"std": Range(0.001, 0.2)}, lambda v, sizes, clip: GaussianNoise(v["std"]))},
-}
-"""DeepLeak's Algorithm 2 (arXiv 2601.03429; the ranges of its released code), all three steps in every trial."""
+STEPS: Mapping[str, Mapping[str, Kind]] = {"clip": CLIPS, "mask": MASKS, "noise": NOISES}
+"""Slot of a hardening -> name of a kind -> the kind."""
 
-SPACES: Mapping[str, Mapping[str, Mapping[str, Kind]]] = {
-    "default": {"clip": CLIPS, "mask": MASKS, "noise": NOISES},
-    "deepleak": DEEPLEAK,
-}
-"""Name of a space -> slot -> name of a kind -> the kind."""
-
-Parameters = Mapping[str, Any]
 _PLAIN = {"mask": "none", "noise": "none", "grid": False}
 
-FORMATS: Mapping[str, Parameters] = {
+FIRST: Mapping[str, Hardening | Mapping[str, Any]] = {
     "native": {"clip": "none", "mask": "none", "noise": "none"},
+    "recommended": Hardening.recommended(),
+    "DeepLeak's default": Hardening.deepleak(),
     "unit norm": {"clip": "UnitNorm", **_PLAIN},
     "rank norm": {"clip": "RankNorm", "RankNorm.shape": 1.5, "RankNorm.balanced": False, **_PLAIN},
     "balanced rank norm": {"clip": "RankNorm", "RankNorm.shape": 1.45, "RankNorm.balanced": True, **_PLAIN},
@@ -152,7 +121,8 @@ FORMATS: Mapping[str, Parameters] = {
     "top 10 % by magnitude": {"clip": "TopKSet", "TopKSet.fraction": 0.1, "TopKSet.positive": False, "noise": "none"},
     "balanced levels": {"clip": "Levels", "Levels.n": 3, "Levels.balanced": True, "noise": "none"},
 }
-"""The first trials of the default space: the formats of the evidence table, by the answers that give them."""
+"""The first trials: what the others are compared with, and the formats of the evidence table; a hardening, or the
+answers to a trial's questions that give it."""
 
 OPTIONS_LEFT_OUT = {
     "interpolate_mode": "enlarging comes after hardening and tells nothing more",
@@ -164,55 +134,58 @@ about the arguments of `attribute`."""
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried for some explainers."""
+    """What may be tried for some explainers.
 
-    name: str  # a key of `SPACES`
-    sizes: Sizes  # of the native maps
-    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)  # explainer -> option -> values
+    Args:
+        features: numbers of a native map that are hardened together.
+        norm: median L2 norm of native maps that are not zero; bounds of steps are multiples of this.
+        options: explainer -> option -> values; each explainer is there.
+    """
 
-    def __post_init__(self) -> None:
-        check_space(self.name)
+    features: int
+    norm: float
+    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
-    def suggest(self, trial: Any) -> tuple[Hardening, dict[str, dict[str, Any]]]:
-        """The hardening and the options of a trial of Optuna, every number asked of it by name."""
-        slots = SPACES[self.name]
-        clip_kind, clip = self._step(trial, "clip", slots["clip"], None)
-        mask = None if clip_kind.finished else self._step(trial, "mask", slots["mask"], clip)[1]
-        noise = self._step(trial, "noise", slots["noise"], clip)[1]
+    @classmethod
+    def of(cls, maps: Tensor, options: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> Space:
+        """Of native maps (m, n, ...) of the first explainer: each is hardened by itself."""
+        rows = maps.flatten(0, 1).flatten(1).double()
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        some = norms[norms > 0]
+        return cls(rows.shape[1], float(some.median()) if len(some) else 1.0, options)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square coordinate of such a map."""
+        return self.norm / math.sqrt(self.features)
+
+    def hardening(self, trial: Any) -> Hardening:
+        """That of a trial of Optuna, every number asked of it by name."""
+        clip_kind, clip = self._step(trial, "clip", None)
+        mask = None if clip_kind.finished else self._step(trial, "mask", clip)[1]
+        noise = self._step(trial, "noise", clip)[1]
         grid = None
-        coarse = self.name == "default" and isinstance(clip, RankNorm | UnitNorm) and noise is None
+        coarse = isinstance(clip, RankNorm | UnitNorm) and noise is None
         if coarse and trial.suggest_categorical("grid", (False, True)):
-            grid = _draw(trial, "grid.size", GRIDS) * clip.scale(self.sizes.features)
-        options = {
+            grid = _draw(trial, "grid.size", GRIDS) * clip.scale(self.features)
+        return Hardening(clip, mask, noise, grid)
+
+    def drawn_options(self, trial: Any) -> dict[str, Any]:
+        """Of the explainer, likewise; of several, each by its name that has any."""
+        drawn = {
             method: {
                 name: values[trial.suggest_int(f"{method}.{name}", 0, len(values) - 1)] for name, values in of.items()
             }
             for method, of in self.options.items()
             if of
         }
-        return Hardening(clip, mask, noise, grid), options
+        return drawn if len(self.options) > 1 else next(iter(drawn.values()), {})
 
-    def known(self, answers: Parameters) -> tuple[Hardening, dict[str, Any], dict[str, Any]]:
-        """The hardening of these answers, and the questions that were asked, for a sampler to learn from: Optuna's
-        parameters and distributions, by name."""
-        from optuna.trial import FixedTrial
-
-        trial = FixedTrial(dict(answers))
-        hardening, _ = replace(self, options={}).suggest(trial)
-        return hardening, trial.params, trial.distributions
-
-    def _step(self, trial: Any, slot: str, kinds: Mapping[str, Kind], clip: Any) -> tuple[Kind, Any]:
-        names = tuple(kinds)
-        name = names[0] if len(names) == 1 else trial.suggest_categorical(slot, names)
-        kind = kinds[name]
+    def _step(self, trial: Any, slot: str, clip: Any) -> tuple[Kind, Any]:
+        name = trial.suggest_categorical(slot, tuple(STEPS[slot]))
+        kind = STEPS[slot][name]
         values = {one: _draw(trial, f"{name}.{one}", of) for one, of in kind.ranges.items()}
-        return kind, kind.make(values, self.sizes, clip)
-
-
-def check_space(name: str) -> None:
-    """Raise ConfigurationError unless there is such a space."""
-    if name not in SPACES:
-        raise ConfigurationError(f"space: expected one of {', '.join(SPACES)}, got {name!r}")
+        return kind, kind.make(values, self, clip)
 
 
 def _draw(trial: Any, name: str, values: Values) -> Any:
@@ -227,7 +200,7 @@ def options_of(methods: Sequence[Method], x: Tensor) -> dict[str, dict[str, tupl
     """What may be tried of the explainers' options: those of the catalog's rows that fit these inputs (n, ...) and are
     not given as arguments."""
     rows = {method.name: (getattr(method.make, "row", None), method.arguments) for method in methods}
-    return {name: _of_row(row, given, x) for name, (row, given) in rows.items() if isinstance(row, Row)}
+    return {name: _of_row(row, given, x) if isinstance(row, Row) else {} for name, (row, given) in rows.items()}
 
 
 def _of_row(row: Row, given: Mapping[str, Any], x: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -262,11 +235,3 @@ def _listed(values: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
 def _fits(window: tuple[Any, ...], x: Tensor) -> bool:
     """Whether a window is one of inputs of this shape."""
     return len(window) == x.dim() - 1 and all(0 < w <= size for w, size in zip(window, x.shape[1:], strict=True))
-
-
-def sizes_of(maps: Sequence[Tensor]) -> Sizes:
-    """Of native maps (m, n, ...), of several explainers those of the first: each explainer is hardened by itself."""
-    rows = maps[0].flatten(0, 1).flatten(1).double()
-    norms = torch.linalg.vector_norm(rows, dim=1)
-    some = norms[norms > 0]
-    return Sizes(rows.shape[1], float(some.median()) if len(some) else 1.0)

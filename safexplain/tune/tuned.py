@@ -33,7 +33,7 @@ class Tuned:
     """
 
     front: tuple[Point, ...]
-    chosen: Point | None
+    chosen: Point
     confirmed: AuditRun | None
     study: Study
     within: bool = True
@@ -47,16 +47,14 @@ class Tuned:
     @property
     def files(self) -> dict[str, str]:
         """What `save` writes: kind -> name."""
-        found = {"page": "front.html", "front": "front.json"}
-        if self.chosen is not None:
-            found["hardening"] = "hardening.json"
+        found = {"page": "front.html", "front": "front.json", "hardening": "hardening.json"}
         return found | ({} if self.confirmed is None else self.confirmed.files)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
             "front": [point.to_dict() for point in self.front],
-            "chosen": None if self.chosen is None else self.chosen.to_dict(),
+            "chosen": self.chosen.to_dict(),
             "within": self.within,
             "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
             **self.study.to_dict(),
@@ -75,8 +73,7 @@ class Tuned:
         folder = made_folder(folder)
         if self.confirmed is not None:
             self.confirmed.save(folder)
-        if self.chosen is not None:
-            write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
+        write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
         write_json(folder / "front.json", self.to_dict())
         result = None if self.confirmed is None else self.confirmed.result
         page = render(self.study, self.front, self.chosen, self.within, result, self.examples)

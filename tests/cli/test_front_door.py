@@ -208,7 +208,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ((*PRESET, "--scenario", "worstcase"), "worst-case"),
     ((*PRESET, "--method", "pdl"), "pld"),
     (("canaries", "--preset", "logit768"), "logit-768"),
-    ((*TUNE, "--space", "deplek"), "deepleak"),
     # others
     ((*AUDIT, "--device", "gpu"), "cuda"),
     (("demo", "--resume"), "--run-dir"),

@@ -145,7 +145,6 @@ def test_a_finished_search_is_taken_up_without_another_trial(
 
 
 BAD = {
-    "unknown space": ((*COMMAND, "--space", "infinite"), "deepleak"),
     "no trials": ((*COMMAND, "--trials", 0), "trials"),
     "missing model": (("tune", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
     "no data": (("tune", "model.pt2"), "--data"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKMask, TopKSet
 from safexplain.audit import Dither, Population
 from safexplain.audit.asked import ExplainModel, Predictions
-from safexplain.audit.question import methods_of
+from safexplain.audit.question import AuditOptions, Question
 from safexplain.audit.store import Store
 from safexplain.explain.wrap import HARDENED
 from safexplain.tune.natives import Natives
@@ -29,11 +30,14 @@ def net(seed: int) -> nn.Module:
 MODELS = [net(1), net(2)]
 
 
-def natives(method: str, arguments: dict | None = None, **changes) -> Natives:
+def natives(method: str, arguments: dict | None = None, store: Store | None = None, seed: int = 0) -> Natives:
     pool = Population(X, torch.arange(6) % 3)
     asked = Predictions({1: {"label": LABELS.double().numpy()}}, Dither(), 3)
-    methods = methods_of(HARDENED[method], arguments)
-    return Natives(MODELS, pool, asked, methods, softmax=False, batch_size=4, **changes)
+    question = Question(
+        MODELS[0], pool, member=np.arange(6) < 3, explainer=HARDENED[method], arguments=arguments, output="logit",
+        hardening=Hardening.none(), options=AuditOptions(batch_size=4), seed=seed,
+    )  # fmt: skip
+    return Natives(question, MODELS, pool, asked, store or Store())
 
 
 @pytest.mark.parametrize("hardening", [Hardening(TopKSet(fraction=0.2)), Hardening(RankNorm(), TopKMask(0.3))])

@@ -1,4 +1,4 @@
-"""What may be tried: every step that a hardening can have, in DeepLeak's ranges where these are asked for."""
+"""What may be tried: every step that a hardening can have."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ import torch
 
 from safexplain import Hardening
 from safexplain.audit.question import methods_of
-from safexplain.errors import ConfigurationError
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import SLOTS
-from safexplain.tune.space import (
-    DEEPLEAK,
-    FORMATS,
-    OPTIONS_LEFT_OUT,
-    SPACES,
-    Range,
-    Sizes,
-    Space,
-    options_of,
-    sizes_of,
-)
+from safexplain.tune.space import FIRST, OPTIONS_LEFT_OUT, STEPS, Space, options_of
 
-SIZES = Sizes(64, 2.0)
+SPACE = Space(64, 2.0)
 
 
 class Drawing:
@@ -52,49 +41,28 @@ class Drawing:
 
 def test_every_step_of_a_hardening_is_searched():
     for slot, kinds in SLOTS.items():
-        assert {kind.__name__ for kind in kinds} <= SPACES["default"][slot].keys()
+        assert {kind.__name__ for kind in kinds} <= STEPS[slot].keys()
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_all_that_can_be_drawn_is_a_hardening_that_is_read_back_and_works(name):
-    space, seen = Space(name, SIZES), set()
+def test_all_that_can_be_drawn_is_a_hardening_that_is_read_back_and_works():
+    seen = set()
     maps = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     for seed in range(150):
-        hardening, _ = space.suggest(Drawing(seed))
+        hardening = SPACE.hardening(Drawing(seed))
         assert Hardening.from_json(hardening.to_json()) == hardening
         assert torch.isfinite(hardening.without_noise().with_key(b"k" * 32)(maps, inputs=maps)).all()
         seen |= {(slot, type(getattr(hardening, slot)).__name__) for slot in SLOTS}
-    for slot, kinds in SPACES[name].items():
+    for slot, kinds in STEPS.items():
         assert {n for s, n in seen if s == slot} == {"NoneType" if kind == "none" else kind for kind in kinds}
 
 
-def test_deepleaks_ranges_are_those_of_its_code():
-    ranges = {
-        f"{kind}.{n}": r for kinds in DEEPLEAK.values() for kind, of in kinds.items() for n, r in of.ranges.items()
-    }
-    assert ranges == {
-        "RangeClip.low": Range(-5.0, 0.0),
-        "RangeClip.high": Range(0.0, 5.0),
-        "ThresholdMask.threshold": Range(1e-4, 0.05),
-        "GaussianNoise.std": Range(0.001, 0.2),
-    }
-    hardening, _ = Space("deepleak", SIZES).suggest(Drawing(0))
-    assert None not in (hardening.clip, hardening.mask, hardening.noise)
-
-
-def test_formats_that_are_known_can_be_asked_for_by_their_answers():
-    pytest.importorskip("optuna")
-    space = Space("default", SIZES)
-    for name, answers in FORMATS.items():
-        hardening, parameters, distributions = space.known(answers)
-        assert parameters == dict(answers), name
-        assert parameters.keys() == distributions.keys()
-        assert hardening.is_none == (name == "native")
-
-
-def test_an_unknown_space_is_refused():
-    with pytest.raises(ConfigurationError, match="expected one of default, deepleak, got 'all'"):
-        Space("all", SIZES)
+def test_the_first_trials_are_hardenings_or_can_be_asked_for_by_their_answers():
+    trials = pytest.importorskip("optuna").trial
+    for name, known in FIRST.items():
+        if not isinstance(known, Hardening):
+            trial = trials.FixedTrial(dict(known))
+            assert SPACE.hardening(trial).is_none == (name == "native")
+            assert trial.params == dict(known), name
 
 
 def options(method, x, **given):
@@ -122,13 +90,14 @@ def test_options_that_do_not_fit_the_inputs_are_not_searched():
 
 
 def test_options_are_drawn_from_their_values():
-    space = Space("default", SIZES, {"IG": {"n_steps": (10, 25, 50)}})
-    drawn = {space.suggest(Drawing(seed))[1]["IG"]["n_steps"] for seed in range(30)}
-    assert drawn == {10, 25, 50}
+    steps = {"IG": {"n_steps": (10, 25, 50)}}
+    one, two = Space(64, 2.0, steps), Space(64, 2.0, {**steps, "Saliency": {}})
+    for space, said in ((one, lambda drawn: drawn), (two, lambda drawn: drawn["IG"])):
+        assert {said(space.drawn_options(Drawing(seed)))["n_steps"] for seed in range(30)} == {10, 25, 50}
 
 
-def test_sizes_are_the_median_norm_of_maps_that_are_not_zero():
+def test_the_scale_is_the_median_norm_of_maps_that_are_not_zero():
     maps = torch.zeros(1, 4, 2)
     maps[0, 0], maps[0, 1], maps[0, 2] = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 9.0])
-    assert sizes_of([maps]) == Sizes(2, 5.0)
-    assert sizes_of([torch.zeros(1, 4, 2)]).norm == 1.0
+    assert Space.of(maps, {}) == Space(2, 5.0)
+    assert Space.of(torch.zeros(1, 4, 2), {}).norm == 1.0

@@ -84,11 +84,9 @@ def test_the_confirmation_is_on_other_examples_and_its_certificate_tells_of_the_
 
 
 def test_the_digest_is_that_of_the_file_in_the_folder(found: Tuned) -> None:
-    import hashlib
-
     text = (Path(found.study.path or "") / "study.json").read_bytes()
     assert hashlib.sha256(text).hexdigest() == found.study.digest
-    assert len(json.loads(text)["points"]) == len(found.study.points)
+    assert sum("leak" in trial for trial in json.loads(text)["trials"]) == len(found.study.points)
 
 
 def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
@@ -119,12 +117,12 @@ KILLED = """
 import os, signal, sys
 import tuning
 from safexplain.tune import study
-before = study._Search._outcome
+before = study.Search._measured
 def killed(self, number, *given):
     if number == 9:
         os.kill(os.getpid(), signal.SIGKILL)
     return before(self, number, *given)
-study._Search._outcome = killed
+study.Search._measured = killed
 tuning.search(tuning.telling(), folder=sys.argv[1])
 """
 
@@ -138,9 +136,9 @@ def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
     run = []
-    before = study._Search._trial
+    before = study.Search._measured
     monkeypatch.setattr(
-        study._Search, "_trial", lambda self, number, points: run.append(number) or before(self, number, points)
+        study.Search, "_measured", lambda self, number, *given: run.append(number) or before(self, number, *given)
     )
     again = search(telling(), folder=tmp_path)
     assert run == [9]
@@ -220,15 +218,6 @@ def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for
 
 
 @pytest.mark.usefixtures("unconfirmed")
-def test_deepleaks_space_is_its_form_and_its_best_point_is_compared_with() -> None:
-    tuned = search(telling(), trials=6, space="deepleak")
-    for point in tuned.study.points[3:]:
-        slots = (point.hardening.clip, point.hardening.mask, point.hardening.noise)
-        assert [type(slot).__name__ for slot in slots] == ["RangeClip", "ThresholdMask", "GaussianNoise"]
-    assert tuned.study.reference["DeepLeak's best"] in tuned.study.points
-
-
-@pytest.mark.usefixtures("unconfirmed")
 def test_models_of_public_data_are_a_point_to_compare_with() -> None:
     population, _ = world()
     public = RECIPE.train(build(9), population.x, population.y, torch.Generator().manual_seed(0))
@@ -253,7 +242,6 @@ def test_several_explainers_are_searched_as_one_release() -> None:
     [
         ({"trials": 0}, ConfigurationError, "trials"),
         ({"seed": -1}, ConfigurationError, "seed"),
-        ({"space": "everything"}, ConfigurationError, "expected one of default, deepleak"),
         ({"shadows": None, "references": 3, "build": lambda seed: None}, InputError, "at least 4 reference models"),
         ({"shadows": None, "references": 0}, InputError, "at least 4 reference models"),
         ({"policy": replace(POLICY, selection=0.01)}, InputError, "examples to choose by"),
@@ -282,8 +270,8 @@ def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: 
         search(HardenedSaliency, trials=1, folder=tmp_path, seed=2)
     assert search(HardenedInputXGradient, trials=2, folder=tmp_path).study.trials == 2
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "study.sqlite").write_bytes(b"this is no database at all" * 100)
-    with pytest.raises(InputError, match="cannot keep a study in"):
+    (tmp_path / "bad" / "study.json").write_text('{"setting": {}}')
+    with pytest.raises(InputError, match="is no study that can be taken up"):
         search(HardenedInputXGradient, trials=1, folder=tmp_path / "bad")
 
 

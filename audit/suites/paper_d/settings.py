@@ -18,22 +18,14 @@ from captum._utils.models.linear_model import SkLearnLinearRegression
 
 from safexplain import GaussianNoise, Hardening, RangeClip, ThresholdMask
 from safexplain.explain import CATALOG
-from safexplain.tune.space import DEEPLEAK, Range
-
-
-def _between(slot: str, kind: str, name: str) -> tuple[float, float]:
-    values = DEEPLEAK[slot][kind].ranges[name]
-    assert isinstance(values, Range)
-    return values.low, values.high
-
 
 HARDENING: dict[str, tuple[float, float]] = {
-    "clip_low": _between("clip", "RangeClip", "low"),
-    "clip_high": _between("clip", "RangeClip", "high"),
-    "mask": _between("mask", "ThresholdMask", "threshold"),
-    "noise": _between("noise", "GaussianNoise", "std"),
+    "clip_low": (-5.0, 0.0),
+    "clip_high": (0.0, 5.0),
+    "mask": (1e-4, 0.05),
+    "noise": (0.001, 0.2),
 }
-"""Algorithm 2: what is drawn uniformly, in the unit of the attributions; the ranges of `safexplain tune`'s space."""
+"""Algorithm 2: what is drawn uniformly, in the unit of the attributions; the ranges of the released code."""
 
 Draw = Callable[[np.random.Generator], dict[str, Any]]
 

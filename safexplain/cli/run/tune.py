@@ -25,15 +25,12 @@ from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.load import load_records
 from safexplain.tune import Tuned
-from safexplain.tune.cost import plan_tune
-from safexplain.tune.page import Row, as_python, chosen_words, table_rows
-from safexplain.tune.space import check_space
-from safexplain.tune.study import searched
+from safexplain.tune.page import as_python, chosen_words, table_rows
+from safexplain.tune.study import plan_tune, searched
 from safexplain.verdict.release import in_words
 
 SHOWN = 8
 """Points of the front in the printed table, spread over it; `front.html` has all of them."""
-
 
 PUBLIC_MODELS = 3
 """Models trained on public examples; their explanations are averaged."""
@@ -42,21 +39,19 @@ KEPT = "finished models and trials"
 """What an interruption leaves in the run directory."""
 
 
-def run_tune(question: Options, space: str, trials: int, public: Path | None) -> int:
+def run_tune(question: Options, trials: int, public: Path | None) -> int:
     """Search, audit the chosen release, print both, and return the exit code.
 
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest.
         Interrupted: after what was found is shown.
     """
-    check_space(space)
     with begun(question, Hardening.none(), KEPT) as run:
         if question.plan:
-            plan = plan_tune(run.question, space=space, trials=trials)
-            return show_plan(plan, run.folder, question.json_, question.quiet)
+            return show_plan(plan_tune(run.question, trials=trials), run.folder, question.json_, question.quiet)
         asked = run.ready()
         others = () if public is None else public_models(public, asked)
-        found = searched(asked, space=space, trials=trials, folder=run.folder, public_models=others)
+        found = searched(asked, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
@@ -108,13 +103,11 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
         console = Console()
         console.print(release_table(found))
         console.print()
-        for sentence in chosen_words(found.study, found.front, found.chosen, found.within):
+        for sentence in chosen_words(found.study, found.chosen, found.within):
             console.print(sentence, highlight=False, markup=False)
-        if found.chosen is not None:
-            said = in_words(found.chosen.hardening.to_dict())
-            console.print(f"\nIt releases {said or 'this'}:", highlight=False, markup=False)
-            written = as_python(found.chosen.hardening, found.chosen.options)
-            console.print(f"  {written}\n", soft_wrap=True, highlight=False, markup=False)
+        said = in_words(found.chosen.hardening.to_dict())
+        console.print(f"\nIt releases {said or 'this'}:", highlight=False, markup=False)
+        console.print(f"  {as_python(found.chosen)}\n", soft_wrap=True, highlight=False, markup=False)
         if found.confirmed is None:
             console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
         else:
@@ -129,21 +122,25 @@ def release_table(found: Tuned) -> Table:
     """The chosen release, what it is compared with, and some of the front."""
     study = found.study
     title = f"{study.trials} releases tried; the front is those that no other one beats"
-    numbers = (
-        "leak,\nin points",
-        "utility",
-        "top 10%\nkept",
-        "rank\ncorr.",
-        "dele-\ntion",
-        "inser-\ntion",
-        "wrong\nsigns",
-    )
+    changes = ("dele-\ntion", "inser-\ntion", "wrong\nsigns")
+    numbers = ("leak,\nin points", "utility", "top 10%\nkept", "rank\ncorr.", *changes)
     table = result_table(title, ("released",), numbers)
     rows = table_rows(study, found.front, found.chosen)
     fixed = [row for row in rows if row.chosen or row.compared]
     rest = [row for row in rows if row not in fixed]
     for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
-        table.add_row(*_cells(row), style="bold" if row.chosen else None)
+        p, style = row.point, "bold" if row.chosen else None
+        marks = [mark for mark, holds in (("chosen", row.chosen), ("front", row.on_front)) if holds]
+        table.add_row(
+            escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else ""),
+            f"{row.leak}\n[dim]{row.interval}[/]",
+            f"{p.utility:.2f}",
+            f"{p.overlap:.0%}",
+            f"{p.rank_correlation:.2f}",
+            *("" if change is None else f"{change:.2f}" for change in (p.deletion, p.insertion)),
+            f"{p.sign_errors:.1%}",
+            style=style,
+        )
     table.caption, table.caption_justify = (
         "Leak: members found beyond the label, averaged over 0.5, 1, 2 and 5% false positives, with 95% bounds, on the"
         " selection split. Utility: the mean of the next two columns and the cosine. Deletion, insertion: change of the"
@@ -151,18 +148,3 @@ def release_table(found: Tuned) -> Table:
         "left",
     )
     return table
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    p = row.point
-    marks = [mark for mark, holds in (("chosen", row.chosen), ("front", row.on_front)) if holds]
-    return (
-        escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else ""),
-        f"{row.leak}\n[dim]{row.interval}[/]",
-        f"{p.utility:.2f}",
-        f"{p.overlap:.0%}",
-        f"{p.rank_correlation:.2f}",
-        "" if p.deletion is None else f"{p.deletion:.2f}",
-        "" if p.insertion is None else f"{p.insertion:.2f}",
-        f"{p.sign_errors:.1%}",
-    )

@@ -19,7 +19,7 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError
 from safexplain.tune import tune
-from safexplain.tune.cost import plan_tune
+from safexplain.tune.study import plan_tune
 
 STEPS = 20
 
