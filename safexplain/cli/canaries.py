@@ -36,7 +36,10 @@ def canaries_command(
     ] = "",
     runs: Annotated[int, option("N", "Models to train, half on D and half on D'.", TRAINING)] = 1000,
     every: Annotated[
-        int, option("N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING, min=0)
+        int,
+        option(
+            "N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False
+        ),
     ] = 0,
     method: Annotated[str, option("NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)] = "",
     threshold: Annotated[

@@ -59,7 +59,7 @@ def plan_canaries(
 def plan_probes(probes: Sequence[CanaryProbe]) -> Plan:
     """The same for one training function and several scenarios; it is called once, as it cannot be stopped."""
     began, first = time.perf_counter(), probes[0]
-    first.train_once()
+    first.reference_model()
     one = time.perf_counter() - began
     stages = []
     for probe in probes:

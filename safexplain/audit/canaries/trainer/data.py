@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -78,10 +83,17 @@ def digest_of(data: Any) -> str:
 
 
 class _OnDemand:
-    """Records of a map-style data set as tensors."""
+    """Records of a map-style data set as tensors; pickled once into one array, which is sent to a worker once."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+
+    @cached_property
+    def _pickled(self) -> NDArray[np.uint8]:
+        return np.frombuffer(cloudpickle.dumps(self.dataset), np.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._pickled,)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -91,6 +103,10 @@ class _OnDemand:
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise InputError(f"data: expected records (x, y), got {type(found).__name__} from the data set")
         return torch.as_tensor(found[0]), torch.as_tensor(found[1])
+
+
+def _unpickled(pickled: NDArray[np.uint8]) -> _OnDemand:
+    return _OnDemand(pickle.loads(pickled.tobytes()))
 
 
 class Fetched:

@@ -279,9 +279,9 @@ class CanaryProbe:
 
     def _made(self) -> Canary:
         if self.scenario == "gradient":
-            return find_coordinate(self.train_once, self._target or 0)
+            return find_coordinate(self.reference_model, self._target or 0)
         if self.scenario == "layers":
-            return find_layers(self.train_once, self._target or 0)
+            return find_layers(self.reference_model, self._target or 0)
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
         seed = seed_of_run(self.seed, "reference", 0)
@@ -290,7 +290,7 @@ class CanaryProbe:
     @cached_property
     def _reference(self) -> nn.Module:
         """For which record canaries are crafted."""
-        model = self.train_once() if self.model is None else self.model
+        model = self.reference_model() if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
@@ -298,7 +298,7 @@ class CanaryProbe:
             )
         return model
 
-    def train_once(self, hook: GradientHook | None = None) -> Any:
+    def reference_model(self, hook: GradientHook | None = None) -> Any:
         """What `train` gives on D."""
         seed = seed_of_run(self.seed, "reference", 0)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)

@@ -1,5 +1,7 @@
 """What a probe refuses, tells apart and leaves alone: before, between and after its trainings."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,13 @@ def test_a_data_set_that_draws_its_records_at_random_still_resumes(tmp_path):
     first = probe(records=Rows(jitter=1.0), cache=tmp_path).folder
     torch.manual_seed(5)
     assert probe(records=Rows(jitter=1.0), cache=tmp_path).folder == first
+
+
+def test_a_data_set_is_pickled_once_for_all_runs():
+    data = records(Rows())
+    again = pickle.loads(pickle.dumps(data))
+    assert torch.equal(again[3][0], data[3][0])
+    assert data.__reduce__()[1][0] is data.__reduce__()[1][0]
 
 
 def low(model):

@@ -1,6 +1,9 @@
 """A user's own training function is audited as it is: what it breaks shows, what it keeps does not, nothing is lost."""
 
+import multiprocessing
+import os
 import random
+import signal
 from typing import get_args
 
 import numpy as np
@@ -292,6 +295,19 @@ def test_workers_give_what_one_process_gives(tmp_path):
     two = probe(runs=12, workers=2, cache=tmp_path, version="1").run(silent)
     assert one.errors == two.errors
     assert one.epsilon_lower == two.epsilon_lower
+
+
+@pytest.mark.slow
+def test_runs_of_a_worker_that_died_are_taken_again(tmp_path):
+    def train(dataset, generator):
+        if multiprocessing.parent_process() and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return quick(dataset, generator)
+
+    one = probe(runs=12).run(silent)
+    assert probe(train, runs=12, workers=2, cache=tmp_path / "runs", version="1").run(silent).errors == one.errors
+    assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.slow
