@@ -474,6 +474,9 @@ class Judgement:
         """
         try:
             given = {f.name: content[f.name] for f in fields(Judgement) if f.name not in ("quick", "implied")}
+            for name in ("evidence", "controls", "others"):
+                if not isinstance(given[name], list):
+                    raise InputError(f"{name} is a list, got {given[name]!r:.60}")
             if any(one["others"] for one in given["others"]):
                 raise InputError("others is a list of judgements without others")
             given["policy"] = Policy.from_dict(given["policy"])
