@@ -254,8 +254,8 @@ def judge(question: Question, models: Models) -> AuditRun:
         batch_size=options.batch_size, progress=named(progress, "asking for labels"),
     )  # fmt: skip
     asking = _Asking(question, models, predictions, large, keep)
-    looked = _look(question, models) if question.explains and endpoint is None else _Looked((), ())
-    notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
+    looked, findings = _look(question, models) if question.explains and endpoint is None else (None, ())
+    notes += [f"Native explanations that cannot be right: {finding}" for finding in findings]
     signals, native = dict[str, Signals](), None
     for name, hardening in question.releases.items():
         signals[name], answers = asking.signals(name, hardening, native)
@@ -311,7 +311,7 @@ def judge(question: Question, models: Models) -> AuditRun:
         subject_data=stage,
         endpoint=endpoint.url if endpoint else None,
     )
-    return AuditRun(tuple(configurations), signals, report, said, looked.findings)
+    return AuditRun(tuple(configurations), signals, report, said, findings)
 
 
 def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list[str]]:
@@ -451,7 +451,7 @@ def _configuration(
     signals: dict[str, Signals],
     population: Population,
     scorers: dict[int, Scorer],
-    looked: _Looked,
+    looked: Sample | None,
     implied: Implied | None,
 ) -> Configuration:
     """One release with what the attacks find in it, and what is left of the native maps.
@@ -479,20 +479,13 @@ def _configuration(
         explained, alone = "the native explanation, as it is", "no explanation, and predictions as they are"
         return Configuration(name, explained if question.explains else alone, result, None)
     native, released = signals[NATIVE].attributions, signals[name].attributions
-    kept = utility_of(looked.samples, None if native is None or released is None else (native, released))
+    assert looked is not None
+    kept = utility_of(looked, None if native is None or released is None else (native, released))
     return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
 
-@dataclass(frozen=True, eq=False)
-class _Looked:
-    """What a sample of the explanations showed."""
-
-    samples: tuple[Sample, ...]
-    findings: tuple[NativeFinding, ...]
-
-
-def _look(question: Question, models: Models) -> _Looked:
-    """Explain a sample of the examples by the target, natively and as released."""
+def _look(question: Question, models: Models) -> tuple[Sample, tuple[NativeFinding, ...]]:
+    """A sample of the examples explained by the target, natively and as released, and what is wrong with that."""
     model, population, options = models.shadows.models[0], models.population, question.options
     number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
     chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
@@ -509,7 +502,7 @@ def _look(question: Question, models: Models) -> _Looked:
             if question.compares:
                 sample = sample.beside(native, sample.explained(_explains(method, forward, release.hardening)))
     findings = [*own.findings(model), *(f for f in told.findings(model) if f.kind == "incomplete")]
-    return _Looked((sample,), tuple(findings))
+    return sample, tuple(findings)
 
 
 def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:

@@ -171,10 +171,13 @@ class Sample:
         clean = native.nan_to_num(0.0, 0.0, 0.0)
         return replace(self, native=(*self.native, clean), released=(*self.released, released))
 
-    def faithfulness(self, maps: Sequence[Tensor]) -> list[Faithfulness]:
-        """Of the maps of each explainer that are about the input; one of a layer is enlarged to the image."""
+    def faithfulness(self, maps: Sequence[Tensor]) -> Faithfulness | None:
+        """Of the maps of all explainers that are about the input; those of a layer are enlarged to the image."""
         fitting = [fitted for each in maps if (fitted := self._fitted(each)) is not None]
-        return [faithfulness(self.model, self.x, self.labels, m, batch_size=self.batch_size) for m in fitting]
+        found = [faithfulness(self.model, self.x, self.labels, m, batch_size=self.batch_size) for m in fitting]
+        if not found:
+            return None
+        return Faithfulness(np.concatenate([f.deletion for f in found]), np.concatenate([f.insertion for f in found]))
 
     def _fitted(self, maps: Tensor) -> Tensor | None:
         if maps[0].numel() == self.x[0].numel():
@@ -184,26 +187,21 @@ class Sample:
         return nn.functional.interpolate(maps, self.x.shape[2:], mode="bilinear")
 
 
-def utility_of(samples: Sequence[Sample], maps: tuple[Any, Any] | None = None) -> Utility | None:
-    """Utility of a release by all (m, n, d) `maps` of model 0, native and released, where they were kept, else by
-    samples; faithfulness by samples. None where every native map is zero, so that there is nothing to compare with."""
+def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None) -> Utility | None:
+    """Utility of a release by all (m, n, d) `maps` of model 0, native and released, where they were kept, else by the
+    sample's; faithfulness by the sample. None where every native map is zero: there is nothing to compare with."""
     if maps is None:
-        native, released = (
-            np.concatenate([torch.cat([m.flatten(1).cpu() for m in each], 1).numpy() for each in side])[None]
-            for side in ([s.native for s in samples], [s.released for s in samples])
-        )
-        maps = native, released
-    _, n, d = maps[0].shape
-    found = _agreement(((maps[0][0, part], maps[1][0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
-    if found is None:
-        return None
-    own = [f for s in samples for f in s.faithfulness(s.released)]
-    theirs = [f for s in samples for f in s.faithfulness(s.native)]
-    return found.with_faithfulness(_together(own), _together(theirs)) if own else found
+        sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
+        maps = sides[0].numpy()[None], sides[1].numpy()[None]
+    found = _of_maps(*maps)
+    own, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
+    return found if found is None or own is None or theirs is None else found.with_faithfulness(own, theirs)
 
 
-def _together(found: Sequence[Faithfulness]) -> Faithfulness:
-    return Faithfulness(np.concatenate([f.deletion for f in found]), np.concatenate([f.insertion for f in found]))
+def _of_maps(native: Any, released: Any) -> Utility | None:
+    """Utility of (m, n, d) maps in memory or on disk, of which those of model 0 are looked at, some at a time."""
+    _, n, d = native.shape
+    return _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from safexplain.errors import InputError
+from safexplain._validate import from_table
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.stats.paired import PairedCounts
 
@@ -56,23 +55,11 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            InputError: a count is no number.
-            KeyError, TypeError: a field is missing, or there are none.
-        """
-        pair = content["pair"]
-        return cls(
-            str(content["attack"]),
-            str(content["signal"]),
-            content["role"],
-            whole_in(content, "level"),
-            count_in(content, "found"),
-            count_in(content, "upper_bound_count"),
-            count_in(content, "lower_bound_count"),
-            None if pair is None else PairedCounts.from_dict(pair),
-        )
+        """Read what `to_dict` wrote, and no more of it; KeyError, or another error, where it is something else."""
+        given = {f.name: content[f.name] for f in fields(Evidence)}
+        if given["pair"] is not None:
+            given["pair"] = PairedCounts.from_dict(given["pair"])
+        return from_table(cls, given, "evidence")
 
 
 BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
@@ -103,7 +90,7 @@ class Control:
     name: str
     failed: bool | None
     says: str
-    numbers: Mapping[str, float]
+    numbers: dict[str, float]
 
     @property
     def spares_leaks(self) -> bool:
@@ -112,48 +99,12 @@ class Control:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**asdict(self), "numbers": dict(self.numbers)}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Control:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            InputError: it is neither failed, passed nor not run.
-            KeyError, TypeError, ValueError: a field is missing or of the wrong type.
-        """
-        failed = content["failed"]
-        if failed is not None and not isinstance(failed, bool):
-            raise InputError(f"{UNREADABLE}: failed is true, false or null, got {failed!r:.60}")
-        numbers = {str(k): float(v) for k, v in content["numbers"].items()}
-        return cls(str(content["name"]), failed, str(content["says"]), numbers)
-
-
-UNREADABLE = "not the outcome of an audit"
-
-
-def whole_in(content: Mapping[str, Any], key: str) -> int:
-    """A whole number under this name.
-
-    Raises:
-        InputError: it is none.
-    """
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{UNREADABLE}: {key} is a whole number, got {value!r:.60}")
-    return value
-
-
-def count_in(content: Mapping[str, Any], key: str) -> float:
-    """A number of units under this name, which need not be whole.
-
-    Raises:
-        InputError: it is no finite number.
-    """
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{UNREADABLE}: {key} is a count, got {value!r:.60}")
-    return float(value)
+        """Read what `to_dict` wrote; KeyError, or another error, where it is something else."""
+        return from_table(cls, content, "control")
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:

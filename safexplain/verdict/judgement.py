@@ -23,28 +23,29 @@ each attack's curve and rates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from safexplain.errors import InputError
+from safexplain._validate import from_table
+from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import (
     EXIT_CODES,
     ROLES,
-    UNREADABLE,
     Control,
     Evidence,
     Verdict,
     baseline_name,
     code,
     is_judged,
-    whole_in,
 )
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import Found, Needed, best_certifiable, needed
 from safexplain.verdict.stats.paired import difference_bounds
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
+
+UNREADABLE = "not the outcome of an audit"
 
 MAIN = "Stacked"
 """Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured; where predictions
@@ -133,7 +134,8 @@ class Judgement:
         room = self.members * (1 + 1e-9)
         for e in self.evidence:
             few, many = e.lower_bound_count, e.upper_bound_count
-            if e.role not in ROLES or e.level < 1 or min(few, e.found) < 0 or max(many, e.found) > room:
+            counted = min(few, e.found) >= 0 and max(many, e.found) <= room
+            if e.role not in ROLES or e.level < 1 or not counted:
                 raise InputError(f"evidence out of range: {e} with {self.members} members")
             if few > many * (1 + 1e-9):
                 raise InputError(f"evidence is impossible: {few} members above the higher threshold, {many} below")
@@ -471,32 +473,20 @@ class Judgement:
             InputError: a field is missing, of the wrong type, or impossible.
         """
         try:
-            if not isinstance(forced := content["forced"], bool):
-                raise InputError(f"{UNREADABLE}: forced is true or false, got {forced!r:.60}")
-            if not isinstance(others := content["others"], list) or any(o["others"] for o in others):
-                raise InputError(f"{UNREADABLE}: others is a list of judgements without others")
-
-            def number(key: str) -> int | None:
-                return None if content[key] is None else whole_in(content, key)
-
-            return Judgement(
-                policy=Policy.from_dict(content["policy"]),
-                evidence=tuple(Evidence.from_dict(e) for e in content["evidence"]),
-                members=whole_in(content, "members"),
-                non_members=whole_in(content, "non_members"),
-                references=whole_in(content, "references"),
-                controls=tuple(Control.from_dict(c) for c in content["controls"]),
-                omitted=tuple(str(name) for name in content["omitted"]),
-                split=str(content["split"]),
-                uses=number("uses"),
-                forced=forced,
-                grouped=number("grouped"),
-                target=number("target"),
-                targets=whole_in(content, "targets"),
-                others=tuple(Judgement.from_dict(o) for o in others),
-                implied=Implied.from_dict(content["implied"]) if "implied" in content else None,
-            )
-        except InputError:
-            raise
+            given = {f.name: content[f.name] for f in fields(Judgement) if f.name not in ("quick", "implied")}
+            for name in ("evidence", "controls", "others"):
+                if not isinstance(given[name], list):
+                    raise InputError(f"{name} is a list, got {given[name]!r:.60}")
+            if any(one["others"] for one in given["others"]):
+                raise InputError("others is a list of judgements without others")
+            given["policy"] = Policy.from_dict(given["policy"])
+            given["evidence"] = [Evidence.from_dict(one) for one in given["evidence"]]
+            given["controls"] = [Control.from_dict(one) for one in given["controls"]]
+            given["others"] = [Judgement.from_dict(one) for one in given["others"]]
+            if "implied" in content:
+                given["implied"] = Implied.from_dict(content["implied"])
+            return from_table(Judgement, given, "judgement")
+        except SafexplainError as error:
+            raise InputError(f"{UNREADABLE}: {error}") from None
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"{UNREADABLE}: {type(error).__name__} {error!s:.80}") from None

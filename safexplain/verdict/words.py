@@ -23,6 +23,9 @@ ATTACK_NAMES = {
     "CounterfactualDistance": "CFD",
     "CounterfactualLRT-global": "CFD-LRT",
     "CounterfactualLRT-local": "Local CFD-LRT",
+    "SignedDistance": "Signed CFD",
+    "SignedDistanceLRT": "Signed CFD-LRT",
+    "SignedDistanceDensity": "Signed CFD density ratio",
     "DirectionAttack": "Direction attack",
     "DirectionLRT": "Direction likelihood ratio",
     "DirectionDensity": "Direction density ratio",
@@ -42,14 +45,12 @@ SIGNAL_NAMES = {
     "peak": "peak",
     WHOLE_MAP: "whole map",
     f"{WHOLE_MAP}:sign": "signs of the map",
-    f"{WHOLE_MAP}:rank": "ranks of the map",
     "label": "predicted label",
     "loss": "loss",
     "margin": "margin",
     "class_l1": "L1 norms of several classes",
     "class_l2": "L2 norms of several classes",
     "class_mean": "signed means of several classes",
-    "l1+mean+positive+sparsity+peak": "summary numbers of the map",
     "prediction": "prediction",
     "predictions": "predictions, one by one",
     "kept": "share of queries that kept the label",
@@ -67,20 +68,13 @@ SIGNAL_NAMES = {
 
 def signal_name(signal: str) -> str:
     """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
-    if signal in SIGNAL_NAMES:
-        return SIGNAL_NAMES[signal]
-    parts = signal.split("+")
-    level = split_level(parts[0].partition(":")[0])[1]
-    for size in range(len(parts), 0, -1):
-        plain = "+".join(parts[:size]).replace(f"@{level}", "")
-        if plain == "predictions" and level > 1:
-            return " and ".join([f"prediction, {level} queries one by one", *map(signal_name, parts[size:])])
-        if plain in SIGNAL_NAMES and (size > 1 or len(parts) == 1):
-            known = SIGNAL_NAMES[plain] + (f", {level} queries" if level > 1 else "")
-            return " and ".join([known, *map(signal_name, parts[size:])])
-    if len(parts) > 1:
-        return " and ".join(map(signal_name, parts))
-    return split_level(signal)[0] + (f", {level} queries" if level > 1 else "")
+    said = []
+    for part in signal.split("+"):
+        stored, colon, view = part.partition(":")
+        name, level = split_level(stored)
+        known = SIGNAL_NAMES.get(name + colon + view, name + colon + view)
+        said.append(known + (f", {level} queries" if level > 1 else ""))
+    return " and ".join(said)
 
 
 def title(attack: str, signal: str) -> str:
@@ -212,7 +206,8 @@ def _needed(j: Judgement) -> tuple[str, ...]:
         return (f"No larger sample would decide: what was found lies too close to {at}.",)
     most = max(known, key=lambda size: size.members)
     to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
-    size = f"About {most.members + most.non_members:,} examples, {most.members:,} of them members"
+    examples, members = (float(f"{n:.2g}") for n in (most.members + most.non_members, most.members))
+    size = f"About {examples:,.0f} examples, {members:,.0f} of them members"
     return (f"{size}, would probably be enough to {to} {at}.",)
 
 

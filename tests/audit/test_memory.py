@@ -20,7 +20,7 @@ from safexplain.audit.controls import strength
 from safexplain.audit.controls.holdout_uses import _values_digest
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.report.root_cause import root_cause
-from safexplain.audit.usefulness import utility_of
+from safexplain.audit.usefulness import _of_maps
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))
 
@@ -49,7 +49,7 @@ def everything(maps, member):
     scores = scorer.scores(1)
     strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
     _values_digest(signals)
-    utility_of((), (maps, maps))
+    _of_maps(maps, maps)
     return scores
 
 
@@ -60,7 +60,7 @@ def small(monkeypatch):
     monkeypatch.setattr(stored.parts, "__defaults__", (1 << 18,))
     monkeypatch.setattr(likelihood, "CHUNK", 1 << 18)
     monkeypatch.setattr(strength, "MOST_NUMBERS", 1 << 19)
-    monkeypatch.setitem(utility_of.__globals__, "PART", 1 << 16)
+    monkeypatch.setitem(_of_maps.__globals__, "PART", 1 << 16)
 
 
 def whole(maps, models, step):
@@ -162,7 +162,7 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
         splits = Splits.of(signals, POLICY, trains=True)
         strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
         root_cause(signals, rows=np.arange(n) < 400)
-        utility_of((), (huge, huge))
+        _of_maps(huge, huge)
         signals.save(tmp_path / "signals.npz")
         few = huge[:, :FEW]
         references, reads = np.arange(1, m), [0, *range(1, 9)]

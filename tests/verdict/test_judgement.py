@@ -193,7 +193,7 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
     ("name", "signal", "says"),
     [
         ("JointLikelihoodRatio", "prediction@4", "joint likelihood ratio of the prediction, 4 queries"),
-        ("JointLikelihoodRatio", "predictions@4", "joint likelihood ratio of the prediction, 4 queries one by one"),
+        ("JointLikelihoodRatio", "predictions@4", "joint likelihood ratio of the predictions, one by one, 4 queries"),
         ("JointLikelihoodRatio", "class_l1", "joint likelihood ratio of the L1 norms of several classes"),
         ("JointLikelihoodRatio", "l1+prediction", "joint likelihood ratio of the L1 norm and prediction"),
         ("PredictionPatience", "prediction@4", "best prediction attack on the prediction, 4 queries"),
