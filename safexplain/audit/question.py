@@ -287,11 +287,6 @@ class Question:
         return "+".join(method.name for method in self.methods)
 
     @property
-    def judges(self) -> tuple[Policy, AuditOptions]:
-        """The policy and the options."""
-        return self.policy, self.options
-
-    @property
     def explains(self) -> bool:
         """Whether explanations are released; else predictions alone."""
         return self.policy.release != "prediction"

@@ -43,8 +43,8 @@ class Maps:
 
 @dataclass(eq=False)
 class Natives:
-    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question, whose seed
-    is of those that draw at random, and of noise."""
+    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question, whose
+    seed is of those that draw at random, and of noise."""
 
     question: Question
     models: Sequence[nn.Module]  # the audited one first
@@ -58,7 +58,7 @@ class Natives:
             for m in self.question.methods
         ]
         self.softmax = self.question.released_by(Hardening.none(), self.models[0]).softmax
-        self.batch_size = self.question.judges[1].batch_size
+        self.batch_size = self.question.options.batch_size
         self.x, self.labels = self.population.x.cpu(), torch.from_numpy(self.predictions.label).long()
         self._kept: dict[str, tuple[Maps, ...]] = {}
         self._key = hashlib.blake2b(f"tune {self.question.seed}".encode(), digest_size=32).digest()

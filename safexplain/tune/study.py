@@ -147,7 +147,7 @@ def searched(
         if not search.points:
             raise
         interrupted = True
-    (policy, options), front = question.judges, front_of(search.points)
+    policy, options, front = question.policy, question.options, front_of(search.points)
     allowance = policy.tolerated_excess
     chosen, within = choose(front, allowance)
     if not interrupted:
@@ -197,7 +197,7 @@ def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) 
     """
     question = to_search(question)
     found = planned(replace(question, hardening=Hardening.recommended()), budget=0.6 * budget)
-    policy, population, number = question.judges[0], question.population, found.references
+    policy, population, number = question.policy, question.population, found.references
     rng = np.random.default_rng([question.seed, 0x7E57])
     at = np.sort(rng.permutation(len(population))[: round(FEW / policy.selection)])
     membership = np.concatenate([question.member[at][None], rng.random((number, len(at))) < 0.5])
@@ -232,7 +232,7 @@ def to_search(question: Question) -> Question:
             raise
         raise MissingExtraError('a search needs Optuna: pip install "safexplain[tune]"') from None
     check_whole("seed", question.seed, 0)
-    policy, given, number = question.judges[0], question.shadows, question.references
+    policy, given, number = question.policy, question.shadows, question.references
     number = len(given.models) if given is not None else number if isinstance(number, int) else number[0]
     if number < FEWEST_REFERENCES or (given is None and question.recipe is None):
         raise InputError(
@@ -266,7 +266,7 @@ class Search:
     def __init__(self, question: Question, models: Models, folder: Path | None) -> None:
         import optuna
 
-        (policy, options), shadows = question.judges, models.shadows
+        policy, options, shadows = question.policy, question.options, models.shadows
         signals, _ = copies_together(models.signals())
         rows = np.flatnonzero(Splits.of(signals, policy, trains=True).selection)
         self.question, self.examples = question, len(rows)
@@ -402,7 +402,7 @@ def _setting(
     question: Question, models: Sequence[nn.Module], some: Population, membership: NDArray[np.bool_]
 ) -> dict[str, str]:
     """Digests of all that a trial's figures depend on, by what they are of."""
-    policy, options = question.judges
+    policy, options = question.policy, question.options
     methods = [[m.name, sorted((k, repr(v)) for k, v in m.arguments.items())] for m in question.methods]
     return {
         "the model": model_digest(models[0]).hex(),
