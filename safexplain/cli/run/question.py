@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,16 +173,20 @@ def begun(
     check_public(methods[0], public, given.data)
     statement = None if given.privacy is None else PrivacyStatement.load(given.privacy)
     place, (accuracy, examples) = device_of(given.device), stated(given.recipe)
+    recipe: Any
     recipe, stages, caveats = read_recipe(
         None if of_tables else given.recipe, pool, given.seed, statement if looks[0] else None
     )
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
     with once, shown(given.quiet) as progress:
-        subject = _read_subject(given, pool, service, tabular, recipe)
-        read, loaded, recipe = subject.data, subject.loaded, subject.recipe
-        if tabular is not None:
+        if tabular is None:
+            subject = _read_subject(given, pool, service)
+        else:
+            recipe = tabular.training(given.recipe)
+            subject = _read_tabular(given, tabular, recipe)
             check_methods(methods[0], tabular)
+        read, loaded = subject.data, subject.loaded
         columns = tabular.read.columns if tabular else None
         rows = tabular.read.public if tabular else None if public is None else load_inputs(public)
         makers, arguments = with_public(*methods, rows, read, columns)
@@ -281,30 +285,52 @@ PERCEPTRONS = (
 
 
 class _Subject(NamedTuple):
-    """The data as the model takes them, the model, the number of its outputs, how it was trained, and notes."""
+    """The data as the model takes them, the model, the number of its outputs, and what was done to the data."""
 
     data: AuditData
     loaded: LoadedModel
     outputs: int
-    recipe: Any
     notes: tuple[str, ...]
 
 
-def _read_subject(
-    given: Options, pool: Path | None, service: Service | None, tabular: Tabular | None, recipe: Any
-) -> _Subject:
-    """The model and its data, read together."""
-    if tabular is None:
-        columns = (given.group_column, given.slice_by or []) if pool is None else (None, [])
-        read, loaded, outputs, notes = load_both(given.data, *columns, _loader(given, service))
-        return _Subject(read, loaded, outputs, recipe, notes)
-    recipe, notes = tabular.training(given.recipe), tabular.notes
-    notes += tabular.untold(recipe) if references_of(given.references)[0] else ()
+def _read_subject(given: Options, pool: Path | None, service: Service | None) -> _Subject:
+    """The data and the model; of a service, a network like its model.
+
+    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
+
+    Raises:
+        InputError: one of them cannot be read, or they do not fit each other.
+    """
+    group, slices = (given.group_column, given.slice_by or []) if pool is None else (None, [])
+
+    def read(drop_slices: bool) -> _Subject:
+        data = load_data(given.data, group=group, slices=slices, drop_slices=drop_slices)
+        if service is not None:
+            loaded = service.like(data, given.arch)
+        else:
+            assert given.model is not None
+            shape = tuple(data.x.shape[1:])
+            loaded = load_model(given.model, arch=given.arch, trust_pickle=given.trust_pickle, input_shape=shape)
+        data, notes = as_the_model_takes(data, loaded.preprocessing)
+        return _Subject(data, loaded, check_model_fits(loaded.model, data), notes)
+
+    try:
+        return read(False)
+    except InputError:
+        if slices:
+            with suppress(InputError):
+                return read(True)
+        raise
+
+
+def _read_tabular(given: Options, tabular: Tabular, recipe: Any) -> _Subject:
+    """Those of a classifier of tables, with what is said of its training and its default explainer."""
+    notes = tabular.notes + (tabular.untold(recipe) if references_of(given.references)[0] else ())
     if given.explainer is None:
         notes += (tabular.default[1],)
         if not (given.quiet or given.json_):
             typer.echo(tabular.default[1], err=True)
-    return _Subject(tabular.read.data, tabular.loaded, tabular.outputs, recipe, notes)
+    return _Subject(tabular.read.data, tabular.loaded, tabular.outputs, notes)
 
 
 def _asked_about(
@@ -349,17 +375,6 @@ def _check_target(given: Options, pool: Path | None, service: Service | None) ->
         raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
 
 
-def _loader(given: Options, service: Service | None) -> Callable[[AuditData], LoadedModel]:
-    """How the model is loaded that is to take some data; of a service, one that is like its model."""
-    if service is None:
-        assert given.model is not None
-        model = given.model
-        return lambda read: load_model(
-            model, arch=given.arch, trust_pickle=given.trust_pickle, input_shape=tuple(read.x.shape[1:])
-        )
-    return lambda read: service.like(read, given.arch)
-
-
 def without_copies(data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
     """The data without members that are exact copies of non-members, and without these; a note says how many."""
     _, which = np.unique(hash_examples(data.x), return_inverse=True)
@@ -384,35 +399,6 @@ def references_of(text: str) -> tuple[int, ...]:
             f"--references: expected a number, as 16, or several that grow, as 8,16,32; got {text!r}"
         )
     return found
-
-
-def load_both(
-    data: Path, group: str | None, slices: list[str], load_for: Callable[[AuditData], LoadedModel]
-) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
-    """The data as the model takes them, the model, the number of its outputs, and what was done to the data.
-
-    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
-
-    Raises:
-        InputError: one of them cannot be read, or they do not fit each other.
-    """
-
-    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
-        read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
-        loaded = load_for(read)
-        read, notes = as_the_model_takes(read, loaded.preprocessing)
-        return read, loaded, check_model_fits(loaded.model, read), notes
-
-    try:
-        return load(False)
-    except InputError:
-        if not slices:
-            raise
-        try:
-            return load(True)
-        except InputError:
-            pass
-        raise
 
 
 def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[Any], dict[str, Any]]:
