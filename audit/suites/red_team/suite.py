@@ -210,7 +210,7 @@ def swamped(quick: bool) -> tuple[str, dict[str, Any], bool]:
 
 def patient(quick: bool) -> tuple[str, dict[str, Any], bool]:
     """200 dithered questions about each example of the demo, averaged: the audit must find what such a client finds."""
-    sizes = {"POOLS": 1, "MODELS": 7} if quick else {}
+    sizes = {"REFERENCES": 6} if quick else {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         for name, value in sizes.items():
             stack.enter_context(mock.patch.object(demo, name, value))
