@@ -113,7 +113,7 @@ class Signals:
         attributions: (m, n, d) float, or maps on disk (`audit.store`), or None. Those of other levels likewise.
         meta: JSON-able.
         inputs: (n, ...) float or None.
-        out_of_distribution: (n,) bool or None; only used to train attacks.
+        out_of_distribution: (n,) bool or None; examples that are not scored.
         groups: (n,) integers or None. Examples with the same number are one independent unit on each side.
         slices: name -> (n,) integers, bools or texts.
         examples: (n,) uint64 or None: one hash an example; made of the inputs where these are there.

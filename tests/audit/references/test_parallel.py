@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import parallel
+from safexplain.audit.references import parallel
 from safexplain.audit.references.parallel import each
 from safexplain.errors import ConfigurationError, InputError
 
