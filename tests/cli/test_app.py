@@ -20,7 +20,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from safexplain.audit import Population, Recipe, Signals, holdout_uses
+from safexplain.audit import Population, Recipe, Signals
+from safexplain.audit.controls import holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command
