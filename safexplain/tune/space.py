@@ -38,15 +38,11 @@ class Range:
     whole: bool = False
 
 
-Values = Range | tuple[Any, ...]
-"""A range, or the values one by one."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """One kind of step."""
 
-    ranges: Mapping[str, Values]  # by the name of the number
+    ranges: Mapping[str, Range | tuple[Any, ...]]  # name of the number -> its range, or its values one by one
     make: Callable[[Mapping[str, Any], Space, Any], Any]  # (numbers by name, space, clip or None) -> the step
     finished: bool = False  # it releases a format, which no mask and no grid can improve
 
@@ -99,9 +95,6 @@ STEPS: Mapping[str, Mapping[str, Kind]] = {
     },
 }
 """Slot of a hardening -> name of a kind -> the kind; masks and noise are in units of the clip."""
-
-GRIDS = Range(0.25, 2.0, log=True)
-"""Steps to which releases without noise may be rounded, in units of the clip's scale."""
 
 _PLAIN = {"mask": "none", "noise": "none", "grid": False}
 
@@ -162,7 +155,7 @@ class Space:
         grid = None
         coarse = isinstance(clip, RankNorm | UnitNorm) and noise is None
         if coarse and trial.suggest_categorical("grid", (False, True)):
-            grid = _draw(trial, "grid.size", GRIDS) * clip.scale(self.features)
+            grid = _draw(trial, "grid.size", Range(0.25, 2.0, log=True)) * clip.scale(self.features)
         return Hardening(clip, mask, noise, grid)
 
     def drawn_options(self, trial: Any) -> dict[str, Any]:
@@ -183,7 +176,7 @@ class Space:
         return kind, kind.make(values, self, clip)
 
 
-def _draw(trial: Any, name: str, values: Values) -> Any:
+def _draw(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
     if isinstance(values, tuple):
         return trial.suggest_categorical(name, values)
     if values.whole:

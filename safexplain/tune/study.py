@@ -288,18 +288,24 @@ class Search:
         self.points: list[Point] = []  # of those that were measured
         for trial in kept:
             self.try_next(trial)
+        if kept:
+            self.save()
 
     @property
     def content(self) -> bytes:
         """The file's: each trial with its figures, or the utility for which it was pruned, or why it failed."""
         return canonical({"setting": self.setting, "trials": self.trials})
 
+    def save(self) -> None:
+        """Write the file, if there is a folder."""
+        if self.file is not None:
+            write_whole(self.file, self.content, "the study")
+
     def run(self, trials: int) -> None:
         """Run trials until there are so many."""
         for number in range(len(self.trials), trials):
             self.try_next()
-            if self.file is not None:
-                write_whole(self.file, self.content, "the study")
+            self.save()
             pruned = number + 1 - len(self.points)
             note = f"{len(front_of(self.points))} on the front" + (f", {pruned} pruned" if pruned else "")
             self.question.progress("searching", number + 1, trials, note)
@@ -321,27 +327,27 @@ class Search:
         release = {"hardening": hardening.to_dict(), "options": options}
         if kept is None or canonical({key: kept.get(key) for key in release}) != canonical(release):
             kept = self._measured(number, name, hardening, options)
+        kept = {**kept, **release}  # JSON has other types
         state, values = "FAIL" if "failed" in kept else "PRUNED", None
         if "leak" in kept:
             self.points.append(Point.from_dict(kept))
             state, values = "COMPLETE", [self.points[-1].leak, self.points[-1].utility]
         self.study.tell(trial, values, state=optuna.trial.TrialState[state])
-        self.trials.append(dict(kept))
+        self.trials.append(kept)
 
     def _measured(self, number: int, name: str, hardening: Hardening, options: dict[str, Any]) -> dict[str, Any]:
-        """A trial as the file has it."""
+        """A trial as the file has it, but for the release."""
         for point in self.points:
             if (point.hardening, point.options) == (hardening, options):
                 return replace(point, number=number, name=name).to_dict()
         beaten = (lambda utility, leak: False) if name else self._beaten
-        release = {"hardening": hardening.to_dict(), "options": options}
         try:
             found = self.objectives.measure(number, name, hardening, options, beaten)
         except SafexplainError as error:
             if name == "native" or isinstance(error, MissingExtraError):
                 raise
-            return {**release, "failed": str(error)}
-        return found.to_dict() if isinstance(found, Point) else {**release, "pruned": found}
+            return {"failed": str(error)}
+        return found.to_dict() if isinstance(found, Point) else {"pruned": found}
 
     def _beaten(self, utility: float, leak: float) -> bool:
         """Whether a point dominates, or equals, one of this utility that leaks at least so much."""
