@@ -41,10 +41,15 @@ class Maps:
     groups: Tensor | None = None  # (1 or n, d) of each place of a map, of `feature_groups`; None: each by itself
 
 
+def with_options(methods: Sequence[Method], options: Mapping[str, Any]) -> list[Method]:
+    """Explainers with the options of a point, which of several are given by name."""
+    given = [options if len(methods) == 1 else options.get(m.name, {}) for m in methods]
+    return [m._replace(arguments={**m.arguments, **o}) for m, o in zip(methods, given, strict=True)]
+
+
 @dataclass(eq=False)
 class Natives:
-    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question, whose
-    seed is of those that draw at random, and of noise."""
+    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question."""
 
     question: Question
     models: Sequence[nn.Module]  # the audited one first
@@ -64,7 +69,7 @@ class Natives:
         self._key = hashlib.blake2b(f"tune {self.question.seed}".encode(), digest_size=32).digest()
 
     def maps(self, options: Mapping[str, Any]) -> tuple[Maps, ...]:
-        """Native maps of every explainer, with options, of several explainers by its name, in place of its arguments.
+        """Native maps of every explainer, with options as a point has them.
 
         Raises:
             InputError: an explanation fails, or is not finite.
@@ -73,8 +78,7 @@ class Natives:
         if name in self._kept:
             self._kept[name] = self._kept.pop(name)  # used last
             return self._kept[name]
-        given = [options if len(self.methods) == 1 else options.get(m.name, {}) for m in self.methods]
-        methods = [m._replace(arguments={**m.arguments, **o}) for m, o in zip(self.methods, given, strict=True)]
+        methods = with_options(self.methods, options)
         drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.question.seed)
         found = explanations_of(
             self.models,

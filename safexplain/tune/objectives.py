@@ -100,10 +100,7 @@ class Objectives:
     ) -> Point:
         """All figures together; `released` are the maps of all models, the audited one first."""
         faithful = [self._faithfulness(maps[0]) for maps in released]
-        means = {
-            side: None if None in faithful else float(np.mean([of[side] for of in faithful if of]))
-            for side in ("deletion", "insertion")
-        }
+        deletion, insertion = (None if None in of else float(np.mean(of)) for of in zip(*faithful, strict=True))
         return Point(
             number=number,
             hardening=hardening,
@@ -113,8 +110,9 @@ class Objectives:
             attack=leak.attack,
             targets=leak.targets,
             name=name,
+            deletion=deletion,
+            insertion=insertion,
             **kept,
-            **means,
         )
 
     def _signals(self, released: Sequence[Tensor]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
@@ -127,11 +125,12 @@ class Objectives:
             values[name] = columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
         return values, torch.cat(rows, dim=2).numpy()
 
-    def _faithfulness(self, maps: Tensor) -> dict[str, float] | None:
-        """Of (n, ...) maps of the audited model; None for maps of another resolution."""
+    def _faithfulness(self, maps: Tensor) -> tuple[float | None, float | None]:
+        """Deletion and insertion of (n, ...) maps of the audited model; None for maps of another resolution."""
         natives, x = self.natives, self.natives.x
         flat = maps.dim() == 2 and maps.shape[1] == x[0].numel()
         alike = maps.dim() == x.dim() and all(a in (1, b) for a, b in zip(maps.shape[1:], x.shape[1:], strict=True))
         if not (flat or alike):
-            return None
-        return faithfulness(natives.models[0], x, natives.labels[0], maps, batch_size=natives.batch_size).to_dict()
+            return None, None
+        found = faithfulness(natives.models[0], x, natives.labels[0], maps, batch_size=natives.batch_size).to_dict()
+        return found["deletion"], found["insertion"]

@@ -177,9 +177,9 @@ def pictured(shown: list[Row], examples: Examples | None) -> tuple[list[Picture]
     if all(m.ndim == 4 for m in (inputs, *(m for _, m in released))):
         rows = [[(row.named, uri, row.chosen) for uri in heat_maps(m)] for row, m in released]
         if inputs.shape[1] in (1, 3):
-            values = np.nan_to_num(inputs.astype(np.float64))
-            low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
-            unit = (values - low) / np.maximum(high - low, 1e-12)
+            pixels = np.nan_to_num(inputs.astype(np.float64))
+            low, high = pixels.min((1, 2, 3), keepdims=True), pixels.max((1, 2, 3), keepdims=True)
+            unit = (pixels - low) / np.maximum(high - low, 1e-12)
             rows.insert(0, [("input", photo(image), False) for image in unit])
         return [Picture(caption, list(row)) for caption, row in zip(captions, zip(*rows, strict=True), strict=True)], []
     flat = np.nan_to_num(np.stack([m.reshape(k, -1) for _, m in released], axis=1).astype(np.float64))

@@ -38,15 +38,11 @@ class Range:
     whole: bool = False
 
 
-Values = Range | tuple[Any, ...]
-"""A range, or the values one by one."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """One kind of step."""
 
-    ranges: Mapping[str, Values]  # by the name of the number
+    ranges: Mapping[str, Range | tuple[Any, ...]]  # name of the number -> its range, or its values one by one
     make: Callable[[Mapping[str, Any], Space, Any], Any]  # (numbers by name, space, clip or None) -> the step
     finished: bool = False  # it releases a format, which no mask and no grid can improve
 
@@ -58,55 +54,47 @@ def _amount(factor: float, space: Space, clip: Any) -> float | Relative:
 
 NONE = Kind({}, lambda v, space, clip: None)
 
-CLIPS: Mapping[str, Kind] = {
-    "none": NONE,
-    "TopKSet": Kind(
-        {"fraction": Range(0.02, 0.5, log=True), "positive": (True, False)},
-        lambda v, space, clip: TopKSet(fraction=v["fraction"], positive=v["positive"]),
-        finished=True,
-    ),
-    "Levels": Kind(
-        {"n": Range(1, 6, whole=True), "balanced": (True, False)},
-        lambda v, space, clip: Levels(v["n"], balanced=v["balanced"]),
-        finished=True,
-    ),
-    "RankNorm": Kind(
-        {"shape": Range(0.4, 3.0), "balanced": (True, False)},
-        lambda v, space, clip: RankNorm(shape=v["shape"], balanced_from=2 if v["balanced"] else None),
-    ),
-    "UnitNorm": Kind({}, lambda v, space, clip: UnitNorm()),
-    "NormClip": Kind({"size": Range(0.05, 2.0, log=True)}, lambda v, space, clip: NormClip(v["size"] * space.norm)),
-    "RangeClip": Kind(
-        {"size": Range(0.05, 5.0, log=True)},
-        lambda v, space, clip: RangeClip(-v["size"] * space.rms, v["size"] * space.rms),
-    ),
+STEPS: Mapping[str, Mapping[str, Kind]] = {
+    "clip": {
+        "none": NONE,
+        "TopKSet": Kind(
+            {"fraction": Range(0.02, 0.5, log=True), "positive": (True, False)},
+            lambda v, space, clip: TopKSet(fraction=v["fraction"], positive=v["positive"]),
+            finished=True,
+        ),
+        "Levels": Kind(
+            {"n": Range(1, 6, whole=True), "balanced": (True, False)},
+            lambda v, space, clip: Levels(v["n"], balanced=v["balanced"]),
+            finished=True,
+        ),
+        "RankNorm": Kind(
+            {"shape": Range(0.4, 3.0), "balanced": (True, False)},
+            lambda v, space, clip: RankNorm(shape=v["shape"], balanced_from=2 if v["balanced"] else None),
+        ),
+        "UnitNorm": Kind({}, lambda v, space, clip: UnitNorm()),
+        "NormClip": Kind({"size": Range(0.05, 2.0, log=True)}, lambda v, space, clip: NormClip(v["size"] * space.norm)),
+        "RangeClip": Kind(
+            {"size": Range(0.05, 5.0, log=True)},
+            lambda v, space, clip: RangeClip(-v["size"] * space.rms, v["size"] * space.rms),
+        ),
+    },
+    "mask": {
+        "none": NONE,
+        "TopKMask": Kind({"fraction": Range(0.05, 1.0)}, lambda v, space, clip: TopKMask(v["fraction"])),
+        "ThresholdMask": Kind(
+            {"size": Range(0.01, 2.0, log=True)},
+            lambda v, space, clip: ThresholdMask(_amount(v["size"], space, clip)),
+        ),
+    },
+    "noise": {
+        "none": NONE,
+        "GaussianNoise": Kind(
+            {"size": Range(0.01, 1.0, log=True)},
+            lambda v, space, clip: GaussianNoise(_amount(v["size"], space, clip)),
+        ),
+    },
 }
-"""Clips, in units of the native maps' median norm."""
-
-MASKS: Mapping[str, Kind] = {
-    "none": NONE,
-    "TopKMask": Kind({"fraction": Range(0.05, 1.0)}, lambda v, space, clip: TopKMask(v["fraction"])),
-    "ThresholdMask": Kind(
-        {"size": Range(0.01, 2.0, log=True)},
-        lambda v, space, clip: ThresholdMask(_amount(v["size"], space, clip)),
-    ),
-}
-"""Masks, in units of the clip."""
-
-NOISES: Mapping[str, Kind] = {
-    "none": NONE,
-    "GaussianNoise": Kind(
-        {"size": Range(0.01, 1.0, log=True)},
-        lambda v, space, clip: GaussianNoise(_amount(v["size"], space, clip)),
-    ),
-}
-"""Noise, in units of the clip."""
-
-GRIDS = Range(0.25, 2.0, log=True)
-"""Steps to which releases without noise may be rounded, in units of the clip's scale."""
-
-STEPS: Mapping[str, Mapping[str, Kind]] = {"clip": CLIPS, "mask": MASKS, "noise": NOISES}
-"""Slot of a hardening -> name of a kind -> the kind."""
+"""Slot of a hardening -> name of a kind -> the kind; masks and noise are in units of the clip."""
 
 _PLAIN = {"mask": "none", "noise": "none", "grid": False}
 
@@ -167,7 +155,7 @@ class Space:
         grid = None
         coarse = isinstance(clip, RankNorm | UnitNorm) and noise is None
         if coarse and trial.suggest_categorical("grid", (False, True)):
-            grid = _draw(trial, "grid.size", GRIDS) * clip.scale(self.features)
+            grid = _draw(trial, "grid.size", Range(0.25, 2.0, log=True)) * clip.scale(self.features)
         return Hardening(clip, mask, noise, grid)
 
     def drawn_options(self, trial: Any) -> dict[str, Any]:
@@ -188,7 +176,7 @@ class Space:
         return kind, kind.make(values, self, clip)
 
 
-def _draw(trial: Any, name: str, values: Values) -> Any:
+def _draw(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
     if isinstance(values, tuple):
         return trial.suggest_categorical(name, values)
     if values.whole:

@@ -41,7 +41,7 @@ from safexplain.explain.wrap import Catalogued
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
 from safexplain.tune.leak import FEWEST_REFERENCES, LeakMeter
-from safexplain.tune.natives import Natives
+from safexplain.tune.natives import Natives, with_options
 from safexplain.tune.objectives import Objectives
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FIRST, Space, options_of
@@ -92,11 +92,10 @@ def tune(
         found.chosen, found.confirmed.verdict
         found.save("run")
 
-    A trial hardens native maps that were computed once, and is judged by two figures: how much of them is left (see
-    `Point.utility`), and how much the best attack adds to the label at one query (see `safexplain.tune.leak`, which
-    also says which attacks take too long and are left to the confirmation, as are the other levels of patience and
-    the explanations of further classes). A trial that keeps less than a point that adds nothing cannot be on the front
-    and is not attacked. All this is measured on the examples that the policy sets aside for choosing
+    A trial hardens native maps that were computed once. It is judged by how much of them is left (`Point.utility`), and
+    by how much the best attack adds to the label at one query; slow attacks, other levels of patience and explanations
+    of further classes are left to the confirmation. A trial that keeps less than a point that adds nothing cannot be on
+    the front and is not attacked. All this is measured on the examples that the policy sets aside for choosing
     (`Policy.selection`); the chosen point is audited once, keyed, on those that certify, and the certificate tells of
     the search.
 
@@ -122,16 +121,10 @@ def tune(
         MissingExtraError: Optuna is not installed.
     """
     asked = Question(model, population, recipe, references=references, **{"hardening": Hardening.none(), **question})
-    return searched(asked, trials=trials, folder=folder, public_models=public_models)
+    return searched(asked, trials, folder, public_models)
 
 
-def searched(
-    question: Question,
-    *,
-    trials: int = 100,
-    folder: str | Path | None = None,
-    public_models: Sequence[nn.Module] = (),
-) -> Tuned:
+def searched(question: Question, trials: int, folder: str | Path | None, public_models: Sequence[nn.Module]) -> Tuned:
     """`tune` of a question, whose hardening counts for nothing."""
     check_whole("trials", trials, 1)
     question, place = to_search(question), None if folder is None else made_folder(folder)
@@ -148,14 +141,16 @@ def searched(
             raise
         interrupted = True
     policy, options, front = question.policy, question.options, front_of(search.points)
-    allowance = policy.tolerated_excess
+    allowance, digest = policy.tolerated_excess, sha256(search.content)
     chosen, within = choose(front, allowance)
     if not interrupted:
+        methods = with_options(question.methods, chosen.options)
+        by_name = {method.name: method.arguments for method in methods if method.arguments}
         confirming = replace(
             question,
             hardening=chosen.hardening,
-            arguments=_with_options(question, chosen.options),
-            options=replace(options, search={"trials": len(search.trials), "digest": search.digest}),
+            arguments=methods[0].arguments if callable(question.explainer) else by_name,
+            options=replace(options, search={"trials": len(search.trials), "digest": digest}),
             progress=lambda stage, done, total, note="": told(f"confirming: {stage}", done, total, note),
         )
         try:
@@ -175,7 +170,7 @@ def searched(
         failed=sum("failed" in trial for trial in search.trials),
         seed=question.seed,
         allowance=allowance,
-        digest=search.digest,
+        digest=digest,
         path=None if place is None else str(place),
         reference=reference | ({} if public is None else {PUBLIC: public}),
         points=tuple(search.points),
@@ -248,14 +243,6 @@ def to_search(question: Question) -> Question:
     return replace(question, references=number, policy=policy)
 
 
-def _with_options(question: Question, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the question with the options of a point."""
-    given = dict(question.arguments or {})
-    if len(question.methods) == 1:
-        return {**given, **options}
-    return {name: {**given.get(name, {}), **options.get(name, {})} for name in {**given, **options}}
-
-
 class Search:
     """Trials about one question of the target and its references, kept in the folder (None: in memory).
 
@@ -301,23 +288,24 @@ class Search:
         self.points: list[Point] = []  # of those that were measured
         for trial in kept:
             self.try_next(trial)
+        if kept:
+            self.save()
 
     @property
     def content(self) -> bytes:
         """The file's: each trial with its figures, or the utility for which it was pruned, or why it failed."""
         return canonical({"setting": self.setting, "trials": self.trials})
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the content."""
-        return sha256(self.content)
+    def save(self) -> None:
+        """Write the file, if there is a folder."""
+        if self.file is not None:
+            write_whole(self.file, self.content, "the study")
 
     def run(self, trials: int) -> None:
         """Run trials until there are so many."""
         for number in range(len(self.trials), trials):
             self.try_next()
-            if self.file is not None:
-                write_whole(self.file, self.content, "the study")
+            self.save()
             pruned = number + 1 - len(self.points)
             note = f"{len(front_of(self.points))} on the front" + (f", {pruned} pruned" if pruned else "")
             self.question.progress("searching", number + 1, trials, note)
@@ -339,27 +327,27 @@ class Search:
         release = {"hardening": hardening.to_dict(), "options": options}
         if kept is None or canonical({key: kept.get(key) for key in release}) != canonical(release):
             kept = self._measured(number, name, hardening, options)
+        kept = {**kept, **release}  # JSON has other types
         state, values = "FAIL" if "failed" in kept else "PRUNED", None
         if "leak" in kept:
             self.points.append(Point.from_dict(kept))
             state, values = "COMPLETE", [self.points[-1].leak, self.points[-1].utility]
         self.study.tell(trial, values, state=optuna.trial.TrialState[state])
-        self.trials.append(dict(kept))
+        self.trials.append(kept)
 
     def _measured(self, number: int, name: str, hardening: Hardening, options: dict[str, Any]) -> dict[str, Any]:
-        """A trial as the file has it."""
+        """A trial as the file has it, but for the release."""
         for point in self.points:
             if (point.hardening, point.options) == (hardening, options):
                 return replace(point, number=number, name=name).to_dict()
         beaten = (lambda utility, leak: False) if name else self._beaten
-        release = {"hardening": hardening.to_dict(), "options": options}
         try:
             found = self.objectives.measure(number, name, hardening, options, beaten)
         except SafexplainError as error:
             if name == "native" or isinstance(error, MissingExtraError):
                 raise
-            return {**release, "failed": str(error)}
-        return found.to_dict() if isinstance(found, Point) else {**release, "pruned": found}
+            return {"failed": str(error)}
+        return found.to_dict() if isinstance(found, Point) else {"pruned": found}
 
     def _beaten(self, utility: float, leak: float) -> bool:
         """Whether a point dominates, or equals, one of this utility that leaks at least so much."""

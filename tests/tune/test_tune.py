@@ -146,6 +146,17 @@ def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
     assert again.study.digest == found.study.digest
 
 
+@pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
+def test_what_the_file_has_of_another_release_is_measured_again(tmp_path: Path) -> None:
+    first = search(HardenedInputXGradient, trials=3, folder=tmp_path)
+    content = (tmp_path / "study.json").read_bytes()
+    other = json.loads(content)
+    other["trials"][1] |= {"hardening": other["trials"][2]["hardening"], "utility": 0.5}
+    (tmp_path / "study.json").write_text(json.dumps(other))
+    assert figures(search(HardenedInputXGradient, trials=3, folder=tmp_path)) == figures(first)
+    assert (tmp_path / "study.json").read_bytes() == content
+
+
 @pytest.mark.usefixtures("unconfirmed")
 def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
     population, shadows = world()

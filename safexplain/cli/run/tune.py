@@ -51,7 +51,7 @@ def run_tune(question: Options, trials: int, public: Path | None) -> int:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, question.json_, question.quiet)
         asked = run.ready()
         others = () if public is None else public_models(public, asked)
-        found = searched(asked, trials=trials, folder=run.folder, public_models=others)
+        found = searched(asked, trials, run.folder, others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
@@ -120,12 +120,11 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
 
 def release_table(found: Tuned) -> Table:
     """The chosen release, what it is compared with, and some of the front."""
-    study = found.study
-    title = f"{study.trials} releases tried; the front is those that no other one beats"
+    title = f"{found.study.trials} releases tried; the front is those that no other one beats"
     changes = ("dele-\ntion", "inser-\ntion", "wrong\nsigns")
     numbers = ("leak,\nin points", "utility", "top 10%\nkept", "rank\ncorr.", *changes)
     table = result_table(title, ("released",), numbers)
-    rows = table_rows(study, found.front, found.chosen)
+    rows = table_rows(found.study, found.front, found.chosen)
     fixed = [row for row in rows if row.chosen or row.compared]
     rest = [row for row in rows if row not in fixed]
     for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
