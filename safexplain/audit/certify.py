@@ -61,6 +61,7 @@ def certify(
     exposed: int = 0,
     scorers: dict[int, Scorer] | None = None,
     progress: Progress = silent,
+    **about: Any,
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
@@ -84,6 +85,7 @@ def certify(
         scorers: target -> scorer of another release of the same models to the same queries: what it found without an
             explanation is not computed again. Those of this release are put in its place.
         progress: told after each attack.
+        about: further fields of the result, as `quick`.
 
     Returns:
         The most exposed target's result, the others' within it.
@@ -137,7 +139,8 @@ def certify(
             *(accuracy(signals.meta) if targets == 1 else ()),
             copies,
         )
-        about = {
+        more = {
+            **about,
             "references": len(references) if any(rows[i].needs_references for i in judged) else 0,
             "controls": controls,
             "omitted": tuple(n for n in families_allowed(signals, policy) if n not in {r.name for r in rows}),
@@ -145,7 +148,7 @@ def certify(
             "sizes": splits.sizes,
             "target": target if targets > 1 else None,
         }
-        result = conclude(rows, scores, orders, member, policy, groups=groups, targets=targets, **about)
+        result = conclude(rows, scores, orders, member, policy, groups=groups, targets=targets, **more)
         if signals.slices or exposed:
             best = scores[result.attacks.index(result.strongest)]
             parts = {name: values[scored] for name, values in signals.slices.items()}

@@ -469,8 +469,9 @@ def _configuration(
         seed=question.seed,
         exposed=options.exposed,
         progress=named(question.progress, "attacking" if endpoint else f"attacking ({name})"),
+        quick=options.quick,
+        implied=None if endpoint else implied,
     )
-    result = replace(result, quick=options.quick, implied=None if endpoint else implied)
     plain = question.hardening.to_dict()
     if endpoint is not None:
         declared = f"{as_written(plain)} as declared, and in the reference models"
