@@ -11,7 +11,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache as cache_of
 from functools import partial
@@ -236,22 +236,21 @@ def head_name(model: nn.Module) -> str:
     """Name of the one linear layer that is the head, or InputError as of `replace_head`."""
     from safexplain.dp.models.parameters import head_modules
 
-    what_to_do = (
-        "Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below fc,"
-        " classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d, classes))"
-    )
-    if isinstance(model, EstimatorModule):
-        raise InputError(f"a scikit-learn classifier has no head that could be replaced. {what_to_do}")
-    try:
+    kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
+    problem = f"{kind} has no head that could be replaced"
+    with suppress(InputError):
         names = head_modules(model)
-    except InputError:
-        raise InputError(f"{type(model).__name__} has no head that could be replaced. {what_to_do}") from None
-    if len(names) > 1:
-        raise InputError(f"{type(model).__name__} has {len(names)} heads: {', '.join(names)}. {what_to_do}")
-    head = model.get_submodule(names[0])
-    if not isinstance(head, nn.Linear):
-        raise InputError(f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear. {what_to_do}")
-    return names[0]
+        head = model.get_submodule(names[0])
+        if len(names) == 1 and isinstance(head, nn.Linear):
+            return names[0]
+        problem = f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear"
+        if len(names) > 1:
+            problem = f"{kind} has {len(names)} heads: {', '.join(names)}"
+    raise InputError(
+        f"{problem}. Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below"
+        " fc, classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d,"
+        " classes))"
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -183,7 +183,7 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
 
 def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
     """Number -> a task as a pickle and its large arrays; without tasks that cannot be pickled."""
-    found, known = {}, dict[tuple[int, int], NDArray[Any]]()
+    found, known = {}, dict[Any, Any]()
     for i, task in enumerate(tasks):
         pickler = _Pickler(file := io.BytesIO(), known)
         try:
@@ -202,9 +202,12 @@ def _unpacked(raw: bytes, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts large arrays and tensors beside the pickle, as bytes in `arrays`; `known` has those of all tasks."""
+    """Puts large arrays and tensors beside the pickle, as bytes in `arrays`.
 
-    def __init__(self, file: io.BytesIO, known: dict[tuple[int, int], NDArray[Any]]) -> None:
+    `known` has those of all tasks: (address, bytes) -> array, and the id of a tensor -> it and its array.
+    """
+
+    def __init__(self, file: io.BytesIO, known: dict[Any, Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._stays)
         self.arrays = list[NDArray[Any]]()
         self._known = known
@@ -222,22 +225,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(value)
         if value.device.type == "cpu" and value.nbytes < LARGE:
             return super().reducer_override(value)
+        if type(value) is nn.Parameter:
+            return nn.Parameter, (value.detach(), value.requires_grad)
         order = sorted(range(value.dim()), key=value.stride, reverse=True)  # dimensions as they lie in memory
         lying = value.detach().permute(order)
-        array = lying.cpu().contiguous().flatten().view(torch.uint8).numpy()
-        shape, inverse = tuple(lying.shape), sorted(range(len(order)), key=order.__getitem__)
-        kept = type(value), value.dtype, shape, inverse, str(value.device), value.requires_grad
-        return _tensor, (array, *kept)
+        if id(value) not in self._known:
+            self._known[id(value)] = value, lying.cpu().contiguous().flatten().view(torch.uint8).numpy()
+        array = self._known[id(value)][1]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return _tensor, (array, value.dtype, lying.shape, inverse, value.device, value.requires_grad)
 
 
 def _tensor(
-    array: NDArray[Any],
-    kind: type[Tensor],
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    order: Sequence[int],
-    device: str,
-    requires_grad: bool,
+    array: NDArray[Any], dtype: torch.dtype, shape: torch.Size, order: list[int], device: torch.device, grad: bool
 ) -> Tensor:
-    found = torch.from_numpy(array).view(dtype).view(shape).permute(order).to(device)
-    return nn.Parameter(found, requires_grad) if kind is nn.Parameter else found.requires_grad_(requires_grad)
+    return torch.from_numpy(array).view(dtype).view(shape).permute(order).to(device).requires_grad_(grad)

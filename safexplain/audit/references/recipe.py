@@ -187,9 +187,13 @@ class Recipe:
         """The optimizer over these tensors; all three work elementwise, so stacked models train as single ones do."""
         fused = all(p.is_cuda and p.is_floating_point() for p in parameters) or None
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, momentum=self.momentum, **options)
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer](parameters, **options)
+        match self.optimizer:
+            case "adam":
+                return torch.optim.Adam(parameters, **options)
+            case "adamw":
+                return torch.optim.AdamW(parameters, **options)
+            case "sgd":
+                return torch.optim.SGD(parameters, momentum=self.momentum, **options)
 
     def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
         """The learning rate over `steps` steps, to be stepped after each."""
