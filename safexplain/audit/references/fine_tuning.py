@@ -187,8 +187,12 @@ def fine_tune(
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
-    for i in range(len(pretrained.models)):
-        job.check_data(i)
+    for i, number in enumerate(pretrained.numbers):
+        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in job.shares(i)]))) < 2:
+            raise InputError(
+                f"model {number} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or"
+                " use more downstream data"
+            )
     models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
     digest_of = cache_of(Population.digest)
     keys = [job.key(i, model, digest_of) if store else "" for i, model in enumerate(models)]
@@ -303,14 +307,6 @@ class _Job:
 
     def _mixed(self, i: int, what: int) -> int:
         return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
-
-    def check_data(self, i: int) -> None:
-        """Raise InputError where model i would see fewer than two classes."""
-        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in self.shares(i)]))) < 2:
-            raise InputError(
-                f"model {self.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
-                " classes: raise sample, or use more downstream data"
-            )
 
     def check(self, model: nn.Module) -> None:
         """Raise InputError where a model does not turn downstream examples into outputs of its new classes."""
