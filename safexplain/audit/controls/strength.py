@@ -49,6 +49,8 @@ PRIVACY = "differential privacy"
 """Entry of the signals' meta data: whether the target and its references were trained so, as far as anybody says."""
 
 Floats = NDArray[np.float64]
+Compared = dict[tuple[str, str], Floats]
+"""Kind of number and side, members or non-members -> (models,) numbers."""
 
 
 def reference_coverage(
@@ -106,13 +108,13 @@ def recipe_fit(
     member = signals.membership[np.ix_(models, at)]
     if min(member[0].sum(), (~member[0]).sum()) < FEWEST_EXAMPLES:
         return Control(name, None, "too few examples to compare recipes on", {})
-    parted: dict[str, list[_Compared]] = {}
+    parted: dict[str, list[Compared]] = {}
     for rows in _independent(member):
         for signal, values, part in _columns(signals, names, models[rows], at, member[rows]):
             if (values != values[:1]).any():
-                one = _Compared.of(signal, _normal_scores(values), member[np.ix_(rows, np.arange(len(at))[part])])
+                one = _compared(_normal_scores(values), member[np.ix_(rows, np.arange(len(at))[part])])
                 parted.setdefault(signal, []).append(one)
-    found = [_Compared.together(parts) for parts in parted.values()]
+    found = {signal: _together(parts) for signal, parts in parted.items()}
     if not found:
         return Control(name, None, "there is no judged signal to compare recipes by", {})
     tests = list(_tests(found))
@@ -174,67 +176,49 @@ class _Test:
     side: str  # members or non-members
 
 
-@dataclass(frozen=True, eq=False)
-class _Compared:
-    """One signal of every model, compared with what the other models expect.
+def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
+    """(models, examples) numbers of one signal on one scale, each model's compared with what all others expect.
 
-    The ratio of `covariance` and `variance`, (models,) sums over the examples of the expected effect with what is
-    there, and of its square, is the slope. Level and spread give for each side a (models,) mean distance, and the
-    logarithm of the mean squared one.
+    The ratio of "covariance" and "variance", sums over the examples of the expected effect with what is there, and of
+    its square, is the slope of "effect". Of each side, "level" is the mean distance, and "spread" the logarithm of the
+    mean squared one. All are (models,).
     """
+    one = member.astype(np.float64)
+    sides = []
+    for side in (one, 1 - one):
+        others, total = side.sum(0) - side, (a * side).sum(0) - a * side
+        sides.append((others, total / np.maximum(others, 1)))
+    (n1, mean1), (n0, mean0) = sides
+    known = (n1 > 0) & (n0 > 0)
+    gap = np.where(known, mean1 - mean0, 0.0)
+    residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.maximum(
+        np.where(member, one.sum(0), (1 - one).sum(0)), 1
+    )
+    # what one example's gap says is shrunk towards the mean of all, as far as it is noise (empirical Bayes)
+    within = (residual**2).sum() / max((len(a) - 2) * a.shape[1], 1)
+    noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)))[known].mean()) if known.any() else 0.0
+    mean, variance = (float(gap[known].mean()), float(gap[known].var())) if known.any() else (0.0, 0.0)
+    trust = max(0.0, 1 - noise / variance) if variance > 0 else 0.0
+    expected = (one - 0.5) * np.where(known, mean + trust * (gap - mean), 0.0)
+    distance = a - (mean1 + mean0) / 2
+    centred, regressor = (
+        np.where(known, v - (v * known).sum(1, keepdims=True) / np.maximum(known.sum(1), 1)[:, None], 0.0)
+        for v in (distance, expected)
+    )
+    found = {("covariance", ""): (centred * regressor).sum(1), ("variance", ""): (regressor**2).sum(1)}
+    for who, on in (("members", member & known), ("non-members", ~member & known)):
+        many = np.maximum(on.sum(1), 1)
+        found["level", who] = ((distance - expected) * on).sum(1) / many
+        found["spread", who] = np.log(((distance - expected) ** 2 * on).sum(1) / many + 1e-12)
+    return found
 
-    signal: str
-    covariance: Floats
-    variance: Floats
-    level: dict[str, Floats]
-    spread: dict[str, Floats]
 
-    @classmethod
-    def of(cls, signal: str, a: Floats, member: NDArray[np.bool_]) -> _Compared:
-        """Compare (models, examples) numbers on one scale, each model with all others."""
-        one = member.astype(np.float64)
-        sides = []
-        for side in (one, 1 - one):
-            others, total = side.sum(0) - side, (a * side).sum(0) - a * side
-            sides.append((others, total / np.maximum(others, 1)))
-        (n1, mean1), (n0, mean0) = sides
-        known = (n1 > 0) & (n0 > 0)
-        gap = np.where(known, mean1 - mean0, 0.0)
-        residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.maximum(
-            np.where(member, one.sum(0), (1 - one).sum(0)), 1
-        )
-        # what one example's gap says is shrunk towards the mean of all, as far as it is noise (empirical Bayes)
-        within = (residual**2).sum() / max((len(a) - 2) * a.shape[1], 1)
-        noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)))[known].mean()) if known.any() else 0.0
-        mean, variance = (float(gap[known].mean()), float(gap[known].var())) if known.any() else (0.0, 0.0)
-        trust = max(0.0, 1 - noise / variance) if variance > 0 else 0.0
-        expected = (one - 0.5) * np.where(known, mean + trust * (gap - mean), 0.0)
-        distance = a - (mean1 + mean0) / 2
-        centred, regressor = (
-            np.where(known, v - (v * known).sum(1, keepdims=True) / np.maximum(known.sum(1), 1)[:, None], 0.0)
-            for v in (distance, expected)
-        )
-        level, spread = {}, {}
-        for who, on in (("members", member & known), ("non-members", ~member & known)):
-            many = np.maximum(on.sum(1), 1)
-            level[who] = ((distance - expected) * on).sum(1) / many
-            spread[who] = np.log(((distance - expected) ** 2 * on).sum(1) / many + 1e-12)
-        return cls(signal, (centred * regressor).sum(1), (regressor**2).sum(1), level, spread)
-
-    @classmethod
-    def together(cls, parts: Sequence[_Compared]) -> _Compared:
-        """Of independent sets of references: the target's mean over the sets, and all references."""
-
-        def joined(of: Sequence[Floats]) -> Floats:
-            return np.concatenate([[np.mean([a[0] for a in of])], *(a[1:] for a in of)])
-
-        return cls(
-            parts[0].signal,
-            joined([p.covariance for p in parts]),
-            joined([p.variance for p in parts]),
-            {side: joined([p.level[side] for p in parts]) for side in parts[0].level},
-            {side: joined([p.spread[side] for p in parts]) for side in parts[0].spread},
-        )
+def _together(parts: Sequence[Compared]) -> Compared:
+    """Of independent sets of references: the target's mean over the sets, and all references."""
+    return {
+        what: np.concatenate([[np.mean([part[what][0] for part in parts])], *(part[what][1:] for part in parts)])
+        for what in parts[0]
+    }
 
 
 def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
@@ -248,18 +232,18 @@ def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
         yield np.append(0, rows[1:][chosen[1:]])
 
 
-def _tests(found: Sequence[_Compared]) -> Iterator[_Test]:
+def _tests(found: Mapping[str, Compared]) -> Iterator[_Test]:
     """Every comparison, with its share of the risk."""
-    covariance, variance = sum(c.covariance for c in found), sum(c.variance for c in found)
-    together = covariance / np.maximum(variance, 1e-12)
+    slopes = [(c["covariance", ""], c["variance", ""]) for c in found.values()]
+    together = sum(c for c, _ in slopes) / np.maximum(sum(v for _, v in slopes), 1e-12)
     yield _test("effect of all signals", "membership changes what the target releases", together, 1)
-    for c in found:
-        effect = c.covariance / np.maximum(c.variance, 1e-12)
-        yield _test("effect", f"membership changes the target's {c.signal}", effect, len(found))
-        for side in c.level:
-            what, both = f"the {c.signal} of the target's {side}", 2 * len(found)
-            yield _test("level", f"{what} lies", c.level[side], both, c.signal, side)
-            yield _test("spread", f"{what} scatters", c.spread[side], both, c.signal, side)
+    for (signal, compared), (covariance, variance) in zip(found.items(), slopes, strict=True):
+        effect = covariance / np.maximum(variance, 1e-12)
+        yield _test("effect", f"membership changes the target's {signal}", effect, len(found))
+        for side in ("members", "non-members"):
+            what, both = f"the {signal} of the target's {side}", 2 * len(found)
+            yield _test("level", f"{what} lies", compared["level", side], both, signal, side)
+            yield _test("spread", f"{what} scatters", compared["spread", side], both, signal, side)
 
 
 def _test(kind: str, what: str, numbers: Floats, tests: int, signal: str = "", side: str = "") -> _Test:

@@ -29,8 +29,6 @@ from safexplain._digest import sha256
 from safexplain._validate import check_number, check_whole, from_table, read_toml
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
-__all__ = ["Answer", "Asking", "Payload", "Request", "without_credentials"]
-
 Format = Literal["json", "kserve-v1", "v2"]
 FORMATS: tuple[str, ...] = get_args(Format)
 
@@ -39,11 +37,7 @@ _EXPLAIN, _PREDICT = ":explain", ":predict"
 
 @dataclass(frozen=True)
 class Request:
-    """How a question is written: fields of the table [request].
-
-    Raises:
-        ConfigurationError: unknown `channels`.
-    """
+    """How a question is written: fields of the table [request]."""
 
     inputs: str = "instances"
     single: bool = False  # one row a request, and the row itself at the path instead of a list of rows
@@ -59,11 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Where explanations and labels stand in an answer: fields of the table [answer].
-
-    Raises:
-        ConfigurationError: a class is listed twice.
-    """
+    """Where explanations and labels stand in an answer: fields of the table [answer]."""
 
     explanations: str = "explanations"
     labels: str = "labels"
@@ -79,11 +69,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asking:
-    """How politely is asked: fields of the table [asking].
-
-    Raises:
-        ConfigurationError, ConfigurationTypeError: a value out of range, or of the wrong type.
-    """
+    """How politely is asked: fields of the table [asking]."""
 
     rate: float = 10.0  # requests a second, one after the other
     batch: int = 32  # rows a request
@@ -114,21 +100,22 @@ class Payload:
     @classmethod
     def of(cls, format: Format) -> Payload:
         """As the format has it; raises `ConfigurationError` where it is unknown."""
-        if format not in FORMATS:
-            raise ConfigurationError(f"a payload's format is one of {', '.join(FORMATS)}; got {format!r}")
-        if format == "v2":
-            return cls("v2", Request(inputs="input"), Answer(explanations="explanation", labels="label"))
-        if format == "kserve-v1":
-            return cls("kserve-v1", answer=Answer(labels="predictions", label_url=_PREDICT))
-        return cls("json")
+        match format:
+            case "json":
+                return cls()
+            case "kserve-v1":
+                return cls(format, answer=Answer(labels="predictions", label_url=_PREDICT))
+            case "v2":
+                return cls(format, Request(inputs="input"), Answer(explanations="explanation", labels="label"))
+        raise ConfigurationError(f"a payload's format is one of {', '.join(FORMATS)}; got {format!r}")
 
     @classmethod
     def read(cls, format: str | Path) -> Payload:
         """The format of that name, or what a TOML file says: `format`, and tables `request`, `answer` and `asking`.
 
         Raises:
-            InputError: there is no such file, or it is not TOML.
-            ConfigurationError: an unknown name, or a value that makes no sense.
+            InputError: it is not TOML.
+            ConfigurationError: there is no such file, an unknown name, or a value that makes no sense.
         """
         if str(format) in FORMATS:
             return cls.of(str(format))  # type: ignore[arg-type]
@@ -146,11 +133,11 @@ class Payload:
         if unknown := sorted(content.keys() - set(known)):
             raise ConfigurationError(f"{what}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
         base = cls.of(content.get("format", "json"))
-        tables = {name: content.get(name, {}) for name in known[1:]}
-        for name, table in tables.items():
+        request, answer, asking = (content.get(name, {}) for name in known[1:])
+        for name, table in (("request", request), ("answer", answer)):
             if not isinstance(table, Mapping):
                 raise ConfigurationTypeError(f"{what}: {name} must be a table, got {table!r:.60}")
-        request, answer = tables["request"], dict(tables["answer"])
+        answer = dict(answer)
         if base.format == "kserve-v1" and {"labels", "probabilities"} & answer.keys() and "label_url" not in answer:
             answer["label_url"] = ""
         if answer.get("probabilities"):
@@ -163,7 +150,7 @@ class Payload:
             base.format,
             from_table(Request, {**vars(base.request), **request}, f"{what}: request"),
             from_table(Answer, {**vars(base.answer), **answer}, f"{what}: answer"),
-            from_table(Asking, tables["asking"], f"{what}: asking"),
+            from_table(Asking, asking, f"{what}: asking"),
         )
 
     @property
@@ -207,12 +194,8 @@ class Payload:
             x = np.moveaxis(x, 1, -1)
         body: dict[str, Any] = json.loads(json.dumps(dict(self.request.constant), default=str))
         if self.format == "v2":
-            tensor = {
-                "name": self.request.inputs,
-                "shape": list(x.shape),
-                "datatype": "FP32",
-                "data": x.reshape(-1).tolist(),
-            }
+            data = x.reshape(-1).tolist()
+            tensor = {"name": self.request.inputs, "shape": list(x.shape), "datatype": "FP32", "data": data}
             return {**body, "inputs": [tensor]}
         rows: list[Any] = x.tolist()
         if names := self.request.features:
@@ -234,7 +217,7 @@ class Payload:
         """The explanations in an answer about n rows, (n, ...); raises `InputError` where there are no such numbers."""
         what = "explanations"
         value = self._value(body, self.answer.explanations, n, what)
-        if not isinstance(value, np.ndarray) and isinstance(value, list) and value and isinstance(value[0], dict):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             value = [self._row(row, i) for i, row in enumerate(value)]
         rows = _numbers(value, n, what)
         with np.errstate(over="ignore"):
@@ -247,11 +230,8 @@ class Payload:
         return np.moveaxis(found, -1, 1) if self.request.channels == "last" and found.ndim > 3 else found
 
     def labels(self, body: Any, n: int, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """(n,) predicted classes in an answer about n rows, and (n, classes) scores where these are listed.
-
-        Raises:
-            InputError: they are not there, not as many, no classes of the model, or not finite.
-        """
+        """(n,) predicted classes in an answer about n rows, and (n, classes) scores where these are listed; raises
+        `InputError` where they are not there, not as many, no classes of the model, or not finite."""
         if self.answer.probabilities:
             scores = _numbers(self._value(body, self.answer.probabilities, n, "probabilities"), n, "probabilities")
             one = scores.reshape(n, -1)
@@ -369,8 +349,6 @@ def _array(value: Any, what: str) -> NDArray[Any]:
 def _numbers(value: Any, n: int, what: str) -> NDArray[np.float64]:
     """(n, ...) numbers."""
     array = value if isinstance(value, np.ndarray) else _array(value, what)
-    if array.dtype.kind not in "iuf":
-        raise InputError(f"its {what} are no numbers")
     if array.ndim == 0 or len(array) != n:
         raise InputError(f"it gave {what} of shape {array.shape} about {n} rows: expected one for each row")
     return array.astype(np.float64)

@@ -107,11 +107,7 @@ class DPTraining:
 
     @classmethod
     def of(cls, values: Any, what: str = "recipe: [dp]") -> DPTraining:
-        """From a table, or as it is.
-
-        Raises:
-            ConfigurationError, ConfigurationTypeError: an unknown name, a wrong type, or as the constructor.
-        """
+        """From a table, whose errors are `from_table`'s and the constructor's, or as it is."""
         return values if isinstance(values, cls) else from_table(cls, values, what)
 
     def to_toml(self) -> str:
@@ -159,20 +155,9 @@ class DPTraining:
             return prepare(model, self.chosen, mode="hooks" if self.clipping == "per-layer" else "ghost")
 
     def tuner(
-        self,
-        how: Any,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        seed: int,
-        tick: Callable[..., None] | None = None,
+        self, how: Any, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, tick: Callable[..., None] | None = None
     ) -> DPFineTuner:
-        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands.
-
-        Raises:
-            ConfigurationError, InputError: as `DPFineTuner`.
-        """
+        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands."""
         from safexplain.dp.sgd.finetune import DPFineTuner
 
         own = (how.momentum and how.optimizer == "sgd") or how.weight_decay != TORCHS[how.optimizer]
@@ -215,12 +200,8 @@ def left_out(optimizer: str) -> dict[str, float]:
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
     """Values of a recipe, name -> value as in the file, with all that a privacy statement says of the training: `dp`
-    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`.
-
-    Raises:
-        InputError: reference models cannot repeat a training of this kind from its statement.
-        ConfigurationError: the recipe says another thing than the statement, or names and values are wrong.
-    """
+    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`; errors are
+    those of `Recipe.of`."""
     own = values.get("dp", {})
     if not isinstance(own, Mapping):
         DPTraining.of(own, f"{what}: [dp]")
@@ -234,8 +215,9 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
             DPTraining.of({"delta": dp.delta, "epsilon": value, "adjacency": adjacency}, f"{what}: [dp]")
             said = statement.epsilons.of(adjacency)
         if said is not None and not _same(value, said):
+            rounded = f"{said:.4g}" if isinstance(said, float) else as_toml(said)
             raise ConfigurationError(
-                f"{what}: [dp] {name} = {as_toml(value)}, but the privacy statement says {_rounded(said)}: which is the"
+                f"{what}: [dp] {name} = {as_toml(value)}, but the privacy statement says {rounded}: which is the"
                 " target's training? Leave it out of the recipe, and it is filled from the statement"
             )
     phase = statement.phases[0]
@@ -246,11 +228,7 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
 
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
-    """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or "".
-
-    Raises:
-        ConfigurationError: they are no whole numbers of at least 1.
-    """
+    """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or ""."""
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
     given = {
@@ -305,31 +283,21 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
             ' name the training in the recipe, function = "module:train", a function train(x, y, generator) that'
             " returns a model trained as the target was"
         )
-    phase, trained = phases[0], statement.trained
-    counted = re.fullmatch(r"(.*): [\d,]+ of [\d,]+ parameters", trained)
-    which: Trained = "lora" if trained.startswith("low-rank adapters") else counted[1] if counted else "all"
-    if counted and counted[1] not in ("all", "head", "last-block", "bias"):
-        which = tuple(counted[1].split(", "))
-    steps: dict[str, Any] = {
-        "noise_multiplier": phase.noise_multiplier,
-        "steps": phase.steps,
-        "sample_rate": phase.sample_rate,
-    }
-    if phase.largest_batch is not None:
-        steps["largest_batch"] = phase.largest_batch
-    trainable = {"trainable": which} if counted or which == "lora" else {}
+    names = ("noise_multiplier", "steps", "sample_rate", "largest_batch")
+    steps = {name: value for name in names if (value := getattr(phases[0], name)) is not None}
+    trainable: dict[str, Trained] = {}
+    if counted := re.fullmatch(r"(.*): [\d,]+ of [\d,]+ parameters", statement.trained):
+        named = counted[1] in ("all", "head", "last-block", "bias")
+        trainable = {"trainable": counted[1] if named else tuple(counted[1].split(", "))}
+    elif statement.trained.startswith("low-rank adapters"):
+        trainable = {"trainable": "lora"}
     return {"delta": statement.delta, **steps, **clipping, **trainable}
 
 
 def _same(value: Any, said: Any) -> bool:
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, said))
-    if numbers:
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, said)):
         return math.isclose(value, said, rel_tol=NEAR)
     return bool((tuple(value) if isinstance(value, list) else value) == said)
-
-
-def _rounded(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else as_toml(value)
 
 
 def as_toml(value: Any) -> str:

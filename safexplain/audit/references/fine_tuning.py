@@ -11,7 +11,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache as cache_of
 from functools import partial
@@ -107,20 +107,14 @@ class FineTune:
         return self.outputs or self.downstream.classes
 
     def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
-        """What the model of a number is fine-tuned on, as rows of populations: a random share of `downstream`.
-
-        `member` (n,) bool, who was in its pre-training, is for classes derived from this one.
-        """
+        """What the model of a number, pre-trained on the (n,) bool `member`s, is fine-tuned on, as rows of populations:
+        a random share of `downstream`."""
         n = len(self.downstream)
         rng = np.random.default_rng([seed, number, _STREAM])
         return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]
 
     def check(self, model: nn.Module) -> None:
-        """See whether a model of this architecture can be fine-tuned so, before anything long.
-
-        Raises:
-            InputError: as `fine_tune`, but for what is wrong with a share of the data.
-        """
+        """Raise InputError where a model of this architecture cannot be fine-tuned so, before anything long."""
         job = _Job(self, np.zeros((1, 1), dtype=bool), (0,), 0, torch.device("cpu"))
         job.check(job.start(0, model))
 
@@ -193,8 +187,12 @@ def fine_tune(
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
-    for i in range(len(pretrained.models)):
-        job.check_data(i)
+    for i, number in enumerate(pretrained.numbers):
+        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in job.shares(i)]))) < 2:
+            raise InputError(
+                f"model {number} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or"
+                " use more downstream data"
+            )
     models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
     digest_of = cache_of(Population.digest)
     keys = [job.key(i, model, digest_of) if store else "" for i, model in enumerate(models)]
@@ -239,29 +237,24 @@ def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> 
 
 
 def head_name(model: nn.Module) -> str:
-    """Name of the one linear layer that is the head.
-
-    Raises:
-        InputError: as for `replace_head`.
-    """
+    """Name of the one linear layer that is the head, or InputError as of `replace_head`."""
     from safexplain.dp.models.parameters import head_modules
 
-    what_to_do = (
-        "Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below fc,"
-        " classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d, classes))"
-    )
-    if isinstance(model, EstimatorModule):
-        raise InputError(f"a scikit-learn classifier has no head that could be replaced. {what_to_do}")
-    try:
+    kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
+    problem = f"{kind} has no head that could be replaced"
+    with suppress(InputError):
         names = head_modules(model)
-    except InputError:
-        raise InputError(f"{type(model).__name__} has no head that could be replaced. {what_to_do}") from None
-    if len(names) > 1:
-        raise InputError(f"{type(model).__name__} has {len(names)} heads: {', '.join(names)}. {what_to_do}")
-    head = model.get_submodule(names[0])
-    if not isinstance(head, nn.Linear):
-        raise InputError(f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear. {what_to_do}")
-    return names[0]
+        head = model.get_submodule(names[0])
+        if len(names) == 1 and isinstance(head, nn.Linear):
+            return names[0]
+        problem = f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear"
+        if len(names) > 1:
+            problem = f"{kind} has {len(names)} heads: {', '.join(names)}"
+    raise InputError(
+        f"{problem}. Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below"
+        " fc, classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d,"
+        " classes))"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,17 +267,16 @@ class _Job:
     seed: int
     device: torch.device
 
-    # ------------------------------------------------------------------------------------------- what each model is
-
     def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
         """The models of these places, fine-tuned, on the CPU."""
         models = [start.to(self.device) for start in starts]
         if len(models) > 1 or self.on_features(models[0]):
-            self.train_heads(models, places, tick)
-        elif self.how.dp is not None:
-            self.train_with_dp(models[0], places[0], tick)
+            self._train_heads(models, places, tick)
+        elif self.how.dp is None:
+            self._train_alone(models[0], places[0], tick)
         else:
-            self.train_alone(models[0], places[0], tick)
+            tuner = self._tuner(places[0], models[0], lambda _, done, total, note="": tick(done / total, note))
+            models[0].load_state_dict(tuner.fit().model.state_dict())
         return [model.cpu() for model in models]
 
     def number(self, i: int) -> int:
@@ -315,19 +307,6 @@ class _Job:
 
     def _mixed(self, i: int, what: int) -> int:
         return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
-
-    def _generator(self, i: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self._mixed(i, 1))
-
-    # ------------------------------------------------------------------------------------------------ can it train
-
-    def check_data(self, i: int) -> None:
-        """Raise InputError where model i would see fewer than two classes."""
-        if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in self.shares(i)]))) < 2:
-            raise InputError(
-                f"model {self.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
-                " classes: raise sample, or use more downstream data"
-            )
 
     def check(self, model: nn.Module) -> None:
         """Raise InputError where a model does not turn downstream examples into outputs of its new classes."""
@@ -390,9 +369,7 @@ class _Job:
         together = {i for group in found for i in group}
         return found + [[i] for i in missing if i not in together]
 
-    # ------------------------------------------------------------------------------------------------- how it trains
-
-    def train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
+    def _train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
         """Features once, then all heads at once."""
         from safexplain.dp.heads.features import features
 
@@ -404,24 +381,20 @@ class _Job:
             index.append(torch.arange(first, first + len(y)))
             heads.append(nn.Sequential(model.get_submodule(head_name(model))))
             first += len(y)
-        generators = [self._generator(i) for i in places]
+        generators = [torch.Generator().manual_seed(self._mixed(i, 1)) for i in places]
         train_models(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
 
-    def train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
+    def _train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
         """The plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
         parts = None if self.how.trainable == "all" else [learner.get_submodule(name) for name in self._parts(learner)]
         with _only(learner, [learner] if parts is None else parts):
-            train_one(self.how.recipe, learner, *self.data(i), self._generator(i), tick, parts=parts)
+            generator = torch.Generator().manual_seed(self._mixed(i, 1))
+            train_one(self.how.recipe, learner, *self.data(i), generator, tick, parts=parts)
         if learner is not model:
             model.load_state_dict(restore(learner).state_dict())
-
-    def train_with_dp(self, model: nn.Module, i: int, tick: Tick) -> None:
-        """By DPFineTuner."""
-        tuned = self._tuner(i, model, lambda stage, done, total, note="": tick(done / total, note)).fit()
-        model.load_state_dict(tuned.model.state_dict())
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
         """The model as DPFineTuner will leave it: with GroupNorm where BatchNorm would train."""
@@ -439,16 +412,14 @@ class _Job:
         (x, y), how, given = self.data(i), self.how, dict(self.how.dp or {})
         if given.get("steps") is None:
             given.setdefault("epochs", how.recipe.epochs)
-        given.setdefault("batch_size", min(how.recipe.batch_size, len(y)))
-        given.setdefault("optimizer", how.recipe.optimizer)
-        given.setdefault("lr", how.recipe.lr)
+        own = {"optimizer": how.recipe.optimizer, "lr": how.recipe.lr}
+        given = {"batch_size": min(how.recipe.batch_size, len(y)), **own, **given}
         given["seed"] = mixed_seed(self._mixed(i, 1), given.get("seed") or 0) % 2**31
         model = self._with_adapters(model, i) if how.trainable == "lora" else copy.deepcopy(model)
         trainable: Any = how.trainable
         if trainable != "all":
             parts = {name: model.get_submodule(name) for name in self._parts(model)}
-            training = {module for part in parts.values() for module in part.modules()}
-            for module in set(model.modules()) - training:
+            for module in set(model.modules()).difference(*(part.modules() for part in parts.values())):
                 pin(module)  # no dropout in what is frozen
             if isinstance(trainable, int):
                 trainable = [name for name, part in parts.items() if any(True for _ in part.parameters())]
@@ -474,7 +445,7 @@ class _Job:
         order = [name for name, _ in model.named_modules()]
         found: list[str] = []
         for name in [*order[order.index(names[-count]) :], head]:
-            if not any(name == outer or name.startswith(outer + ".") for outer in found):
+            if not any(f"{name}.".startswith(f"{outer}.") for outer in found):
                 found.append(name)
         return found
 

@@ -162,7 +162,7 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
             raise ConfigurationError(f"a worker has {VERSIONS}, and {versions} is needed: install the same everywhere")
         with _one_at_a_time, parallel_config("sequential"):
             try:
-                work, task = _Unpickler(raw, arrays).load()
+                work, task = _unpacked(raw, arrays)
             except Exception as error:
                 raise ConfigurationError(
                     f"a worker cannot take the work: {type(error).__name__}: {error}. Modules that define what is"
@@ -183,7 +183,7 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
 
 def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
     """Number -> a task as a pickle and its large arrays; without tasks that cannot be pickled."""
-    found, known = {}, dict[int, tuple[Any, NDArray[Any]]]()
+    found, known = {}, dict[Any, Any]()
     for i, task in enumerate(tasks):
         pickler = _Pickler(file := io.BytesIO(), known)
         try:
@@ -195,63 +195,48 @@ def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[
     return found
 
 
+def _unpacked(raw: bytes, arrays: Sequence[NDArray[Any]]) -> Any:
+    """What was packed; Ray's and Dask's arrays are read-only, which torch's tensors cannot be."""
+    usable = [a if a.flags.writeable and a.ctypes.data % 16 == 0 else a.copy() for a in arrays]
+    return pickle.loads(raw, buffers=usable)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts large arrays and tensors, and all that lie on a GPU, beside the pickle; one array for each tensor."""
+    """Puts large arrays and tensors beside the pickle, as bytes in `arrays`.
 
-    def __init__(self, file: io.BytesIO, known: dict[int, tuple[Any, NDArray[Any]]]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+    `known` has those of all tasks: (address, bytes) -> array, and the id of a tensor -> it and its array.
+    """
+
+    def __init__(self, file: io.BytesIO, known: dict[Any, Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._stays)
         self.arrays = list[NDArray[Any]]()
-        self._known, self._places = known, dict[int, int]()
+        self._known = known
 
-    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
-        if type(value) in (np.ndarray, np.memmap):
-            if value.nbytes < LARGE or value.dtype.kind not in "biufc":
-                return None
-            return self._place(value, lambda: value), None
+    def _stays(self, buffer: pickle.PickleBuffer) -> bool:
+        array = np.frombuffer(buffer.raw(), np.uint8)
+        if array.nbytes >= LARGE:
+            self.arrays.append(self._known.setdefault((array.ctypes.data, array.nbytes), array))
+        return array.nbytes < LARGE
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.memmap:
+            return value.view(np.ndarray).__reduce_ex__(5)
         if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided or not value.is_leaf:
-            return None
+            return super().reducer_override(value)
         if value.device.type == "cpu" and value.nbytes < LARGE:
-            return None
+            return super().reducer_override(value)
+        if type(value) is nn.Parameter:
+            return nn.Parameter, (value.detach(), value.requires_grad)
         order = sorted(range(value.dim()), key=value.stride, reverse=True)  # dimensions as they lie in memory
         lying = value.detach().permute(order)
-        place = self._place(value, lambda: lying.cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return place, (type(value), value.dtype, tuple(lying.shape), order, str(value.device), value.requires_grad)
-
-    def _place(self, value: Any, array: Callable[[], NDArray[Any]]) -> int:
         if id(value) not in self._known:
-            self._known[id(value)] = value, array()
-        if id(value) not in self._places:
-            self._places[id(value)] = len(self.arrays)
-            self.arrays.append(self._known[id(value)][1])
-        return self._places[id(value)]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Of `_Pickler`."""
-
-    def __init__(self, raw: bytes, arrays: Sequence[NDArray[Any]]) -> None:
-        super().__init__(io.BytesIO(raw))
-        self._arrays, self._made = arrays, dict[int, Any]()
-
-    def persistent_load(self, pid: tuple[int, tuple[Any, ...] | None]) -> Any:
-        place, tensor = pid
-        if place not in self._made:
-            array = self._arrays[place]
-            if not array.flags.writeable or array.ctypes.data % 16:  # Ray's and Dask's; torch has no read-only tensors
-                array = array.copy()
-            self._made[place] = array if tensor is None else _tensor(array, *tensor)
-        return self._made[place]
+            self._known[id(value)] = value, lying.cpu().contiguous().flatten().view(torch.uint8).numpy()
+        array = self._known[id(value)][1]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return _tensor, (array, value.dtype, lying.shape, inverse, value.device, value.requires_grad)
 
 
 def _tensor(
-    array: NDArray[Any],
-    kind: type[Tensor],
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    order: Sequence[int],
-    device: str,
-    requires_grad: bool,
+    array: NDArray[Any], dtype: torch.dtype, shape: torch.Size, order: list[int], device: torch.device, grad: bool
 ) -> Tensor:
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    found = torch.from_numpy(array).view(dtype).view(shape).permute(inverse).to(device)
-    return nn.Parameter(found, requires_grad) if kind is nn.Parameter else found.requires_grad_(requires_grad)
+    return torch.from_numpy(array).view(dtype).view(shape).permute(order).to(device).requires_grad_(grad)

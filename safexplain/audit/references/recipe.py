@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,8 @@ TELL_SECONDS = 0.5
 """Within an epoch, progress is told this often; at the end of each epoch it always is."""
 
 
-class Tick(Protocol):
-    """Told about a training."""
-
-    def __call__(self, share: float, note: str = "") -> None:
-        """`share` of the work is done, in [0, 1]; `note` is where it stands, as "epoch 3 of 30"."""
-
+Tick = Callable[..., None]
+"""Called as tick(share, note=""): that share of a training, in [0, 1], is done; the note says "epoch 3 of 30"."""
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
@@ -118,10 +114,8 @@ class Recipe:
                 raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
         if self.dp is not None:
             object.__setattr__(self, "dp", DPTraining.of(self.dp))
-            plain: dict[str, object] = {"schedule": "constant", "augmentation": "none", "precision": "float32"}
-            plain |= {"channels_last": False, "compile": False}
-            for name, only in plain.items():
-                if (value := getattr(self, name)) != only:
+            for name in ("schedule", "augmentation", "precision", "channels_last", "compile"):
+                if (value := getattr(self, name)) != (only := getattr(Recipe, name)):
                     raise ConfigurationError(
                         f"recipe: [dp] trains with {name} = {as_toml(only)} only, got {as_toml(value)}; for another"
                         ' training name a function of yours, function = "module:train"'
@@ -164,15 +158,12 @@ class Recipe:
         Precision, channels_last, compile, examples and `[dp]` stand in it only where they are not at their defaults: a
         recipe of before there were such keeps its text, and so its digest in certificates.
         """
-        names = ("precision", "channels_last", "compile", "examples")
-        newer = {f.name: f.default for f in fields(self) if f.name in names}
-        plain = {k: v for k, v in asdict(self).items() if k != "dp" and (k not in newer or v != newer[k])}
-        table = "" if self.dp is None else self.dp.to_toml()
-        return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + table
+        newer = ("precision", "channels_last", "compile", "dp", "examples")
+        plain = {k: v for k, v in vars(self).items() if k not in newer or (k != "dp" and v != getattr(Recipe, k))}
+        return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + (self.dp.to_toml() if self.dp else "")
 
     def caveat(self, target: nn.Module | None = None) -> str:
-        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing, as
-        for an audited `target` whose own weights are in half precision: it was trained so."""
+        """What a reader must know of how reference models were trained, or "", as for a target in half precision."""
         halves = {torch.bfloat16, torch.float16}
         if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
             return ""
@@ -182,8 +173,7 @@ class Recipe:
         )
 
     def privacy_note(self, statement: PrivacyStatement | None) -> str:
-        """What a reader of an audit has to know of differential privacy in its reference models, or "", with the
-        statement of the target's training."""
+        """The same of differential privacy, with the statement of the target's training."""
         if self.dp is not None:
             return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
         if statement is None:
@@ -196,14 +186,14 @@ class Recipe:
     def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The optimizer over these tensors; all three work elementwise, so stacked models train as single ones do."""
         fused = all(p.is_cuda and p.is_floating_point() for p in parameters) or None
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
         match self.optimizer:
             case "adam":
-                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+                return torch.optim.Adam(parameters, **options)
             case "adamw":
-                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+                return torch.optim.AdamW(parameters, **options)
             case "sgd":
-                momentum, decay = self.momentum, self.weight_decay
-                return torch.optim.SGD(parameters, lr=self.lr, momentum=momentum, weight_decay=decay, fused=fused)
+                return torch.optim.SGD(parameters, momentum=self.momentum, **options)
 
     def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
         """The learning rate over `steps` steps, to be stepped after each."""
@@ -232,15 +222,12 @@ class Recipe:
         *,
         parts: Sequence[nn.Module] | None = None,
     ) -> nn.Module:
-        """Train `model` in place on all of (x, y) and return it in eval mode.
+        """Train `model` in place, on its device, and return it in eval mode.
 
-        Args:
-            model: on the device where it is to train.
-            x: (members, ...) inputs, anywhere: moved to the device at once where they fit, else batch by batch.
-            y: (members,) labels.
-            generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
-            tick: progress.
-            parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
+        All of the (members, ...) inputs and (members,) labels are trained on. Inputs move to the device
+        at once where they fit, else batch by batch. The CPU's `generator` draws the order and the augmentation; dropout
+        draws from the global one, seeded by it. With `parts`, modules of the model, only these train, and all else
+        stays in eval mode and as it is.
 
         Raises:
             InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
@@ -290,20 +277,13 @@ def check_examples(examples: int | None, rows: int) -> None:
         )
 
 
-class EpochBatches(Protocol):
-    """Batches of a training, epoch after epoch."""
-
-    steps: int
-    """Batches an epoch."""
-
-    def epoch(self) -> Iterable[tuple[Tensor, ...]]:
-        """Draw all batches of the next epoch."""
-
-
 def descend(
-    recipe: Recipe, parameters: list[Tensor], batches: EpochBatches, loss: Callable[..., Tensor], tick: Tick | None
+    recipe: Recipe, parameters: list[Tensor], batches: Any, loss: Callable[..., Tensor], tick: Tick | None
 ) -> None:
-    """All steps of a recipe, by which the optimizer moves these parameters; `loss` is of the tensors of one batch."""
+    """All steps of a recipe, by which the optimizer moves these parameters; `loss` is of the tensors of one batch.
+
+    `batches` has `steps`, how many an epoch has, and `epoch()`, which draws those of the next one.
+    """
     optimizer = recipe.make_optimizer(parameters)
     steps = batches.steps * recipe.epochs
     schedule = recipe.make_schedule(optimizer, steps)

@@ -11,7 +11,7 @@ import io
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
@@ -34,18 +34,8 @@ from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
 
-BATCHABLE = (
-    nn.Linear,
-    nn.Flatten,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-)
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
+BATCHABLE = (nn.Linear, nn.Flatten, *ACTIVATIONS)
 """Layers whose batched form is one matrix product or elementwise, without state and without randomness."""
 
 
@@ -76,11 +66,7 @@ def train_models(
     tick: Tick | None = None,
 ) -> None:
     """Train models of one architecture and device in place, each on its rows of (x, y), by its own generator: together
-    where that is possible, else one after the other.
-
-    Raises:
-        InputError: the loss of a model became NaN or infinite.
-    """
+    where that is possible, else one after the other; raises as `Recipe.train`."""
     if recipe.dp is not None:
         train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick)
         return
@@ -135,9 +121,6 @@ def train_together(
     Batches are padded to sizes that do not depend on who else is in the group. So, in one thread of a CPU, a model with
     hidden layers of at least 8 units was bit for bit the same in every group that was tried; narrower ones differ by
     rounding.
-
-    Raises:
-        InputError: steps per epoch differ, or a loss became NaN or infinite.
     """
     if len({recipe.steps_per_epoch(len(index)) for index in members}) != 1:
         raise InputError("models trained together need equal steps per epoch; group them by recipe.steps_per_epoch")
@@ -192,17 +175,16 @@ class _ManyBatches:
             index[torch.randperm(len(index), generator=g)].split(sizes)
             for index, g, sizes in zip(self.members, self.generators, self.sizes, strict=True)
         ]
-        padded = [_padded(step, width) for *step, width in zip(*drawn, self.widths, strict=True)]
+        padded = [
+            torch.stack([F.pad(index, (0, width - len(index))) for index in step])
+            for *step, width in zip(*drawn, self.widths, strict=True)
+        ]
         order = torch.cat(padded, dim=1)
         there = moved(order, self.device)
         for width, end, weight in zip(self.widths, accumulate(self.widths), self.weights, strict=True):
             index = there[:, end - width : end]
             x = self.x[index] if self.near else moved(self.x[order[:, end - width : end]], self.device)
             yield x, self.y[index], weight
-
-
-def _padded(chosen: Sequence[Tensor], width: int) -> Tensor:
-    return torch.stack([F.pad(index, (0, width - len(index))) for index in chosen])
 
 
 class Keeper(Protocol):
@@ -226,22 +208,16 @@ class EstimatorTraining:
     given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters in place of the estimator's own
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
-        """A clone, seeded where it or its steps have `random_state`, and fitted on (members, d) inputs and labels; the
-        module has `classes` outputs.
-
-        Raises:
-            InputError: it cannot be fitted on these rows.
-        """
+        """A clone, seeded where it or its steps have `random_state`, and fitted on (members, d) inputs and labels, as a
+        module of `classes` outputs; InputError where it cannot be fitted."""
         from sklearn.base import clone
         from sklearn.exceptions import ConvergenceWarning
 
         one = clone(self.estimator).set_params(**self.given)
         states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
         one.set_params(**dict.fromkeys(states, seed))
-        rows, labels = (
-            x if self.columns is None else self.columns.decode(x),
-            y if self.labels is None else self.labels[y],
-        )
+        rows = x if self.columns is None else self.columns.decode(x)
+        labels = y if self.labels is None else self.labels[y]
         names = getattr(self.estimator, "feature_names_in_", None)
         if self.columns is None and names is not None and len(names) == x.shape[1]:
             rows = import_module("pandas").DataFrame(x.astype(np.float64), columns=list(names))
@@ -283,11 +259,11 @@ class EstimatorTraining:
         """Keep a finished one, if it can be written."""
         if store is None or not key or self.keeper is None or not isinstance(model, EstimatorModule):
             return
-        raw = None
-        with suppress(ValueError, TypeError, AttributeError):  # of a kind that cannot be written
+        try:
             raw = self.keeper.write(model.estimator)
-        if raw is not None:
-            store.save_bytes(key, raw)
+        except (ValueError, TypeError, AttributeError):  # of a kind that cannot be written
+            return
+        store.save_bytes(key, raw)
 
     def __str__(self) -> str:
         params = {**self.estimator.get_params(), **self.given}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Signals
-from safexplain.audit.controls.strength import _Compared, _map_ratio, _normal_scores, recipe_fit, reference_coverage
+from safexplain.audit.controls.strength import _compared, _map_ratio, _normal_scores, recipe_fit, reference_coverage
 from safexplain.verdict.evidence import Control
 
 
@@ -213,8 +213,8 @@ def test_the_slope_is_that_of_the_slow_regression():
     rng = np.random.default_rng(0)
     member = rng.random((7, 40)) < 0.5
     a = _normal_scores(rng.normal(size=(7, 40)) + member * rng.normal(1, 2, 40))
-    fast = _Compared.of("s", a, member)
-    assert np.allclose(fast.covariance / fast.variance, slow_slope(a, member))
+    fast = _compared(a, member)
+    assert np.allclose(fast["covariance", ""] / fast["variance", ""], slow_slope(a, member))
 
 
 def test_normal_scores_are_ranks_among_the_models():

@@ -178,7 +178,7 @@ def sent(value):
     assert all(a is b for a, b in zip(arrays, again, strict=True))
     for array in arrays:
         array.flags.writeable = False
-    return parallel._Unpickler(raw, arrays).load()[1][0], len(arrays)
+    return parallel._unpacked(raw, arrays)[1][0], len(arrays)
 
 
 def test_large_arrays_are_sent_once_and_can_be_written_to():
