@@ -27,7 +27,7 @@ from safexplain.cli.console import (
     option,
     resumable,
 )
-from safexplain.cli.options import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
+from safexplain.cli.options import Attacks, MaxTpr, Options, PolicyFile, PolicyFpr, asks, policy_of
 from safexplain.errors import ConfigurationError
 
 __all__ = ["attack_command", "audit_command", "demo_command"]
@@ -35,7 +35,7 @@ __all__ = ["attack_command", "audit_command", "demo_command"]
 
 @asks
 def audit_command(
-    question: Question,
+    given: Options,
     hardening: Annotated[
         str,
         option("HARDENING", "recommended, none, deepleak, JSON, or a JSON file.", EXPLANATION),
@@ -85,13 +85,13 @@ def audit_command(
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
     chosen = parse_hardening(hardening)
-    with begun(question, chosen, kept, pretraining_pool, service, scored, public, grows=True) as run:
+    with begun(given, chosen, kept, pretraining_pool, service, scored, public, grows=True) as run:
         plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))
-        if question.plan:
+        if given.plan:
             plan = replace(plan, notes=(*run.says, *plan.notes))
-            return show_plan(plan, run.folder, question.json_, question.quiet)
-        if not (question.quiet or quick):
-            gradients, gpu = not is_classifier_file(question.model), run.question.place.type == "cuda"
+            return show_plan(plan, run.folder, given.json_, given.quiet)
+        if not (given.quiet or quick):
+            gradients, gpu = not is_classifier_file(given.model), run.question.place.type == "cuda"
             announce(plan, run.says, gradients=gradients, gpu=gpu)
         if not quick:
             run.progress.expect((stage.name, stage.seconds) for stage in plan.stages)
@@ -99,8 +99,8 @@ def audit_command(
         found.save(run.folder)
         losses = seen_in_losses(plan, run.question, found) if quick else None
     if quick:
-        return show_quick(found, plan, losses, run.folder, json_=question.json_, quiet=question.quiet)
-    return show_audit(found, run.folder, question.json_, question.quiet)
+        return show_quick(found, plan, losses, run.folder, json_=given.json_, quiet=given.quiet)
+    return show_audit(found, run.folder, given.json_, given.quiet)
 
 
 def attack_command(

@@ -53,7 +53,7 @@ Attacks = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Options:
     """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
 
     model: Annotated[
@@ -135,9 +135,9 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def flat(**given: Any) -> int:
         mine = {p.name: given.pop(p.name) for p in own}
-        return command(Question(**given), **mine)
+        return command(Options(**given), **mine)
 
-    parameters = [*inspect.signature(Question, eval_str=True).parameters.values(), *own]
+    parameters = [*inspect.signature(Options, eval_str=True).parameters.values(), *own]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from safexplain.cli.console import option
-from safexplain.cli.options import Question, asks
+from safexplain.cli.options import Options, asks
 
 SEARCH = "Search"
 """Heading of the options of the search."""
@@ -14,7 +14,7 @@ SEARCH = "Search"
 
 @asks
 def tune_command(
-    question: Question,
+    given: Options,
     trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
     public: Annotated[
         Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
@@ -23,4 +23,4 @@ def tune_command(
     """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
     from safexplain.cli.run.tune import run_tune
 
-    return run_tune(question, trials, public)
+    return run_tune(given, trials, public)

@@ -25,7 +25,7 @@ from safexplain.audit.controls import holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command
-from safexplain.cli.options import Question
+from safexplain.cli.options import Options
 from safexplain.cli.run import demo
 from safexplain.cli.run.classifiers import check_public
 from safexplain.cli.run.question import parse_hardening, parse_methods
@@ -455,7 +455,7 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
 
 def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
     audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
-    assert {f.name for f in fields(Question)} <= audits & tunes
+    assert {f.name for f in fields(Options)} <= audits & tunes
     assert len(audits - {"model"}) <= 32
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from safexplain._validate import read_toml
 from safexplain.audit.references.training import EstimatorTraining
-from safexplain.cli.options import Question
+from safexplain.cli.options import Options
 from safexplain.cli.run.recipes import TrainingFunction
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, MissingExtraError
@@ -49,18 +49,16 @@ class Tabular:
     outputs: int
 
     @classmethod
-    def of(cls, question: Question, public: Path | None) -> Tabular:
+    def of(cls, given: Options, public: Path | None) -> Tabular:
         """The classifier that the command line names, and its data; SafexplainError if they do not fit each other."""
-        assert question.model is not None
-        if question.arch is not None:
-            raise ConfigurationError(f"--arch builds a network, but {question.model} holds a classifier; leave it out")
-        if question.output == "logit":
+        assert given.model is not None
+        if given.arch is not None:
+            raise ConfigurationError(f"--arch builds a network, but {given.model} holds a classifier; leave it out")
+        if given.output == "logit":
             raise ConfigurationError("--output logit: the probability of a classifier is explained; leave --output out")
-        found = load_estimator(
-            question.model, trust_pickle=question.trust_pickle, trust_types=question.trust_type or ()
-        )
-        slices = tuple(question.slice_by or ())
-        read = load_for_classifier(found, question.data, public=public, group=question.group_column, slices=slices)
+        found = load_estimator(given.model, trust_pickle=given.trust_pickle, trust_types=given.trust_type or ())
+        slices = tuple(given.slice_by or ())
+        read = load_for_classifier(found, given.data, public=public, group=given.group_column, slices=slices)
         loaded = LoadedModel.of_classifier(found, read.columns)
         return cls(found, read, loaded, check_model_fits(loaded.model, read.data))
 

@@ -28,8 +28,7 @@ from safexplain.audit.references.fine_tuning import FineTune
 from safexplain.audit.references.recipe import check_examples
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
-from safexplain.cli.options import Question as Options
-from safexplain.cli.options import policy_of
+from safexplain.cli.options import Options, policy_of
 from safexplain.cli.run.classifiers import (
     COLUMNS,
     Tabular,

@@ -17,7 +17,7 @@ from torch import nn
 from safexplain.audit import Question, Recipe
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import Interrupted
-from safexplain.cli.options import Question as Options
+from safexplain.cli.options import Options
 from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.question import begun
 from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
@@ -39,25 +39,25 @@ KEPT = "finished models and trials"
 """What an interruption leaves in the run directory."""
 
 
-def run_tune(question: Options, trials: int, public: Path | None) -> int:
+def run_tune(given: Options, trials: int, public: Path | None) -> int:
     """Search, audit the chosen release, print both, and return the exit code.
 
     Raises:
         SafexplainError: something cannot be read, or does not fit the rest.
         Interrupted: after what was found is shown.
     """
-    with begun(question, Hardening.none(), KEPT) as run:
-        if question.plan:
-            return show_plan(plan_tune(run.question, trials=trials), run.folder, question.json_, question.quiet)
+    with begun(given, Hardening.none(), KEPT) as run:
+        if given.plan:
+            return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
         asked = run.ready()
         others = () if public is None else public_models(public, asked)
         found = searched(asked, trials, run.folder, others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
-    if found.study.interrupted and question.json_:
+    if found.study.interrupted and given.json_:
         raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
-    code = show_tuned(found, run.folder, question.json_, question.quiet)
+    code = show_tuned(found, run.folder, given.json_, given.quiet)
     if found.study.interrupted:
         raise Interrupted(run.folder, KEPT)
     return code
