@@ -33,15 +33,16 @@ from safexplain import (
     ThresholdMask,
     UnitNorm,
 )
-from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
+from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
 from safexplain.cli.run.demo import POLICY as DEMO
-from safexplain.cli.run.demo import RECIPE, build, digits
+from safexplain.cli.run.demo import build, digits
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)
 POOLS, POOL_SIZE, REFERENCES = 3, 599, 32
+RECIPE = Recipe(optimizer="adam", lr=3e-3, epochs=60, batch_size=32)
 POLICY = replace(DEMO, patience=(1,))
 """The figures show what is told to whoever asks once."""
 RECOMMENDED, RANKED = Hardening.recommended(), Hardening.ranked(KEY)

@@ -15,7 +15,7 @@ from safexplain.hardening.hardening import Hardening
 
 REFERENCES = 16
 
-RECIPE = Recipe(optimizer="adam", lr=3e-3, epochs=60, batch_size=32)
+RECIPE = Recipe(optimizer="adam", lr=3e-3, epochs=60, batch_size=64)
 POLICY = Policy(
     fpr=0.05,
     max_tpr=0.08,
