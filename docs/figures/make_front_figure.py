@@ -23,6 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
 
 from safexplain._progress import shown
+from safexplain.audit.controls.holdout_uses import counted_in
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.demo import digits, run_demo
 from safexplain.verdict.result import AttackResult, AuditResult
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, help="of a demo: its models are not trained again")
     run_dir = parser.parse_args().run_dir
     mpl.use("Agg")
-    with tempfile.TemporaryDirectory() as folder, shown(False) as progress:
+    with tempfile.TemporaryDirectory() as folder, shown(False) as progress, counted_in(Path(folder) / "uses.sqlite"):
         found = run_demo((run_dir or Path(folder)) / "models", seed=0, device="cpu", progress=progress)
     for scheme in SCHEMES:
         with mpl.rc_context(style(scheme)):
