@@ -446,7 +446,9 @@ def explanations_of(
         for level, values in answers.summaries.items():
             for name, a in values.items():
                 table = found.summaries.setdefault(level, {})
-                table.setdefault(name, np.zeros((m, *a.shape)))[i] = a
+                if name not in table:
+                    table[name] = np.zeros((m, *a.shape))
+                table[name][i] = a
         for level, maps in answers.maps.items():
             if level not in found.maps:
                 large = maps.nbytes * m * len(answers.maps) > largest
@@ -465,15 +467,11 @@ def explanations_of(
     tasks = [(jobs[i], models[i], label[i]) for i in missing]
     sizes = [jobs[i].explanations for i in missing]
     for task, answers in each(
-        _explained, tasks, sizes=sizes, stage="explaining", progress=progress, before=done, total=total
+        ExplainModel.__call__, tasks, sizes=sizes, stage="explaining", progress=progress, before=done, total=total
     ):
         put(missing[task], answers)
         store.save(keys[missing[task]], answers)
     return found
-
-
-def _explained(job: ExplainModel, model: nn.Module, labels: NDArray[Any], tick: Tick) -> Answers:
-    return job(model, labels, tick)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -344,10 +345,12 @@ class _Asking:
     large: bool  # whole maps go to disk
     keep: bool  # whole maps are kept
 
-    @property
+    @cached_property
     def softmax(self) -> bool:
         """Whether models return logits, and their probability is explained."""
-        return self._release(self.question.hardening).softmax
+        first, *others = self.models.shadows.models
+        like = first if self.question.endpoint is None else next(iter(others), None)  # labels tell nothing of outputs
+        return self.question.released_by(self.question.hardening, like).softmax
 
     def signals(
         self, name: str, hardening: HardeningLike, native: Explanations | None = None
@@ -364,7 +367,7 @@ class _Asking:
         about = self._about(name, hardening)
         predictions, explanations = self.predictions, None
         if options.labels == "own":
-            about[META] = self._accuracy()
+            about[META] = self._accuracy
         if endpoint is not None:
             hidden = () if endpoint.payload.releases_probabilities else ("loss", "margin", "prediction", "predictions")
             seen = {
@@ -400,9 +403,7 @@ class _Asking:
         return models.signals(predictions, explanations, classes, **about), explanations
 
     def _release(self, hardening: HardeningLike) -> Release:
-        first, *others = self.models.shadows.models
-        like = first if self.question.endpoint is None else next(iter(others), None)  # labels tell nothing of outputs
-        return self.question.released_by(hardening, like)
+        return Release(self.question.methods, hardening, self.softmax, not self.question.hardening.is_none)
 
     def _natives(self, native: Explanations) -> NDArray[np.float32] | None:
         """(m, n, d) maps that can be hardened again: of the shape of the input, and of the predicted class alone."""
@@ -431,6 +432,7 @@ class _Asking:
         (subject,) = _identity(question.target).values()
         return {**about, "subject": subject}
 
+    @cached_property
     def _accuracy(self) -> dict[str, Any]:
         """How often the models are right on their non-members, and what else tells of wrong data."""
         membership, population = self.models.shadows.membership, self.models.population
