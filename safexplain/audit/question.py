@@ -362,11 +362,22 @@ class Question:
         everything = number >= len(self.population)
         return np.arange(len(self.population)) if everything else self.population.sample(self.member, number)
 
-    def released_by(self, hardening: HardeningLike, like: nn.Module | None) -> Release:
-        """The explainers under this hardening, of models such as `like`, whose outputs show what they are."""
-        softmax = self.output == "probability"
-        softmax = softmax and (like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS]))
+    def puts_softmax(self, like: nn.Module | None) -> bool:
+        """Whether probabilities are explained of models that, as `like`, return logits; None: taken to do so."""
+        logits = like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS])
+        return self.output == "probability" and logits
+
+    def released_by(self, hardening: HardeningLike, softmax: bool) -> Release:
+        """The explainers under this hardening; `softmax` as `puts_softmax`."""
         return Release(self.methods, hardening, softmax, not self.hardening.is_none)
+
+    def map_numbers(self, answers: int) -> int:
+        """Numbers in the maps of so many answers, models times examples, at one level of patience."""
+        return answers * self.population.x[0].numel() * len(self.methods) * self.explains
+
+    def map_bytes(self, answers: int) -> int:
+        """Bytes of all maps: natively, where they are compared, and as released at each level of patience."""
+        return 4 * self.map_numbers(answers) * (len(self.policy.patience) + self.compares)
 
     def keyed(self, whose: str) -> HardeningLike:
         """The hardening with a key of this audit's own, one for the "target" and another for the "references"."""

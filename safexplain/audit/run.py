@@ -32,7 +32,7 @@ from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
 from safexplain.audit.queries import levels_of, with_channels_last
-from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question, Release
+from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
@@ -51,7 +51,6 @@ from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.release import as_written, in_words
-from safexplain.verdict.words import limits
 
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
 
@@ -236,26 +235,26 @@ def judge(question: Question, models: Models) -> AuditRun:
     Raises:
         InputError: an explanation fails.
     """
-    policy, options, endpoint, progress = question.policy, question.options, question.endpoint, question.progress
-    population, notes = models.population, list(models.notes)
-    implied, why_not = _implied(question, population)
-    notes += why_not
-    explained = question.output
+    policy, options, endpoint = question.policy, question.options, question.endpoint
+    population, target = models.population, question.target
+    implied, notes = _implied(question, population)
+    notes = [*models.notes, *notes]
+    explained: str = question.output
     own = [m for m in question.methods if hasattr(m.make, "explains") and question.explains and endpoint is None]
-    if odds := [m.name for m in own if m.make.explains(question.target) == "log odds"]:  # type: ignore[attr-defined]
-        explained = "class's log odds"  # type: ignore[assignment]
+    if odds := [m.name for m in own if m.make.explains(target) == "log odds"]:  # type: ignore[attr-defined]
+        explained = "class's log odds"
         notes += [f"{name} explains the log odds of the predicted class, not its {question.output}." for name in odds]
     large, keep, about_maps = _room_for_maps(question, models)
     notes += about_maps
     if endpoint is not None:
-        told = endpoint.ask(population, policy.patience, question.dither, progress)
+        told = endpoint.ask(population, policy.patience, question.dither, question.progress)
         notes = [endpoint.told, *notes, *told]
     predictions = predict(
         models.asked, population, patience=policy.patience, dither=question.dither, labels=options.labels,
-        batch_size=options.batch_size, progress=named(progress, "asking for labels"),
+        batch_size=options.batch_size, progress=named(question.progress, "asking for labels"),
     )  # fmt: skip
     asking = _Asking(question, models, predictions, large, keep)
-    looked, findings = _look(question, models) if question.explains and endpoint is None else (None, ())
+    looked, findings = asking.look() if question.explains and endpoint is None else (None, ())
     notes += [f"Native explanations that cannot be right: {finding}" for finding in findings]
     signals, native = dict[str, Signals](), None
     for name, hardening in question.releases.items():
@@ -264,66 +263,32 @@ def judge(question: Question, models: Models) -> AuditRun:
     scorers = dict[int, Scorer]()
     configurations = [_configuration(question, name, signals, population, scorers, looked, implied) for name in signals]
     causes, cause = _root_cause(question, signals.get(NATIVE))
-    judged = configurations[-1]
-    stage = None if options.subject_data == "training" else options.subject_data
-    recipe, made_in = _as_text(question.recipe), environment(models.shadows.models[0], question.seed)
-    materials = {**options.materials, **({"recipe sha256": sha256(recipe)} if recipe else {})}
-    title = options.title or type(question.model).__name__
-    if endpoint is not None:
-        title = options.title or endpoint.url
-        materials["payload sha256"] = endpoint.payload.digest
-        made_in["command"] = endpoint.redacted(made_in["command"])
-    said = {
-        "subject": options.subject or {title: _identity(question.target)},
-        "explainer": {
-            "method": question.method,
-            "output": question.output,
-            "softmax": asking.softmax,
-            "options": _options_said(question.methods, question.arguments or {}),
-            "shape": list(population.x.shape[1:]),
-        },
-        "hardening": question.hardening.to_dict(),
-        "noise_stream": getattr(question.hardening.noise, "stream", None),
-        "audit": judged.result.to_dict(),
-        "utility": judged.utility.to_dict() if judged.utility else None,
-        "materials": materials,
-        "environment": made_in,
-        "notes": notes,
-        "privacy": options.privacy.to_dict() if options.privacy else None,
-        "canaries": options.canaries.to_dict() if options.canaries else None,
-        "search": options.search,
-        "native": configurations[0].result.summary() if len(configurations) > 1 else None,
-        "limits": limits(judged.result, keyed=question.hardening.noise is not None, endpoint=endpoint is not None),
-        "subject_data": stage,
-    }
     pictured = question.explains and endpoint is None
+    title = options.title or (endpoint.url if endpoint else type(question.model).__name__)
     report = ReportData(
         title=title,
         explainer=f"{question.method} of the predicted {explained}" if question.explains else "predictions alone",
         configurations=tuple(configurations),
         provenance={},
-        pictures=pictures(population.x, models.shadows.membership[0], signals, judged.name) if pictured else None,
+        pictures=pictures(population.x, models.shadows.membership[0], signals, name) if pictured else None,
         notes=tuple(notes),
         privacy=options.privacy,
         canaries=options.canaries,
         root_cause=causes,
         root_cause_sentence=cause,
         keyed=question.hardening.noise is not None,
-        subject_data=stage,
+        subject_data=None if options.subject_data == "training" else options.subject_data,
         endpoint=endpoint.url if endpoint else None,
     )
-    return AuditRun(tuple(configurations), signals, report, said, findings)
+    return AuditRun(signals, report, _stated(question, title, asking.softmax), findings)
 
 
 def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list[str]]:
     """Whether whole maps of all models go to disk, whether they are kept at all, and notes about that."""
-    policy, options = question.policy, question.options
-    copies = len(policy.patience) + question.compares
-    features = models.population.x[0].numel() * len(question.methods)
-    size = 4 * copies * features * models.asked.membership.size
-    if not question.explains or size <= LARGEST_MAPS:
+    size = question.map_bytes(models.asked.membership.size)
+    if size <= LARGEST_MAPS:
         return False, True, []
-    need, free = size / 2**30, free_space(Store.of(options.store).folder) / 2**30
+    need, free = size / 2**30, free_space(Store.of(question.options.store).folder) / 2**30
     if need >= free:
         return False, False, [
             f"the whole-map attack was left out: the maps of all models would take {need:.3g} GiB on disk, where"
@@ -350,7 +315,26 @@ class _Asking:
         """Whether models return logits, and their probability is explained."""
         first, *others = self.models.shadows.models
         like = first if self.question.endpoint is None else next(iter(others), None)  # labels tell nothing of outputs
-        return self.question.released_by(self.question.hardening, like).softmax
+        return self.question.puts_softmax(like)
+
+    def look(self) -> tuple[Sample, tuple[NativeFinding, ...]]:
+        """A sample of the examples explained by the target, natively and as released, and what is wrong with that."""
+        question, model, population = self.question, self.models.shadows.models[0], self.models.population
+        options, plain = question.options, question.hardening.none()
+        number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
+        chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
+        x = population.x[torch.from_numpy(chosen)]
+        x = x.to(next((p.device for p in model.parameters()), x.device))
+        sample, own = Sample.of(model, x, options.batch_size), Watch(logs=False)
+        forward = Probability(model) if self.softmax else model
+        with collecting() as told:
+            for method in question.methods:
+                native = sample.explained(_explains(method, forward, plain))
+                own.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
+                if question.compares:
+                    released = sample.explained(_explains(method, forward, question.keyed("target")))
+                    sample = sample.beside(native, released)
+        return sample, (*own.findings(model), *(f for f in told.findings(model) if f.kind == "incomplete"))
 
     def signals(
         self, name: str, hardening: HardeningLike, native: Explanations | None = None
@@ -379,9 +363,9 @@ class _Asking:
             predictions = replace(predictions, by_level={1: predictions.by_level[1]})
         if question.explains:
             keyed = [hardening] if hardening.is_none else [question.keyed(whose) for whose in ("target", "references")]
-            released, attackers = self._release(keyed[0]), self._release(keyed[-1])
+            released, attackers = (question.released_by(h, self.softmax) for h in (keyed[0], keyed[-1]))
             noisy = endpoint is not None or hardening.noise is not None  # an endpoint adds noise as it likes
-            quiet = [self._release(keyed[-1].without_noise())] * m if noisy else None
+            quiet = [question.released_by(keyed[-1].without_noise(), self.softmax)] * m if noisy else None
             plainly = [released, *[attackers] * (m - 1)]
             explanations = explanations_of(
                 models.asked.models,
@@ -401,9 +385,6 @@ class _Asking:
             )
         classes = options.classes if question.explains else ()
         return models.signals(predictions, explanations, classes, **about), explanations
-
-    def _release(self, hardening: HardeningLike) -> Release:
-        return Release(self.question.methods, hardening, self.softmax, not self.question.hardening.is_none)
 
     def _natives(self, native: Explanations) -> NDArray[np.float32] | None:
         """(m, n, d) maps that can be hardened again: of the shape of the input, and of the predicted class alone."""
@@ -487,27 +468,6 @@ def _configuration(
     return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
 
-def _look(question: Question, models: Models) -> tuple[Sample, tuple[NativeFinding, ...]]:
-    """A sample of the examples explained by the target, natively and as released, and what is wrong with that."""
-    model, population, options = models.shadows.models[0], models.population, question.options
-    number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
-    chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
-    x = population.x[torch.from_numpy(chosen)]
-    x = x.to(next((p.device for p in model.parameters()), x.device))
-    sample = Sample.of(model, x, options.batch_size)
-    release = question.released_by(question.keyed("target") if question.compares else question.hardening, model)
-    forward = Probability(model) if release.softmax else model
-    own = Watch(logs=False)
-    with collecting() as told:
-        for method in question.methods:
-            native = sample.explained(_explains(method, forward, question.hardening.none()))
-            own.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
-            if question.compares:
-                sample = sample.beside(native, sample.explained(_explains(method, forward, release.hardening)))
-    findings = [*own.findings(model), *(f for f in told.findings(model) if f.kind == "incomplete")]
-    return sample, tuple(findings)
-
-
 def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, target: method(forward, hardening, x, target)
 
@@ -523,6 +483,31 @@ def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablat
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
+    """What the certificate states beside what the report has."""
+    options, hardening, endpoint = question.options, question.hardening, question.endpoint
+    recipe, made_in = _as_text(question.recipe), environment(question.target, question.seed)
+    materials = {**options.materials, **({"recipe sha256": sha256(recipe)} if recipe else {})}
+    if endpoint is not None:
+        materials["payload sha256"] = endpoint.payload.digest
+        made_in["command"] = endpoint.redacted(made_in["command"])
+    return {
+        "subject": options.subject or {title: _identity(question.target)},
+        "explainer": {
+            "method": question.method,
+            "output": question.output,
+            "softmax": softmax,
+            "options": _options_said(question.methods, question.arguments or {}),
+            "shape": list(question.population.x.shape[1:]),
+        },
+        "hardening": hardening.to_dict(),
+        "noise_stream": getattr(hardening.noise, "stream", None),
+        "materials": materials,
+        "environment": made_in,
+        "search": options.search,
+    }
 
 
 def _identity(target: nn.Module) -> dict[str, str]:

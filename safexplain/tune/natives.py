@@ -62,7 +62,7 @@ class Natives:
             m._replace(arguments={k: v for k, v in m.arguments.items() if k not in AFTER})
             for m in self.question.methods
         ]
-        self.softmax = self.question.released_by(Hardening.none(), self.models[0]).softmax
+        self.softmax = self.question.puts_softmax(self.models[0])
         self.batch_size = self.question.options.batch_size
         self.x, self.labels = self.population.x.cpu(), torch.from_numpy(self.predictions.label).long()
         self._kept: dict[str, tuple[Maps, ...]] = {}

@@ -359,7 +359,7 @@ class Search:
         natives, objectives, released = self.natives, self.objectives, []
         examples = torch.arange(len(natives.x)).expand(natives.labels.shape)
         pairs, at = torch.unique(torch.stack([examples, natives.labels]).flatten(1), dim=1, return_inverse=True)
-        softmax = [self.question.released_by(Hardening.none(), model).softmax for model in models]
+        softmax = [self.question.puts_softmax(model) for model in models]
         explaining = [Probability(m) if over else m for m, over in zip(models, softmax, strict=True)]
         place = next((p.device for p in models[0].parameters()), natives.x.device)
         for method in natives.methods:

@@ -281,19 +281,16 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
                     seconds = every * (native + released if again else released) - again * n * m * native
                     every -= again * n * m
                     stages.append(Stage(f"explaining ({list(question.releases)[-1]})", seconds, every, "explanations"))
-    features = question.population.x[0].numel() * len(question.methods) * question.explains
-    answers = n * m * len(policy.patience)
-    attacking = ATTACK_START + answers * (ATTACK_NUMBER + features * ATTACK_MAP)
+    numbers, maps, copies = question.map_numbers(m * n), question.map_bytes(m * n), len(policy.patience) + twice
+    attacking = ATTACK_START + len(policy.patience) * (m * n * ATTACK_NUMBER + numbers * ATTACK_MAP)
     rates = replace(rates, attacking=attacking)
     for name in question.releases:
         beside = name == NATIVE and twice  # is attacked at one query
         called = "attacking" if endpoint else f"attacking ({name})"
         stages.append(Stage(called, attacking / len(policy.patience) if beside else attacking))
     if question.explains and endpoint is None and m >= FEWEST_FOR_NULL:
-        stages.append(Stage("root cause", n * m * features * CAUSE_NUMBER))
+        stages.append(Stage("root cause", numbers * CAUSE_NUMBER))
     question.progress("planning", 3, 3, "done")
-    copies = len(policy.patience) + twice
-    maps = 4 * copies * features * m * n
     weights = 0 if like is None else sum(t.numel() * t.element_size() for t in (*like.parameters(), *like.buffers()))
     held = 8 * 20 * copies * m * n + (0 if maps > LARGEST_MAPS else maps)
     kept = weights * number if question.cache is not None and question.build is not None and trained is None else 0
@@ -417,8 +414,9 @@ def _explaining_seconds(
 
         return rate(clock, work, len(scored), clock.share(share), start=start) / (1 + len(options.classes))
 
-    native = seconds(question.released_by(question.hardening.none(), like), 0.25)
-    keyed = question.released_by(question.keyed("references"), like)
+    softmax = question.puts_softmax(like)
+    native = seconds(question.released_by(question.hardening.none(), softmax), 0.25)
+    keyed = question.released_by(question.keyed("references"), softmax)
     again = question.compares and not options.classes and keyed.hardens_again(like)
     if question.hardening.is_none or native > clock.share(0.05):  # and then the hardening is a small part
         return native, 0.0 if again else native, again

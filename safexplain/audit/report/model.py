@@ -14,6 +14,7 @@ from safexplain.audit.usefulness import Utility
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.result import AuditResult
+from safexplain.verdict.words import limits
 
 NATIVE, ENDPOINT = "native", "endpoint"
 """Names of releases: explanations as they are; what a service answers, of which no native explanation is known."""
@@ -81,3 +82,8 @@ class ReportData:
     def audited(self) -> Configuration:
         """The configuration whose verdict is the verdict of the report."""
         return self.configurations[-1]
+
+    @property
+    def limits(self) -> tuple[tuple[str, str], ...]:
+        """What the audit does not show, each a headline and a sentence."""
+        return limits(self.audited.result, keyed=self.keyed, endpoint=self.endpoint is not None)

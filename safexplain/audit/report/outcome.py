@@ -37,26 +37,29 @@ class AuditRun:
     """What an audit found, natively and hardened, with all that its files say.
 
     Args:
-        configurations: what was released in each way, in the report's order; the last one is judged.
         signals: name of a configuration -> what was attacked.
         report: what report.html shows, but for what is known only once the signals are written.
-        statement: arguments of `safexplain.verdict.certificate.write.statement`, likewise.
+        stated: arguments of `safexplain.verdict.certificate.write.statement` that the report does not have.
         findings: native maps of the targets that cannot be right; the notes say so, too.
         next_look: reference models, scored examples and seconds, about, of another look that may decide and was not
             begun, because it would have ended too late (`AuditOptions.seconds`); None: there is none.
     """
 
-    configurations: tuple[Configuration, ...]
     signals: Mapping[str, Signals]
     report: ReportData
-    statement: Mapping[str, Any]
+    stated: Mapping[str, Any]
     findings: tuple[Finding, ...] = ()
     next_look: tuple[int, int, float] | None = None
 
     @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """What was released in each way, in the report's order; the last one is judged."""
+        return self.report.configurations
+
+    @property
     def judged(self) -> Configuration:
         """The configuration whose verdict counts."""
-        return self.configurations[-1]
+        return self.report.audited
 
     @property
     def result(self) -> AuditResult:
@@ -117,17 +120,31 @@ class AuditRun:
         if len(self.configurations) > 1:
             self.signals["native"].save(folder / self.files["native_signals"])
         written = file_sha256(folder / self.files["signals"])
-        materials = {**self.statement["materials"], "signals.npz sha256": written}
+        stated = {**self.stated, "materials": {**self.stated["materials"], "signals.npz sha256": written}}
         if "certificate" in self.files:
-            write_json(folder / self.files["certificate"], statement(**{**self.statement, "materials": materials}))
-        subject, environment = self.statement["subject"], self.statement["environment"]
+            write_json(folder / self.files["certificate"], self._certificate(stated))
+        subjects = stated["subject"].items()
         provenance = {
-            **{f"{name} ({kind})": value for name, digests in subject.items() for kind, value in digests.items()},
-            **materials,
-            **environment,
+            **{f"{name} ({kind})": value for name, digests in subjects for kind, value in digests.items()},
+            **stated["materials"],
+            **stated["environment"],
         }
         write_report(folder / self.files["report"], replace(self.report, provenance=provenance))
         return folder
+
+    def _certificate(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        report = self.report
+        return statement(
+            **stated,
+            audit=self.result.to_dict(),
+            utility=self.utility.to_dict() if self.utility else None,
+            notes=report.notes,
+            privacy=report.privacy.to_dict() if report.privacy else None,
+            canaries=report.canaries.to_dict() if report.canaries else None,
+            native=self.configurations[0].result.summary() if len(self.configurations) > 1 else None,
+            limits=report.limits,
+            subject_data=report.subject_data,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the judged configuration's result at the top level."""

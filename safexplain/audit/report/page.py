@@ -39,7 +39,7 @@ def render(report: ReportData) -> str:
             alone=audited.policy.release == "prediction",
             facts=tables.facts(report.audited),
             controlled=tables.with_controls(report.configurations),
-            limits=words.limits(audited, keyed=report.keyed, endpoint=report.endpoint is not None),
+            limits=report.limits,
             levels=tables.level_table(audited),
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause),

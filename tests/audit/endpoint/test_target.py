@@ -425,8 +425,8 @@ def test_references_have_noise_of_their_own_where_the_service_declares_noise(
     service: Any, run: Callable[..., AuditRun]
 ) -> None:
     found = run(endpoint(service), hardening=Hardening(clip=NormClip(0.8), noise=GaussianNoise(Relative(0.3))))
-    assert found.statement["noise_stream"]
-    assert any("knew the hardening but not the key" in says for _, says in found.statement["limits"])
+    assert found.stated["noise_stream"]
+    assert any("knew the hardening but not the key" in says for _, says in found.report.limits)
 
 
 def test_without_references_only_thresholds_are_tried(service: Any, run: Callable[..., AuditRun]) -> None:
