@@ -49,7 +49,7 @@ TOLERANCE = 5e-3
 POWER_TOLERANCE = 0.02
 """The same for a stated power, absolutely."""
 
-FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
+FREE = ("clopper-pearson", "steinke")
 """Bounds that take nothing of the mechanism as given."""
 
 

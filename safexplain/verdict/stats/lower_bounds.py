@@ -55,16 +55,13 @@ def epsilon_from_errors(
       noise .72; 25,000 runs), 3 % too much still with ten steps. With hundreds of steps it agrees with "pld".
     - "clopper-pearson": assumes nothing of the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1), and
       finds less than half of the epsilon of a Gaussian one.
-    - "zanella-beguelin": as before, but a quantile of epsilon under Beta(errors + 1/2, others + 1/2) posteriors of both
-      rates (Zanella-Beguelin et al. 2023, arXiv 2206.05199). A credible bound: with few runs, how often it is above
-      the truth depends on the truth.
 
     Args:
         false_positives: runs on D' taken for D.
         negatives: runs on D'.
         false_negatives: runs on D taken for D'.
         positives: runs on D.
-        delta: in (0, 1); 0 is allowed for the last two methods.
+        delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: one of these.
         claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
             and `sampling` ("poisson", or a full batch where the sample rate is 1), with "truncated-poisson" also
@@ -172,8 +169,8 @@ def bound_epsilon(
     Args:
         scores_d: (n,) scores of runs on D; may be infinite, not NaN.
         scores_d_prime: (m,) scores of runs on D', which differs from D in one record.
-        delta: in (0, 1); 0 is allowed for "clopper-pearson" and "zanella-beguelin".
-        method: "pld", "gdp", "clopper-pearson" or "zanella-beguelin", see `epsilon_from_errors`.
+        delta: in (0, 1); 0 is allowed for "clopper-pearson".
+        method: "pld", "gdp" or "clopper-pearson", see `epsilon_from_errors`.
         threshold: fixed before the scores were seen, then all runs count; None has it chosen on a random 30 % of the
             runs on each, as the one with the highest bound there, and counted on the others.
         seed: of the random part.
