@@ -14,7 +14,7 @@ TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 
 PRESETS = ("logit-768", "softmax-768", "logit-384")
 SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
-METHODS = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
+METHODS = ("pld", "gdp", "clopper-pearson")
 """What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
 
 

@@ -9,7 +9,9 @@ import pytest
 from evidence import ROOT, twice
 
 from audit.suites.bound_errors import power, suite
+from audit.suites.bound_errors.credible import credible_bound
 from safexplain.verdict.stats import epsilon_from_errors
+from safexplain.verdict.stats.bound_methods import ErrorCounts
 
 
 def test_the_sum_alone_is_as_private_as_all_steps_only_for_full_batches():
@@ -32,6 +34,16 @@ def test_the_best_of_all_thresholds_is_the_highest_bound_of_any():
         epsilon_from_errors(int((b >= t).sum()), 50, int((a < t).sum()), 60, suite.DELTA, "gdp") for t in (*a, *b)
     ]
     assert suite.best_of_all(a, b) == pytest.approx(max(one_by_one))
+
+
+def test_the_credible_bound_is_the_quantile_of_simulated_posteriors():
+    rng = np.random.default_rng(0)
+    for fp, n, fn, p, delta in ((0, 500, 0, 500, 0.0), (100, 500, 80, 400, 1e-5), (2, 9000, 6000, 9000, 0.01)):
+        x, y = (rng.beta(k + 0.5, m - k + 0.5, 300_000) for k, m in ((fp, n), (fn, p)))
+        drawn = np.log(np.maximum((1 - delta - y) / x, (1 - delta - x) / y))
+        for confidence in (0.9, 0.95):
+            found = credible_bound(ErrorCounts(fp, n, fn, p, confidence), delta)
+            assert found == pytest.approx(np.quantile(drawn, 1 - confidence), abs=0.02)
 
 
 def test_a_bound_that_is_surely_above_the_truth_too_often_is_named_if_it_is_promised():

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from verdicts import called, signal_files, whole_audits
 
 import safexplain
+from audit.suites.bound_errors.credible import credible_bound
 from safexplain import (
     GaussianNoise,
     Hardening,
@@ -56,6 +57,7 @@ from safexplain import (
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
 from safexplain.verdict import stats
+from safexplain.verdict.stats.bound_methods import ErrorCounts
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"
@@ -514,13 +516,18 @@ def command_line() -> dict[str, Any]:
 def bounds() -> dict[str, Any]:
     """Lower bounds on epsilon from fixed counts and fixed scores, by each method."""
     a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
-    methods = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
+    methods, published = ("pld", "gdp", "clopper-pearson"), "zanella-beguelin"
+    fixed = stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", seed=1)  # whose threshold is chosen alike
+    split = ErrorCounts(fixed.false_positives, fixed.negatives, fixed.false_negatives, fixed.positives)
     sampled = {"sample_rate": 0.25, "steps": 4}
     return {
-        "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods},
-        "ceiling": {m: stats.epsilon_ceiling(200, 250, 1e-5, m) for m in methods},
+        "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods}
+        | {published: credible_bound(ErrorCounts(7, 200, 11, 250), 1e-5)},
+        "ceiling": {m: stats.epsilon_ceiling(200, 250, 1e-5, m) for m in methods}
+        | {published: credible_bound(ErrorCounts(0, 200, 0, 250), 1e-5)},
         "sampled": stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, "pld", **sampled),
-        "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods},
+        "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods}
+        | {published: credible_bound(split, 1e-5)},
         "fixed threshold": asdict(stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)) | {"family": None},
         "one run": {m: stats.one_run_lower_bound(88, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
         "one run, ceiling": {m: stats.one_run_ceiling(100, 500, 1e-5, m) for m in ("f-dp", "steinke")},

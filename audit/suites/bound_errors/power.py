@@ -137,7 +137,7 @@ class Audit:
 MAIN = [Audit(*of, s, n, rule) for of, n, rule, s in product(TRAININGS, RUNS, RULES, STRENGTHS)]
 METHODS = [
     Audit(0.25, 500, 3.0, 1.0, n, rule, method)
-    for method, n, rule in product(("gdp", "clopper-pearson", "zanella-beguelin"), (1000, 5000), RULES)
+    for method, n, rule in product(("gdp", "clopper-pearson"), (1000, 5000), RULES)
 ]
 ADD_REMOVE = [
     Audit(0.25, 500, epsilon, s, n, "fixed", "pld", "add_remove")

@@ -5,7 +5,6 @@
 | pld | the sampled Gaussian of the stated rate, steps and sampling, with unknown noise | yes |
 | gdp | exactly mu-GDP | only for a full batch; too high with few steps or a small rate |
 | clopper-pearson | anything | yes, but far below the truth |
-| zanella-beguelin | anything | a Bayesian credible bound |
 """
 
 from __future__ import annotations
@@ -13,26 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import betaincinv, ndtr
 
 from safexplain.verdict.stats.roc import check_counts, clopper_pearson
 from safexplain.verdict.stats.tradeoff import Family, TradeOff, gaussian_distance, gaussian_epsilon, smallest_refuted
 
 Array = NDArray[np.float64]
 
-BoundMethod = Literal["pld", "gdp", "clopper-pearson", "zanella-beguelin"]
+BoundMethod = Literal["pld", "gdp", "clopper-pearson"]
 
 COARSE = 0.03
 """Relative distance in epsilon at which thresholds are compared."""
-
-SCORES = np.linspace(-8.0, 8.0, 801)
-"""Standard normal scores at which posterior distributions are kept."""
 
 
 @dataclass(frozen=True)
@@ -113,37 +106,8 @@ def direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
 
 
-def credible_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
-    """The (1 - confidence)-quantile of epsilon when both rates have the posterior of Jeffreys' prior.
-
-    P(epsilon <= e) is integrated over the false-positive rate, along its normal scores.
-    """
-    weight = np.exp(-SCORES * SCORES / 2) / math.sqrt(2 * math.pi) * (SCORES[1] - SCORES[0])
-    fpr = _posterior(errors.false_positives, errors.negatives)
-    log_fnr = np.log(_posterior(errors.false_negatives, errors.positives))
-
-    def excess(epsilon: float) -> float:
-        grown = math.exp(epsilon)
-        least = np.maximum(np.maximum(1 - delta - grown * fpr, (1 - delta - fpr) / grown), 1e-300)
-        return float(weight @ ndtr(-np.interp(np.log(least), log_fnr, SCORES))) - (1 - errors.confidence)
-
-    if excess(0.0) >= 0:
-        return 0.0
-    top = 1.0
-    while excess(top) < 0:
-        top *= 2
-    return float(brentq(excess, 0.0, top, xtol=1e-6))
-
-
-@lru_cache(maxsize=4096)
-def _posterior(errors: int, runs: int) -> Array:
-    """Quantiles of Beta(errors + 1/2, others + 1/2) at the normal scores."""
-    return np.asarray(betaincinv(errors + 0.5, runs - errors + 0.5, ndtr(SCORES)))
-
-
 METHODS: dict[str, Method] = {
     "pld": Method(pld_bound, pld_merit, needs_delta=True),
     "gdp": Method(gdp_bound, gdp_merit, needs_delta=True),
     "clopper-pearson": Method(direct_bound, direct_merit),
-    "zanella-beguelin": Method(credible_bound, direct_merit),
 }

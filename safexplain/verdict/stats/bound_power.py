@@ -30,7 +30,7 @@ from scipy import stats as distributions
 from scipy.special import betainc, betaincinv, ndtr, ndtri
 
 from safexplain._privacy_loss import SMALLEST_DELTA, VACUOUS, Adjacency, Steps, epsilon_of
-from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts
+from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
 from safexplain.verdict.stats.one_run import OneRunMethod, shows_more
 from safexplain.verdict.stats.tradeoff import Family, TradeOff, trade_off
 
@@ -246,7 +246,7 @@ class _Test:
     @cached_property
     def can_exceed(self) -> bool:
         """Without any error, the bound would be above the claim."""
-        return self._last(0) >= 0 if self.method == "zanella-beguelin" else self._limited(np.zeros(1))[0] >= 0
+        return bool(self._limited(np.zeros(1))[0] >= 0)
 
     def most(self, false_positives: NDArray[np.int_]) -> NDArray[np.int_]:
         """(...,) the most false negatives beside so many false positives with which it is; -1: none.
@@ -257,12 +257,11 @@ class _Test:
 
     @cached_property
     def _knots(self) -> tuple[Array, Array]:
-        credible = self.method == "zanella-beguelin"
-        at = np.unique(np.geomspace(1, self.negatives + 1, 20 if credible else 400).round()) - 1
-        return at, np.array([self._last(int(k)) for k in at], dtype=float) if credible else self._limited(at)
+        at = np.unique(np.geomspace(1, self.negatives + 1, 400).round()) - 1
+        return at, self._limited(at)
 
     def _limited(self, false_positives: Array) -> Array:
-        """Of methods that see the upper limits: the limit of k is below a rate where P(X <= k) is below its tail."""
+        """The most false negatives: the limit of k is below a rate where P(X <= k) is below its tail."""
         tail = (1 - self.confidence) / 2
         rest = self.negatives - false_positives
         fpr = np.where(rest > 0, betaincinv(false_positives + 1, np.maximum(rest, 1), 1 - tail), 1.0)
@@ -277,16 +276,6 @@ class _Test:
         if self.method == "gdp" or self.excess.family.is_gaussian:
             return np.asarray(ndtr(-ndtri(fpr) - 1 / get_sigma_gaussian(e, delta)))
         return np.asarray(_claimed_curve(self.excess)(fpr))
-
-    def _last(self, false_positives: int) -> int:
-        """By bisection, of any method."""
-        low, high = -1, self.positives + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            errors = ErrorCounts(false_positives, self.negatives, middle, self.positives, self.confidence)
-            found = METHODS[self.method].bound(errors, self.excess.delta, self.excess.family)
-            low, high = (middle, high) if found > self.excess.claimed else (low, middle)
-        return low
 
     def power(self, fpr: Array, fnr: Array) -> Array:
         """(...,) probability of a bound above the claim at these error rates."""

@@ -55,16 +55,13 @@ def epsilon_from_errors(
       noise .72; 25,000 runs), 3 % too much still with ten steps. With hundreds of steps it agrees with "pld".
     - "clopper-pearson": assumes nothing of the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1), and
       finds less than half of the epsilon of a Gaussian one.
-    - "zanella-beguelin": as before, but a quantile of epsilon under Beta(errors + 1/2, others + 1/2) posteriors of both
-      rates (Zanella-Beguelin et al. 2023, arXiv 2206.05199). A credible bound: with few runs, how often it is above
-      the truth depends on the truth.
 
     Args:
         false_positives: runs on D' taken for D.
         negatives: runs on D'.
         false_negatives: runs on D taken for D'.
         positives: runs on D.
-        delta: in (0, 1); 0 is allowed for the last two methods.
+        delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: one of these.
         claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
             and `sampling` ("poisson", or a full batch where the sample rate is 1), with "truncated-poisson" also
@@ -172,8 +169,8 @@ def bound_epsilon(
     Args:
         scores_d: (n,) scores of runs on D; may be infinite, not NaN.
         scores_d_prime: (m,) scores of runs on D', which differs from D in one record.
-        delta: in (0, 1); 0 is allowed for "clopper-pearson" and "zanella-beguelin".
-        method: "pld", "gdp", "clopper-pearson" or "zanella-beguelin", see `epsilon_from_errors`.
+        delta: in (0, 1); 0 is allowed for "clopper-pearson".
+        method: "pld", "gdp" or "clopper-pearson", see `epsilon_from_errors`.
         threshold: fixed before the scores were seen, then all runs count; None has it chosen on a random 30 % of the
             runs on each, as the one with the highest bound there, and counted on the others.
         seed: of the random part.
@@ -185,10 +182,10 @@ def bound_epsilon(
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
     confidence, family = confidence_and_family(claimed)
-    chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
+    row = checked_method(method, delta, confidence)
     if threshold is None:
         (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
-        at, best, _ = chooser.best(d_first, d_prime_first)
+        at, best, _ = _best_threshold(d_first, d_prime_first, row, delta, confidence, family)
         threshold = at[best]
     elif math.isnan(threshold):
         raise InputError("threshold: expected a number or None, got NaN")
@@ -249,25 +246,18 @@ def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tu
     return (d[:n], d[n:]), (d_prime[:m], d_prime[m:])
 
 
-@dataclass(frozen=True)
-class _Chooser:
-    """Compares thresholds by the bounds that they would give."""
-
-    method: Method
-    delta: float
-    confidence: float
-    family: Family
-
-    def best(self, d: Array, d_prime: Array) -> tuple[Array, int, float]:
-        """(k,) sorted scores, which one has the highest bound, the middle one of equally good ones, and its merit."""
-        high, low = np.sort(d), np.sort(d_prime)
-        at = np.unique(np.concatenate([high, low]))
-        strict = 1 - STRICTER * (1 - self.confidence)
-        fnr = upper_limits(high.size, strict)[np.searchsorted(high, at)]
-        fpr = upper_limits(low.size, strict)[low.size - np.searchsorted(low, at)]
-        merit = self.method.merit(fpr, fnr, self.delta, self.family)
-        equal = np.flatnonzero(merit == merit.max())
-        return at, int(equal[equal.size // 2]), float(merit.max())
+def _best_threshold(
+    d: Array, d_prime: Array, method: Method, delta: float, confidence: float, family: Family
+) -> tuple[Array, int, float]:
+    """(k,) sorted scores, which one has the highest bound, the middle one of equally good ones, and its merit."""
+    high, low = np.sort(d), np.sort(d_prime)
+    at = np.unique(np.concatenate([high, low]))
+    strict = 1 - STRICTER * (1 - confidence)
+    fnr = upper_limits(high.size, strict)[np.searchsorted(high, at)]
+    fpr = upper_limits(low.size, strict)[low.size - np.searchsorted(low, at)]
+    merit = method.merit(fpr, fnr, delta, family)
+    equal = np.flatnonzero(merit == merit.max())
+    return at, int(equal[equal.size // 2]), float(merit.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,13 +291,13 @@ def choose_score(
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
     confidence, family = confidence_and_family(claimed)
-    chooser = _Chooser(checked_method(method, delta, confidence), delta, confidence, family)
+    row = checked_method(method, delta, confidence)
     (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
     best, found = (-np.inf, -np.inf), (0, 1.0, 0.0)
     for score in range(d.shape[1]):
         for sign in (1.0, -1.0):
             high, low = sign * d_first[:, score], sign * d_prime_first[:, score]
-            at, here, merit = chooser.best(high, low)
+            at, here, merit = _best_threshold(high, low, row, delta, confidence, family)
             if (merits := (merit, _gap(high, low))) > best:
                 best, found = merits, (score, sign, _between(at, here))
     score, sign, threshold = found

@@ -146,11 +146,11 @@ def test_a_result_survives_json_and_is_computed_again():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"epsilon_lower": 1.0}, "epsilon_lower is stated as 1.0"),
+        ({"epsilon_lower": 1.0}, "epsilon_lower says 1.0"),
         ({"ceiling": 9.0}, "ceiling"),
         ({"epsilon_substitute": 20.0}, "epsilon_substitute"),
         ({"verdict": "consistent with substitute"}, "verdict"),
-        ({"power": 0.8}, "power is stated as 0.8"),
+        ({"power": 0.8}, "power says 0.8"),
         ({"power": None}, "canar"),
         ({"errors": []}, "errors"),
         ({"runs": 10}, "at most the 10 runs"),

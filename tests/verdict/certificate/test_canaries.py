@@ -46,11 +46,11 @@ def test_without_canaries_a_certificate_is_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "change", "says"),
     [
-        (MANY, {"epsilon_lower": 0.1}, "epsilon_lower is stated as 0.1"),
-        (MANY, {"verdict": "consistent with substitute"}, "the verdict is stated as"),
-        (MANY, {"epsilon_add_remove": 30.0}, "epsilon_add_remove is stated"),
-        (MANY, {"power": 0.9}, "power is stated as 0.9"),
-        (ONCE, {"correct": 150}, "epsilon_lower is stated"),
+        (MANY, {"epsilon_lower": 0.1}, "epsilon_lower says 0.1"),
+        (MANY, {"verdict": "consistent with substitute"}, "verdict says"),
+        (MANY, {"epsilon_add_remove": 30.0}, "epsilon_add_remove says"),
+        (MANY, {"power": 0.9}, "power says 0.9"),
+        (ONCE, {"correct": 150}, "epsilon_lower says"),
         (ONCE, {"guesses": 5000}, "correct <= guesses <= canaries"),
     ],
 )
