@@ -128,16 +128,17 @@ class Options:
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:
-    """`command(question, **own)` as the command line takes it: each option of both by its own name."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    """`command(given, **own)` as the command line takes it: each field of the options class of `given`, and each of
+    its own, is an option."""
+    given, *own = inspect.signature(command, eval_str=True).parameters.values()
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     @functools.wraps(command)
-    def flat(**given: Any) -> int:
-        mine = {p.name: given.pop(p.name) for p in own}
-        return command(Options(**given), **mine)
+    def flat(**values: Any) -> int:
+        mine = {p.name: values.pop(p.name) for p in own}
+        return command(given.annotation(**values), **mine)
 
-    parameters = [*inspect.signature(Options, eval_str=True).parameters.values(), *own]
+    parameters = [*inspect.signature(given.annotation, eval_str=True).parameters.values(), *own]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat
