@@ -63,8 +63,8 @@ def show_command(
     shown = accounts if principal is not None else [*accounts, total]
     counts = any(account.questions or account.most_questions for account in accounts)
     if not counts or any(account.epsilon or account.charges for account in accounts):
-        numbers = ("spent", "remaining", "budget", "delta", "charges")
-        table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), numbers)
+        sums = ("spent", "remaining", "budget", "delta", "charges")
+        table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
         for a in shown:
             left, limit = (f"{a.remaining:.4f}", f"{a.epsilon:g}") if math.isfinite(a.epsilon) else NO_LIMIT
             table.add_row(*_whose(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
@@ -74,8 +74,7 @@ def show_command(
         about += f"; weights {statement.weights[:16]}...; counts in every account of its period and in the total"
         console.print(f"Training: {about}", highlight=False, markup=False, soft_wrap=True)
     if counts:
-        numbers = ("asked", "remaining", "limit")
-        table = result_table("Distinct questions", ("principal", "period", "renews"), numbers)
+        table = result_table("Distinct questions", ("principal", "period", "renews"), ("asked", "remaining", "limit"))
         for a in shown:
             left, limit = NO_LIMIT if (n := a.most_questions) is None else (f"{max(0, n - a.questions):,}", f"{n:,}")
             table.add_row(*_whose(a), f"{a.questions:,}", left, limit)

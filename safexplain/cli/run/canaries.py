@@ -25,8 +25,8 @@ from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
-from safexplain.cli.canaries import Options
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
+from safexplain.cli.options import CanaryOptions
 from safexplain.cli.run.canary_config import CanaryConfig, load_canary_config
 from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.tables import result_table, show_files
@@ -42,7 +42,7 @@ Found = tuple[list[Finding], dict[str, str]]
 """Findings, and why scenarios were skipped that "all" has."""
 
 
-def audit_by_canaries(o: Options) -> int:
+def audit_by_canaries(o: CanaryOptions) -> int:
     """Audit a training, show what was found and return the exit code."""
     if (o.config is None) == (o.preset_ is None):
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
@@ -64,7 +64,9 @@ def audit_by_canaries(o: Options) -> int:
     return show_plan(found, folder, o.json_, o.quiet) if isinstance(found, Plan) else show(*found, folder, o)
 
 
-def _of_setting(setting: Setting, o: Options, device: torch.device, folder: Path, progress: Progress) -> Plan | Found:
+def _of_setting(
+    setting: Setting, o: CanaryOptions, device: torch.device, folder: Path, progress: Progress
+) -> Plan | Found:
     """A linear head, whose runs are computed side by side."""
     target = _target(o)
     if o.score or o.canary or target == "classes":
@@ -97,7 +99,7 @@ def _of_setting(setting: Setting, o: Options, device: torch.device, folder: Path
     return found, {}
 
 
-def _of_function(config: CanaryConfig, o: Options, folder: Path, progress: Progress) -> Plan | Found:
+def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress: Progress) -> Plan | Found:
     """A training function of the user's."""
     if o.every:
         raise ConfigurationError("--every: a training function returns its last model only; leave it out")
@@ -139,7 +141,7 @@ def _of_function(config: CanaryConfig, o: Options, folder: Path, progress: Progr
         return [one for name in made for one in made[name].each(_about(name, progress))], skipped
 
 
-def _target(o: Options) -> int | Literal["classes"] | None:
+def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
     if o.target in ("classes", ""):
         return "classes" if o.target else None
     try:
@@ -148,7 +150,7 @@ def _target(o: Options) -> int | Literal["classes"] | None:
         raise ConfigurationError(f"--target: expected a row of the data or classes, got {o.target!r}") from None
 
 
-def _given(o: Options) -> tuple[Any, Any] | None:
+def _given(o: CanaryOptions) -> tuple[Any, Any] | None:
     """The canary of one's own, (x, y)."""
     if o.canary is None:
         return None
@@ -159,7 +161,7 @@ def _given(o: Options) -> tuple[Any, Any] | None:
     return (x[0] if y.ndim else x), y
 
 
-def _each(o: Options, names: Sequence[str]) -> float:
+def _each(o: CanaryOptions, names: Sequence[str]) -> float:
     """Confidence of each scenario, so that all that are trained hold together."""
     return 1 - (1 - o.confidence) / max(1, len([name for name in names if name != "worst-case"]))
 
@@ -169,7 +171,7 @@ def _about(name: str, progress: Progress) -> Progress:
     return lambda stage, done, total, note="": progress(f"{name}: {stage}", done, total, note)
 
 
-def _scenarios(o: Options, default: str, every: tuple[str, ...]) -> tuple[ScenarioName, ...]:
+def _scenarios(o: CanaryOptions, default: str, every: tuple[str, ...]) -> tuple[ScenarioName, ...]:
     parts = every if o.scenario == "all" else (o.scenario or default).split(",")
     names = tuple(dict.fromkeys(scenario_of(part.strip()) for part in parts))
     if "poison" in names and len(names) > 1:
@@ -188,7 +190,7 @@ SHORT: dict[Verdict, str] = {
 COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
 
 
-def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: Options) -> int:
+def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
     """Write the files, print the finding that decides or all, and return its exit code; findings are of one claim."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
