@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -25,6 +24,8 @@ ledger_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+NO_LIMIT = "no limit", "no limit"
 
 Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, postgresql://..., or a path.")]
 
@@ -61,22 +62,23 @@ def show_command(
     console = Console()
     shown = accounts if principal is not None else [*accounts, total]
     counts = any(account.questions or account.most_questions for account in accounts)
-
-    def show(title: str, numbers: tuple[str, ...], cells: Callable[[Account], tuple[str, ...]]) -> None:
-        table = result_table(title, ("principal", "period", "renews"), numbers)
-        for account in shown:
-            renews = f"{account.renews:%Y-%m-%d %H:%M} UTC" if account.renews else "never"
-            table.add_row(account.principal or "all together", account.period, renews, *cells(account))
-        console.print(table)
-
     if not counts or any(account.epsilon or account.charges for account in accounts):
-        show("Privacy budgets (epsilon)", ("spent", "remaining", "budget", "delta", "charges"), _budget)
+        sums = ("spent", "remaining", "budget", "delta", "charges")
+        table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
+        for a in shown:
+            left, limit = (f"{a.remaining:.4f}", f"{a.epsilon:g}") if math.isfinite(a.epsilon) else NO_LIMIT
+            table.add_row(*_whose(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
+        console.print(table)
     for charge, statement in trainings:
         about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
         about += f"; weights {statement.weights[:16]}...; counts in every account of its period and in the total"
         console.print(f"Training: {about}", highlight=False, markup=False, soft_wrap=True)
     if counts:
-        show("Distinct questions", ("asked", "remaining", "limit"), _questions)
+        table = result_table("Distinct questions", ("principal", "period", "renews"), ("asked", "remaining", "limit"))
+        for a in shown:
+            left, limit = NO_LIMIT if (n := a.most_questions) is None else (f"{max(0, n - a.questions):,}", f"{n:,}")
+            table.add_row(*_whose(a), f"{a.questions:,}", left, limit)
+        console.print(table)
     if unknown:
         console.print("This principal was never charged or granted anything, and never asked.", highlight=False)
     for charge in charges:
@@ -198,18 +200,6 @@ def _plain(account: Account) -> dict[str, Any]:
     }
 
 
-def _budget(account: Account) -> tuple[str, ...]:
-    limited = math.isfinite(account.epsilon)
-    return (
-        f"{account.spent:.4f}",
-        f"{account.remaining:.4f}" if limited else "no limit",
-        f"{account.epsilon:g}" if limited else "no limit",
-        f"{account.delta:g}",
-        f"{account.charges:,}",
-    )
-
-
-def _questions(account: Account) -> tuple[str, ...]:
-    limit = account.most_questions
-    left = ("no limit", "no limit") if limit is None else (f"{max(0, limit - account.questions):,}", f"{limit:,}")
-    return f"{account.questions:,}", *left
+def _whose(account: Account) -> tuple[str, str, str]:
+    renews = f"{account.renews:%Y-%m-%d %H:%M} UTC" if account.renews else "never"
+    return account.principal or "all together", account.period, renews

@@ -1,4 +1,4 @@
-"""The options that `audit` and `tune` have in common, and how a command takes them all at once.
+"""The options of `canaries` and those that `audit` and `tune` have in common, and how a command takes them all at once.
 
 Nothing here imports PyTorch; `cli.run.question` reads what the options name.
 """
@@ -20,6 +20,7 @@ from safexplain.cli.console import (
     MODEL,
     POLICY,
     REFERENCES,
+    RUN,
     Device,
     Json,
     Plan_,
@@ -127,17 +128,81 @@ class Options:
     quiet: Quiet = False
 
 
+TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
+"""Headings of the options."""
+
+PRESETS = ("logit-768", "softmax-768", "logit-384")
+SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
+METHODS = ("pld", "gdp", "clopper-pearson")
+"""What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryOptions:
+    """The options of `safexplain canaries`."""
+
+    config: Annotated[Path | None, option("FILE", "TOML file with the data, the training and the claim.", TRAINING)] = (
+        None
+    )
+    preset_: Annotated[
+        str | None,
+        option(
+            "NAME",
+            f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
+            TRAINING,
+            "--preset",
+        ),
+    ] = None
+    scenario: Annotated[
+        str, option("NAMES", f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.", CANARY)
+    ] = ""
+    runs: Annotated[int, option("N", "Models to train, half on D and half on D'.", TRAINING)] = 1000
+    every: Annotated[
+        int,
+        option(
+            "N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False
+        ),
+    ] = 0
+    method: Annotated[str, option("NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)] = ""
+    threshold: Annotated[
+        str, option("T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)
+    ] = "auto"
+    confidence: Annotated[float, option("NUMBER", "Confidence of the verdict.", BOUND)] = 0.95
+    target: Annotated[
+        str, option("ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
+    ] = ""
+    canary: Annotated[
+        Path | None, option("FILE", ".npz file with x and y of your own record to put in --target's place.", CANARY)
+    ] = None
+    score: Annotated[
+        str, option("FUNCTION", "package.module:function that scores what your training function returns.", CANARY)
+    ] = ""
+    records: Annotated[int, option("N", "Records that a poison replaces.", CANARY, min=2)] = 2
+    one_run: Annotated[
+        int, option("N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
+    ] = 0
+    workers: Annotated[int, option("N", "Processes that run your training function.", RUN, min=1)] = 1
+    seed: Seed = 0
+    device: Device = "auto"
+    run_dir: RunDir = None
+    resume: Resume = False
+    plan: Plan_ = False
+    json_: Json = False
+    quiet: Quiet = False
+
+
 def asks(command: Callable[..., int]) -> Callable[..., int]:
-    """`command(question, **own)` as the command line takes it: each option of both by its own name."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    """`command(given, **own)` as the command line takes it: each field of the options class of `given`, and each of
+    its own, is an option."""
+    given, *own = inspect.signature(command, eval_str=True).parameters.values()
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     @functools.wraps(command)
-    def flat(**given: Any) -> int:
-        mine = {p.name: given.pop(p.name) for p in own}
-        return command(Options(**given), **mine)
+    def flat(**values: Any) -> int:
+        mine = {p.name: values.pop(p.name) for p in own}
+        return command(given.annotation(**values), **mine)
 
-    parameters = [*inspect.signature(Options, eval_str=True).parameters.values(), *own]
+    parameters = [*inspect.signature(given.annotation, eval_str=True).parameters.values(), *own]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return flat

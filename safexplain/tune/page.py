@@ -29,9 +29,6 @@ SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)
 MARKERS = ("D", "s", "^", "v")
 """Of the points of comparison; the chosen one has a star."""
 
-MOST_FEATURES = 10
-"""Columns of a table that are shown of an example."""
-
 
 class Row(NamedTuple):
     """A line of the table."""
@@ -60,15 +57,6 @@ class Picture(NamedTuple):
 
     caption: str
     row: list[tuple[str, str, bool]]  # name, URI, and whether it is the chosen release; the input first
-
-
-class Bars(NamedTuple):
-    """An example of a table: its most important columns, and a signed bar of each under each release."""
-
-    caption: str
-    names: list[tuple[str, bool]]  # of the releases, and which is the chosen one
-    rows: list[tuple[str, str, list[float]]]  # column, value, length of each bar in [-1, 1]
-    left_out: int
 
 
 def name_of(point: Point) -> str:
@@ -164,34 +152,25 @@ def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> M
     return drawn(draw, SIZE, PLACE, "pareto", "pareto")
 
 
-def pictured(shown: list[Row], examples: Examples | None) -> tuple[list[Picture], list[Bars]]:
-    """The examples under these releases as pictures, or as bars if they are no images; the other list is empty."""
+def pictured(shown: list[Row], examples: Examples | None) -> list[Picture]:
+    """The examples under these releases as pictures; none if they are no images."""
     if examples is None or not len(examples.inputs):
-        return [], []
+        return []
+    inputs = examples.inputs
     released = [(row, examples.maps[row.point.number]) for row in shown if row.point.number in examples.maps]
+    if not all(m.ndim == 4 for m in (inputs, *(m for _, m in released))):
+        return []
+    rows = [[(row.named, uri, row.chosen) for uri in heat_maps(m)] for row, m in released]
+    if inputs.shape[1] in (1, 3):
+        pixels = np.nan_to_num(inputs.astype(np.float64))
+        low, high = pixels.min((1, 2, 3), keepdims=True), pixels.max((1, 2, 3), keepdims=True)
+        unit = (pixels - low) / np.maximum(high - low, 1e-12)
+        rows.insert(0, [("input", photo(image), False) for image in unit])
     captions = [
         f"predicted {label} · {'member' if inside else 'non-member'}"
         for label, inside in zip(examples.labels.tolist(), examples.member.tolist(), strict=True)
     ]
-    inputs, k = examples.inputs, len(captions)
-    if all(m.ndim == 4 for m in (inputs, *(m for _, m in released))):
-        rows = [[(row.named, uri, row.chosen) for uri in heat_maps(m)] for row, m in released]
-        if inputs.shape[1] in (1, 3):
-            pixels = np.nan_to_num(inputs.astype(np.float64))
-            low, high = pixels.min((1, 2, 3), keepdims=True), pixels.max((1, 2, 3), keepdims=True)
-            unit = (pixels - low) / np.maximum(high - low, 1e-12)
-            rows.insert(0, [("input", photo(image), False) for image in unit])
-        return [Picture(caption, list(row)) for caption, row in zip(captions, zip(*rows, strict=True), strict=True)], []
-    flat = np.nan_to_num(np.stack([m.reshape(k, -1) for _, m in released], axis=1).astype(np.float64))
-    d, values = flat.shape[2], inputs.reshape(k, -1)
-    features = examples.features if len(examples.features) == d else [f"feature {j + 1}" for j in range(d)]
-    names, bars = [(row.named, row.chosen) for row, _ in released], []
-    for i, caption in enumerate(captions):
-        units = flat[i] / np.maximum(np.abs(flat[i]).max(1, keepdims=True), 1e-300)
-        order = np.argsort(-np.abs(units).max(0) - 1e-6 * np.abs(units[0]), kind="stable")[:MOST_FEATURES].tolist()
-        said = [f"{value:.4g}" for value in values[i]] if values.shape[1] == d else [""] * d
-        bars.append(Bars(caption, names, [(features[j], said[j], units[:, j].tolist()) for j in order], d - len(order)))
-    return [], bars
+    return [Picture(caption, list(row)) for caption, row in zip(captions, zip(*rows, strict=True), strict=True)]
 
 
 def render(
@@ -205,7 +184,6 @@ def render(
     """The page as one HTML document, the same text for the same input; see `Tuned` for the arguments."""
     rows = table_rows(study, front, chosen)
     named = [row for row in rows if row.compared or row.chosen]
-    strips, bars = pictured(named, examples)
     facts = {
         "Trials": f"{study.trials:,}, of which {study.pruned:,} were cut short and {study.failed:,} failed",
         "Examples that chose": f"{study.sizes['selection']:,}",
@@ -224,8 +202,7 @@ def render(
         figure=pareto_figure(study, front, named),
         named=named,
         rows=rows,
-        strips=strips,
-        bars=bars,
+        strips=pictured(named, examples),
         words=words,
         facts=facts.items(),
     )

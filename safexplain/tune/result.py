@@ -170,4 +170,3 @@ class Examples:
     labels: NDArray[np.int64]  # (k,), the explained classes
     member: NDArray[np.bool_]  # (k,)
     maps: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)  # number of a point -> (k, ...), with noise
-    features: tuple[str, ...] = ()  # names of the columns of a table; empty: they are numbered

@@ -176,10 +176,10 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--canary", "far.npz"), "--target N"),
-        (("--canary", "far.npz", "--target", "classes"), "--target N"),
+        (("--canary", "far.npz"), "give target="),
+        (("--canary", "far.npz", "--target", "classes"), "give target="),
         (("--canary", "far.npz", "--target", "3", "--scenario", "all"), "one --scenario"),
-        (("--canary", "train.npz", "--target", "3"), "one class index"),
+        (("--canary", "train.npz", "--target", "3"), "a class index"),
         (("--canary", "none.npz", "--target", "3"), "no such file"),
         (("--threshold", "high"), "threshold"),
         (("--method", "guess"), "method"),

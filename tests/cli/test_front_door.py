@@ -17,7 +17,7 @@ from torch import nn
 
 import safexplain
 from safexplain.audit.canaries.setting import PRESETS
-from safexplain.cli import canaries
+from safexplain.cli import options
 from safexplain.cli.options import policy_of
 from safexplain.errors import ConfigurationError, near
 from safexplain.verdict.canaries.claim import SCENARIOS
@@ -313,6 +313,6 @@ def test_bash_completes_commands_and_options(typed: str, expected: set[str]) -> 
 
 
 def test_names_in_the_help_of_canaries_are_those_that_there_are() -> None:
-    assert tuple(PRESETS) == canaries.PRESETS
-    assert tuple(SCENARIOS) == canaries.SCENARIOS
-    assert get_args(BoundMethod) == canaries.METHODS
+    assert tuple(PRESETS) == options.PRESETS
+    assert tuple(SCENARIOS) == options.SCENARIOS
+    assert get_args(BoundMethod) == options.METHODS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,7 +16,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from safexplain._files import ArrayFile
 from safexplain._progress import Progress, shown
@@ -28,6 +26,7 @@ from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
+from safexplain.cli.options import CanaryOptions
 from safexplain.cli.run.canary_config import CanaryConfig, load_canary_config
 from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.tables import result_table, show_files
@@ -39,73 +38,38 @@ from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["audit_by_canaries", "show"]
-
 Found = tuple[list[Finding], dict[str, str]]
 """Findings, and why scenarios were skipped that "all" has."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """Of the command line, as `safexplain canaries --help` says."""
-
-    scenario: str
-    runs: int
-    every: int
-    method: str
-    threshold: str
-    confidence: float
-    target: str
-    canary: Path | None
-    score: str
-    records: int
-    one_run: int
-    workers: int
-    seed: int
-
-
-def audit_by_canaries(
-    config: Path | None,
-    preset_: str | None,
-    options: Options,
-    *,
-    device: str,
-    run_dir: Path | None,
-    resume: bool,
-    plan: bool,
-    json_: bool,
-    quiet: bool,
-) -> int:
-    """Audit a training, show what was found and return the exit code; arguments are those of `canaries_command`."""
-    if (config is None) == (preset_ is None):
+def audit_by_canaries(o: CanaryOptions) -> int:
+    """Audit a training, show what was found and return the exit code."""
+    if (o.config is None) == (o.preset_ is None):
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
-    read = None if config is None else load_canary_config(config)
-    o = options
-    many = (o.runs, o.every, o.threshold, o.records, o.target, o.canary, o.score, plan)
+    read = None if o.config is None else load_canary_config(o.config)
+    many = (o.runs, o.every, o.threshold, o.records, o.target, o.canary, o.score, o.plan)
     if o.one_run and many != (1000, 0, "auto", 2, "", None, "", False):
         raise ConfigurationError(
             "--one-run trains a single model: leave out --runs, --every, --threshold, --target, --canary, --score,"
             " --records and --plan"
         )
-    where, folder = device_of(device), choose_folder(run_dir, resume)
-    with nullcontext() if plan else resumable(folder), shown(quiet) as progress:
+    where, folder = device_of(o.device), choose_folder(o.run_dir, o.resume)
+    with nullcontext() if o.plan else resumable(folder), shown(o.quiet) as progress:
         if read is not None and read.training.function:
-            found = _of_function(read, options, folder, plan, progress)
+            found = _of_function(read, o, folder, progress)
         else:
-            setting = preset(cast(str, preset_)) if read is None else read.setting()
-            found = _of_setting(setting, options, where, folder, plan, progress)
-    if isinstance(found, Plan):
-        return show_plan(found, folder, json_, quiet)
-    return show(found[0], options.confidence, folder, found[1], json_=json_, quiet=quiet)
+            setting = preset(o.preset_ or "") if read is None else read.setting()
+            found = _of_setting(setting, o, where, folder, progress)
+    return show_plan(found, folder, o.json_, o.quiet) if isinstance(found, Plan) else show(*found, folder, o)
 
 
 def _of_setting(
-    setting: Setting, options: Options, device: torch.device, folder: Path, plan: bool, progress: Progress
+    setting: Setting, o: CanaryOptions, device: torch.device, folder: Path, progress: Progress
 ) -> Plan | Found:
     """A linear head, whose runs are computed side by side."""
-    o = options
-    if o.score or o.canary or o.target == "classes":
+    target = _target(o)
+    if o.score or o.canary or target == "classes":
         raise ConfigurationError(
             "--score, --canary and --target classes are for a training function of your own: a description trains all"
             " records alike"
@@ -123,21 +87,20 @@ def _of_setting(
     names = _scenarios(o, "gradient", ("worst-case", "gradient", "crafted", "mislabelled", *natural))
     how: dict[str, Any] = {"runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "device": device}
     how["confidence"] = _each(o, names)
-    if plan:
+    if o.plan:
         return plan_canaries(setting, names, records=o.records, **how)
     make_folder(folder)
-    how |= {"every": o.every or max(1, setting.recipe.steps // 10), "seed": o.seed, "cache": folder / "runs"}
-    how["target"] = _target(o)
+    how |= {"every": o.every or max(1, setting.recipe.steps // 10), "cache": folder / "runs"}
     found: list[Finding] = []
     for name in names:
-        records, told = o.records if name == "poison" else None, _about(name, progress)
-        found.append(run_canaries(setting, name, records=records, progress=told, **how))
+        told, records = _about(name, progress), o.records if name == "poison" else None
+        one = run_canaries(setting, name, records=records, target=target, seed=o.seed, progress=told, **how)
+        found.append(one)
     return found, {}
 
 
-def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: bool, progress: Progress) -> Plan | Found:
+def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress: Progress) -> Plan | Found:
     """A training function of the user's."""
-    o = options
     if o.every:
         raise ConfigurationError("--every: a training function returns its last model only; leave it out")
     what = imported(config.training.function, "[training] function"), (config.x, config.y)
@@ -146,6 +109,11 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
         make_folder(folder)
         probe = CanaryProbe(*what, scenario=o.scenario or "mislabelled", confidence=o.confidence, **common)
         return [probe.run_once(o.one_run, method=cast(OneRunMethod, o.method or "f-dp"))], {}
+    natural = () if config.auxiliary is None else ("natural",)
+    inside: tuple[ScenarioName, ...] = () if o.score else ("gradient", "layers")
+    names = _scenarios(o, "mislabelled", (*inside, "crafted", "mislabelled", *natural, "outlier"))
+    if o.canary and len(names) > 1:
+        raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
     common |= {
         "runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "canary": _given(o),
         "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs", "workers": o.workers,
@@ -153,18 +121,12 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
     }  # fmt: skip
 
     def probes(names: Sequence[ScenarioName]) -> dict[ScenarioName, CanaryProbe]:
-        each = _each(o, names)
-        made = {}
-        for name in names:
-            records = o.records if name == "poison" else None
-            made[name] = CanaryProbe(*what, scenario=name, confidence=each, records=records, **common)
-        return made
+        common["confidence"] = _each(o, names)
+        poison = {"poison": o.records}
+        return {name: CanaryProbe(*what, scenario=name, records=poison.get(name), **common) for name in names}
 
-    natural = () if config.auxiliary is None else ("natural",)
-    inside: tuple[ScenarioName, ...] = () if o.score else ("gradient", "layers")
-    names = _scenarios(o, "mislabelled", (*inside, "crafted", "mislabelled", *natural, "outlier"))
     made = probes(names)
-    if plan:
+    if o.plan:
         return plan_probes(list(made.values()))
     make_folder(folder)
     with importable_in_workers():
@@ -179,33 +141,29 @@ def _of_function(config: CanaryConfig, options: Options, folder: Path, plan: boo
         return [one for name in made for one in made[name].each(_about(name, progress))], skipped
 
 
-def _target(options: Options) -> int | Literal["classes"] | None:
-    if options.target in ("classes", ""):
-        return "classes" if options.target else None
+def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
+    if o.target in ("classes", ""):
+        return "classes" if o.target else None
     try:
-        return int(options.target)
+        return int(o.target)
     except ValueError:
-        raise ConfigurationError(f"--target: expected a row of the data or classes, got {options.target!r}") from None
+        raise ConfigurationError(f"--target: expected a row of the data or classes, got {o.target!r}") from None
 
 
-def _given(options: Options) -> tuple[Tensor, int] | None:
+def _given(o: CanaryOptions) -> tuple[Any, Any] | None:
     """The canary of one's own, (x, y)."""
-    if options.canary is None:
+    if o.canary is None:
         return None
-    if options.scenario == "all" or "," in options.scenario or options.target in ("", "classes"):
-        raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
-    with ArrayFile(options.canary) as file:
+    with ArrayFile(o.canary) as file:
         if {"x", "y"} - {*file.names}:
             raise InputError(f"{file.where}: expected arrays x and y of one record, got {', '.join(file.names)}")
         x, y = file.read("x", "y").values()
-    if y.size != 1 or y.dtype.kind not in "iu":
-        raise InputError(f"{options.canary}: expected y to be one class index, got {y.dtype} of shape {y.shape}")
-    return torch.from_numpy(x[0] if y.ndim else x), int(y.reshape(()))
+    return (x[0] if y.ndim else x), y
 
 
-def _each(options: Options, names: Sequence[str]) -> float:
+def _each(o: CanaryOptions, names: Sequence[str]) -> float:
     """Confidence of each scenario, so that all that are trained hold together."""
-    return 1 - (1 - options.confidence) / max(1, len([name for name in names if name != "worst-case"]))
+    return 1 - (1 - o.confidence) / max(1, len([name for name in names if name != "worst-case"]))
 
 
 def _about(name: str, progress: Progress) -> Progress:
@@ -213,11 +171,9 @@ def _about(name: str, progress: Progress) -> Progress:
     return lambda stage, done, total, note="": progress(f"{name}: {stage}", done, total, note)
 
 
-def _scenarios(options: Options, default: str, every: tuple[str, ...]) -> tuple[ScenarioName, ...]:
-    parts = every if options.scenario == "all" else (options.scenario or default).split(",")
-    names = tuple(dict.fromkeys(scenario_of(part.strip()) for part in parts if part.strip()))
-    if not names:
-        raise ConfigurationError("--scenario: expected a name, several separated by commas, or all; got nothing")
+def _scenarios(o: CanaryOptions, default: str, every: tuple[str, ...]) -> tuple[ScenarioName, ...]:
+    parts = every if o.scenario == "all" else (o.scenario or default).split(",")
+    names = tuple(dict.fromkeys(scenario_of(part.strip()) for part in parts))
     if "poison" in names and len(names) > 1:
         raise ConfigurationError("--scenario: poison is judged at the epsilon of several records: audit it by itself")
     return names
@@ -234,19 +190,8 @@ SHORT: dict[Verdict, str] = {
 COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
 
 
-def show(
-    found: Sequence[Finding],
-    confidence: float,
-    folder: Path,
-    skipped: Mapping[str, str],
-    *,
-    json_: bool,
-    quiet: bool,
-) -> int:
-    """Write the files, print the finding that decides (`json_`, `quiet`) or all, and return its exit code.
-
-    Findings are of one claim, each at its own confidence, and all together at `confidence`.
-    """
+def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
+    """Write the files, print the finding that decides or all, and return its exit code; findings are of one claim."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
     content: dict[str, Any] = strongest.to_dict()
@@ -260,20 +205,20 @@ def show(
     if steps and strongest.claim.mechanism is not None:
         files["plot"] = "canaries.png"
         plot_canaries(steps, folder / files["plot"])
-    if json_:
+    if o.json_:
         typer.echo(json.dumps({**content, "run_dir": str(folder), "files": files}, allow_nan=False))
-    elif quiet:
+    elif o.quiet:
         typer.echo(strongest.verdict)
     else:
         console = Console()
-        console.print(_table(found, confidence))
+        console.print(_table(found, o.confidence))
         console.print(f"{_name(strongest)}: {strongest.sentence}", highlight=False)
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
             notes.append("The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here.")
         if len(judged) > 1:
             notes.append(
-                f"Each bound holds at {judged[0].confidence:.1%}, so all of them together at {confidence:.0%}."
+                f"Each bound holds at {judged[0].confidence:.1%}, so all of them together at {o.confidence:.0%}."
             )
         for note in notes:
             console.print(note, style="dim", highlight=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +51,6 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
         asked = run.ready()
         others = () if public is None else public_models(public, asked)
         found = searched(asked, trials, run.folder, others)
-        if found.examples is not None and run.features:
-            found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
     if found.study.interrupted and given.json_:
         raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
