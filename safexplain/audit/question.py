@@ -242,7 +242,7 @@ class Question:
         numbers = [self.references] if isinstance(self.references, int) else list(self.references)
         if not numbers or any(b <= a for a, b in pairwise(numbers)):
             raise InputError(f"references: expected a number, or several that grow, as {LOOKS}; got {numbers!r}")
-        if numbers[0] and numbers[0] < FEWEST_REFERENCES:
+        if numbers != [0] and numbers[0] < FEWEST_REFERENCES:
             raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {numbers[0]}")
         if self.output not in get_args(Output):
             raise ConfigurationError(f"output is probability or logit, got {self.output!r}")

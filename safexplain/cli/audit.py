@@ -74,32 +74,32 @@ def audit_command(
     from safexplain.audit.endpoint.payload import Payload
     from safexplain.audit.planning.plan import planned
     from safexplain.audit.run import answered
-    from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
-    from safexplain.cli.run.question import Service, begun, parse_hardening
-    from safexplain.cli.run.quick import PLANNING, numbers_of, seen_in_losses, show_quick
+    from safexplain.cli.run.question import Asked, Service, begun, parse_hardening
+    from safexplain.cli.run.quick import PLANNING, numbers_of, show_quick
     from safexplain.cli.run.tables import show_audit
 
     if endpoint is None and format_ is not None:
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    chosen = parse_hardening(hardening)
-    with begun(given, chosen, kept, pretraining_pool, service, scored, public, grows=True) as run:
+    asked = Asked(
+        given=given, hardening=parse_hardening(hardening), pool=pretraining_pool, service=service, scored=scored,
+        public=public, grows=True,
+    )  # fmt: skip
+    with begun(asked, kept) as run:
         plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))
         if given.plan:
             plan = replace(plan, notes=(*run.says, *plan.notes))
             return show_plan(plan, run.folder, given.json_, given.quiet)
         if not (given.quiet or quick):
-            gradients, gpu = not is_classifier_file(given.model), run.question.place.type == "cuda"
-            announce(plan, run.says, gradients=gradients, gpu=gpu)
+            announce(plan, run.says, gradients=run.found.tabular is None, gpu=run.question.place.type == "cuda")
         if not quick:
             run.progress.expect((stage.name, stage.seconds) for stage in plan.stages)
         found = answered(run.ready(**numbers_of(plan, run.question) if quick else {}))
         found.save(run.folder)
-        losses = seen_in_losses(plan, run.question, found) if quick else None
     if quick:
-        return show_quick(found, plan, losses, run.folder, json_=given.json_, quiet=given.quiet)
+        return show_quick(found, plan, run.folder, json_=given.json_, quiet=given.quiet)
     return show_audit(found, run.folder, given.json_, given.quiet)
 
 

@@ -19,7 +19,7 @@ from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import Interrupted
 from safexplain.cli.options import Options
 from safexplain.cli.run.planned import show_plan
-from safexplain.cli.run.question import begun
+from safexplain.cli.run.question import Asked, begun
 from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
@@ -46,14 +46,14 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
         SafexplainError: something cannot be read, or does not fit the rest.
         Interrupted: after what was found is shown.
     """
-    with begun(given, Hardening.none(), KEPT) as run:
+    with begun(Asked(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
         asked = run.ready()
         others = () if public is None else public_models(public, asked)
         found = searched(asked, trials, run.folder, others)
-        if found.examples is not None and run.features:
-            found = replace(found, examples=replace(found.examples, features=run.features))
+        if found.examples is not None and (features := run.found.data.feature_names):
+            found = replace(found, examples=replace(found.examples, features=features))
         found.save(run.folder)
     if found.study.interrupted and given.json_:
         raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
