@@ -1,4 +1,4 @@
-"""`safexplain audit`, `attack` and `demo`: what is released is attacked and judged."""
+"""`safexplain audit`, `tune`, `attack` and `demo`: what is released is attacked and judged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from safexplain.cli.console import (
 from safexplain.cli.options import Attacks, MaxTpr, Options, PolicyFile, PolicyFpr, asks, policy_of
 from safexplain.errors import ConfigurationError
 
-__all__ = ["attack_command", "audit_command", "demo_command"]
+__all__ = ["attack_command", "audit_command", "demo_command", "tune_command"]
+
+SEARCH = "Search"
+"""Heading of the options of a search."""
 
 
 @asks
@@ -101,6 +104,20 @@ def audit_command(
     if quick:
         return show_quick(found, plan, run.folder, json_=given.json_, quiet=given.quiet)
     return show_audit(found, run.folder, given.json_, given.quiet)
+
+
+@asks
+def tune_command(
+    given: Options,
+    trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
+    public: Annotated[
+        Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
+    ] = None,
+) -> int:
+    """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
+    from safexplain.cli.run.tune import run_tune
+
+    return run_tune(given, trials, public)
 
 
 def attack_command(

@@ -24,11 +24,10 @@ from safexplain.audit import Population, Recipe, Signals
 from safexplain.audit.controls import holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
-from safexplain.cli.audit import audit_command
+from safexplain.cli.audit import audit_command, tune_command
 from safexplain.cli.options import Options
 from safexplain.cli.run import demo
 from safexplain.cli.run.question import explainers_of, parse_hardening
-from safexplain.cli.tune import tune_command
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
