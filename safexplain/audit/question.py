@@ -31,7 +31,7 @@ from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Build, Shadows
 from safexplain.audit.report.model import ENDPOINT, NATIVE
 from safexplain.audit.store import Store
-from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.errors import ConfigurationError, InputError, SafexplainError, near
 from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.policy import Policy
@@ -242,10 +242,12 @@ class Question:
         numbers = [self.references] if isinstance(self.references, int) else list(self.references)
         if not numbers or any(b <= a for a, b in pairwise(numbers)):
             raise InputError(f"references: expected a number, or several that grow, as {LOOKS}; got {numbers!r}")
-        if numbers[0] and numbers[0] < FEWEST_REFERENCES:
+        if numbers != [0] and numbers[0] < FEWEST_REFERENCES:
             raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {numbers[0]}")
         if self.output not in get_args(Output):
-            raise ConfigurationError(f"output is probability or logit, got {self.output!r}")
+            raise ConfigurationError(
+                f"output is probability or logit, got {self.output!r}{near(self.output, get_args(Output))}"
+            )
         hardening = self.hardening.none() if policy.release == "prediction" else self.hardening
         policy = policy.patient(noise=hardening.noise is not None)
         needs_build = isinstance(self.recipe, Recipe) and self.shadows is None and numbers[0] and self.build is None

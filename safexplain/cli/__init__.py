@@ -27,12 +27,11 @@ AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve an
 
 def app() -> typer.Typer:
     """All commands."""
-    from safexplain.cli.audit import attack_command, audit_command, demo_command
+    from safexplain.cli.audit import attack_command, audit_command, demo_command, tune_command
     from safexplain.cli.canaries import canaries_command
     from safexplain.cli.certificates import sign_command, verify_command
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
-    from safexplain.cli.tune import tune_command
 
     made = typer.Typer(
         help=HELP,

@@ -1,4 +1,4 @@
-"""`safexplain audit`, `attack` and `demo`: what is released is attacked and judged."""
+"""`safexplain audit`, `tune`, `attack` and `demo`: what is released is attacked and judged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from safexplain.cli.console import (
 from safexplain.cli.options import Attacks, MaxTpr, Options, PolicyFile, PolicyFpr, asks, policy_of
 from safexplain.errors import ConfigurationError
 
-__all__ = ["attack_command", "audit_command", "demo_command"]
+__all__ = ["attack_command", "audit_command", "demo_command", "tune_command"]
+
+SEARCH = "Search"
+"""Heading of the options of a search."""
 
 
 @asks
@@ -74,33 +77,47 @@ def audit_command(
     from safexplain.audit.endpoint.payload import Payload
     from safexplain.audit.planning.plan import planned
     from safexplain.audit.run import answered
-    from safexplain.cli.run.classifiers import is_classifier_file
     from safexplain.cli.run.planned import announce, show_plan
-    from safexplain.cli.run.question import Service, begun, parse_hardening
-    from safexplain.cli.run.quick import PLANNING, numbers_of, seen_in_losses, show_quick
+    from safexplain.cli.run.question import Asked, Service, begun, parse_hardening
+    from safexplain.cli.run.quick import PLANNING, numbers_of, show_quick
     from safexplain.cli.run.tables import show_audit
 
     if endpoint is None and format_ is not None:
         raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    chosen = parse_hardening(hardening)
-    with begun(given, chosen, kept, pretraining_pool, service, scored, public, grows=True) as run:
+    asked = Asked(
+        given=given, hardening=parse_hardening(hardening), pool=pretraining_pool, service=service, scored=scored,
+        public=public, grows=True,
+    )  # fmt: skip
+    with begun(asked, kept) as run:
         plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))
         if given.plan:
             plan = replace(plan, notes=(*run.says, *plan.notes))
             return show_plan(plan, run.folder, given.json_, given.quiet)
         if not (given.quiet or quick):
-            gradients, gpu = not is_classifier_file(given.model), run.question.place.type == "cuda"
-            announce(plan, run.says, gradients=gradients, gpu=gpu)
+            announce(plan, run.says, gradients=run.found.tabular is None, gpu=run.question.place.type == "cuda")
         if not quick:
             run.progress.expect((stage.name, stage.seconds) for stage in plan.stages)
         found = answered(run.ready(**numbers_of(plan, run.question) if quick else {}))
         found.save(run.folder)
-        losses = seen_in_losses(plan, run.question, found) if quick else None
     if quick:
-        return show_quick(found, plan, losses, run.folder, json_=given.json_, quiet=given.quiet)
+        return show_quick(found, plan, run.folder, json_=given.json_, quiet=given.quiet)
     return show_audit(found, run.folder, given.json_, given.quiet)
+
+
+@asks
+def tune_command(
+    given: Options,
+    trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
+    public: Annotated[
+        Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
+    ] = None,
+) -> int:
+    """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
+    from safexplain.cli.run.tune import run_tune
+
+    return run_tune(given, trials, public)
 
 
 def attack_command(

@@ -24,12 +24,10 @@ from safexplain.audit import Population, Recipe, Signals
 from safexplain.audit.controls import holdout_uses
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
-from safexplain.cli.audit import audit_command
+from safexplain.cli.audit import audit_command, tune_command
 from safexplain.cli.options import Options
 from safexplain.cli.run import demo
-from safexplain.cli.run.classifiers import check_public
-from safexplain.cli.run.question import parse_hardening, parse_methods
-from safexplain.cli.tune import tune_command
+from safexplain.cli.run.question import explainers_of, parse_hardening
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
@@ -418,25 +416,23 @@ def test_several_explainers_groups_and_slices_come_from_the_command_line(
         ("IG,Saliency", ["Lime.n_samples=4"], "METHOD.NAME=VALUE"),
         ("IG,Tarot", [], "Tarot"),
         ("", [], "expected one of IG"),
-        ("IG,Saliency,IG", [], "each is released once"),
     ],
 )
 def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, options: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"(?i){said}"):
-        parse_methods(explainers, "probability", options)
+        explainers_of(explainers, options)
 
 
 def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these() -> None:
-    methods, _ = parse_methods("IG,ProtoDash", "probability", [])
     with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: expected --public FILE"):
-        check_public(methods, None, Path("data.npz"))
+        explainers_of("IG,ProtoDash", [])
     with pytest.raises(ConfigurationError, match="leave it out"):
-        check_public(methods[:1], Path("public.npz"), Path("data.npz"))
+        explainers_of("IG", [], np.zeros((2, 3), dtype=np.float32))
 
 
 def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None:
-    assert parse_methods("IG", "logit", ["n_steps=4"]) == ([HARDENED["IG"]], {"n_steps": 4})
-    several = parse_methods("IG, Saliency", "logit", ["Saliency.abs=false"])
+    assert explainers_of("IG", ["n_steps=4"]) == ([HARDENED["IG"]], {"n_steps": 4})
+    several = explainers_of("IG, Saliency", ["Saliency.abs=false"])
     assert several == ([HARDENED["IG"], HARDENED["Saliency"]], {"Saliency": {"abs": False}})
 
 

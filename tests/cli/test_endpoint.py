@@ -236,7 +236,6 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got none"),
         (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "expected --endpoint URL, got none"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
-        (lambda a: [*a, "--privacy", "p.json"], "--privacy is about the weights"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
         (lambda a: [*a, "--explainer", "IG,Saliency"], "one explainer alone"),

@@ -129,7 +129,7 @@ def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_d
     code, out, err = cli(*AUDIT, *more, "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), err
     assert "who was in the fine-tuning data, and says nothing about the pre-training data" in " ".join(out.split())
-    assert "started from new weights" in " ".join(out.split())
+    assert "started from weights that had seen other data" in " ".join(out.split())
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
     assert certificate["subject_data"] == "fine-tuning"
 
@@ -137,11 +137,11 @@ def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_d
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*POOL[:2], "--recipe", "zero.toml"), 'trainable is "head", "all", "lora", or a number of blocks'),
+        ((*POOL[:2], "--recipe", "zero.toml"), 'trainable: expected "head", "all", "lora", or a number of blocks'),
         ((*POOL[:2], "--recipe", "two.toml"), "below its head (1), got 2"),
         ((*POOL[:2], "--recipe", "wrong.toml"), "wrong.toml: pretraining: unknown ['speed']"),
         ((*POOL[:2], "--recipe", "flat.toml"), "flat.toml: pretraining must be a table"),
-        ((*POOL, "--references", "1"), "--references: expected 0 or at least 2"),
+        ((*POOL, "--references", "1"), "references: expected 0 or at least 2"),
         (("--pretraining-pool", "none.npz"), "none.npz"),
     ],
 )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import ENOUGH_REFERENCES, HOUR
+from safexplain.audit.store import free_space
 from safexplain.cli.run.tables import result_table
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -84,7 +85,7 @@ def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
 
 def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     """Print a plan; the exit code is 0."""
-    memory, disk = machine_memory(), free_disk(folder)
+    memory, disk = machine_memory(), free_space(folder)
     warned = warnings_of(plan, memory, disk)
     if json_:
         machine = {"memory_bytes": memory, "free_disk_bytes": disk}
@@ -94,9 +95,9 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     else:
         console = Console()
         console.print(plan_table(plan))
-        has = f" of {in_bytes(memory)}" if memory else ""
-        console.print(f"Memory: about {in_bytes(plan.memory_bytes)}{has}", highlight=False)
-        console.print(f"Disk: about {in_bytes(plan.disk_bytes)} of {in_bytes(disk)} that are free", highlight=False)
+        has = f" of {decimal(memory)}" if memory else ""
+        console.print(f"Memory: about {decimal(plan.memory_bytes)}{has}", highlight=False)
+        console.print(f"Disk: about {decimal(plan.disk_bytes)} of {decimal(disk)} that are free", highlight=False)
         console.print(best_words(plan), highlight=False, markup=False)
         for sentence in plan.obstacles:
             console.print(f"  - {sentence}", highlight=False, markup=False)
@@ -144,12 +145,12 @@ def warnings_of(plan: Plan, memory: int | None, disk: int) -> list[str]:
     found = []
     if memory is not None and plan.memory_bytes > memory:
         found.append(
-            f"this machine has {in_bytes(memory)} of memory, and about {in_bytes(plan.memory_bytes)} are needed: give"
+            f"this machine has {decimal(memory)} of memory, and about {decimal(plan.memory_bytes)} are needed: give"
             " fewer --references or fewer examples"
         )
     if plan.disk_bytes > disk:
         found.append(
-            f"about {in_bytes(plan.disk_bytes)} will be written, and {in_bytes(disk)} are free: give a --run-dir"
+            f"about {decimal(plan.disk_bytes)} will be written, and {decimal(disk)} are free: give a --run-dir"
             " elsewhere"
         )
     return found
@@ -165,22 +166,6 @@ def machine_memory() -> int | None:
         return min(found, int(CGROUP.read_text()))
     except (ValueError, OSError):
         return found
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes that are free where a folder is or would be made."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
-
-
-def in_bytes(number: float) -> str:
-    """In the unit that suits."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number / 1024:.0f} KiB"
 
 
 def spoken(seconds: float) -> str:

@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import typer
 
-from safexplain.audit import Shadows
-from safexplain.audit.asked import predict
-from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.planned import spoken
 from safexplain.verdict.result import AttackResult
-from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
+from safexplain.verdict.stats import auc_interval
 
 SECONDS = 50.0
 """Of the plan, of training, asking and explaining: what imports, losses, attacks and files leave of two minutes."""
@@ -33,9 +30,6 @@ LEAST = 20.0
 
 FEWEST, MOST = 100, 1_000
 """Examples that are scored."""
-
-LOSSES = 8.0
-"""Seconds of asking for losses."""
 
 ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 """What is run."""
@@ -87,57 +81,37 @@ class Seen:
         return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
 
 
-def seen_in(found: AuditRun) -> list[Seen]:
-    """The strongest attack on the label, the native and the released explanation, the strongest first."""
+def seen_in(found: AuditRun) -> tuple[list[Seen], Seen | None]:
+    """The strongest attack on the label, the native and the released explanation, the strongest first; and on the
+    losses, which tell whether the model remembers its members at all, and are listed where predictions are released."""
     groups: dict[str, list[AttackResult]] = {}
     for configuration in found.configurations:
         what = "the native explanation" if configuration.name == "native" else "the released explanation"
         groups[what] = [a for a in configuration.result.attacks if a.role == "explanation"]
         groups["the label alone"] = [a for a in configuration.result.attacks if a.role == "label"]
-        if found.result.policy.release != "explanation":
-            groups["the prediction"] = [a for a in configuration.result.attacks if a.role == "loss"]
+        groups["the loss"] = [a for a in configuration.result.attacks if a.role == "loss"]
     tried, fpr, seen = sum(map(len, groups.values())), found.result.policy.fpr, []
     for what, attacks in groups.items():
         if attacks:
             best = max(attacks, key=lambda a: a.auc)
             rate = best.at(fpr)
             seen.append(Seen(what, rate.low, rate.high, best.auc, *auc_interval(best.curve, 1 - 0.05 / tried)))
-    return sorted(seen, key=lambda one: -one.auc)
+    losses = next((one for one in seen if one.what == "the loss"), None)
+    hidden = found.result.policy.release == "explanation"
+    return sorted((one for one in seen if not (hidden and one is losses)), key=lambda one: -one.auc), losses
 
 
-def seen_in_losses(plan: Plan, question: Question, found: AuditRun) -> Seen | None:
-    """What the loss tells: whether the model remembers its members at all. By the likelihood ratio where there are
-    references, which ranks models best (docs/evidence/attack_table.md); else by the target's loss on many examples,
-    which it is soon asked for. None: of a service, or where labels are of another task."""
-    population, member, policy, options = question.population, question.member, question.policy, question.options
-    if question.endpoint is not None or options.labels == "foreign":
-        return None
-    signals = found.signals[found.judged.name]
-    if references := list(signals.references(0)):
-        loss, inside = signals.values["loss"], signals.membership[0]
-        scores = LikelihoodRatio()(loss[0], loss[references], signals.membership[references])
-    else:
-        number = int(np.clip(LOSSES / max(plan.rates.label, 1e-9), FEWEST, 4 * MOST))
-        rows = population.sample(member, min(number, len(population)))
-        model, inside = question.target, member[rows]
-        scores = -predict(Shadows((model,), inside[None]), population.part(rows), patience=(1,)).by_level[1]["loss"][0]
-    curve = roc(scores, inside)
-    rate = tpr_at_fpr(curve, fpr=policy.fpr)
-    return Seen("the loss", rate.low, rate.high, curve.auc, *auc_interval(curve))
-
-
-def show_quick(found: AuditRun, plan: Plan, losses: Seen | None, folder: Path, *, json_: bool, quiet: bool) -> int:
+def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
     """Print what a screen saw, and how the whole audit is run; the exit code.
 
     Args:
         found: by the screen.
         plan: of the whole audit.
-        losses: what these tell.
         folder: the run directory.
         json_: as one JSON object.
         quiet: the sentence alone.
     """
-    seen, result = seen_in(found), found.result
+    (seen, losses), result = seen_in(found), found.result
     fpr = f"{100 * result.policy.fpr:g} % false positives"
     if seen[0].likely:
         sentence = f"A leak is likely: {seen[0].share} of members found at {fpr}, from {seen[0].what}."
@@ -160,7 +134,7 @@ def show_quick(found: AuditRun, plan: Plan, losses: Seen | None, folder: Path, *
         return EXIT_CODE
     typer.echo(sentence)
     if not quiet:
-        for one in [*seen, *([losses] if losses else [])]:
+        for one in [*seen, *([losses] if losses and losses not in seen else [])]:
             area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
             typer.echo(f"  {one.what}: {one.share} of members found, {area}")
         few = f"{result.references} reference models" if result.references else "no reference models"

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from safexplain._validate import check_whole, read_toml
 from safexplain.audit import Recipe
-from safexplain.audit.references.dp_recipe import DPTraining, as_toml, check_records, overruled
-from safexplain.audit.references.fine_tuning import check_trainable, replace_head
+from safexplain.audit.question import SubjectData
+from safexplain.audit.references.dp_recipe import DPTraining, check_records, overruled
+from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
 from safexplain.audit.references.shadows import Build
-from safexplain.cli.run.stages import Stages
+from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.loading.files import one_line
 from safexplain.loading.models.architectures import current_directory_importable, imported
@@ -36,30 +37,6 @@ class TrainingFunction:
 
     name: str  # as in the recipe
     train: Callable[..., Any] = field(repr=False)
-
-    @classmethod
-    def of(cls, written: Mapping[str, Any], what: str) -> TrainingFunction:
-        """That of a recipe, which says nothing else; found from the current directory.
-
-        Raises:
-            InputError, ConfigurationError: there is none, or it cannot be called with three arguments.
-        """
-        name = written["function"]
-        if others := sorted(written.keys() - {"function", "examples"}):
-            raise ConfigurationError(
-                f"{what}: function trains by itself, leave out {', '.join(others)}; or leave function out"
-            )
-        if not isinstance(name, str):
-            raise ConfigurationError(f'{what}: function is a text, "module:train", got {name!r:.60}')
-        train = imported(name, f"{what}: function", '"package.module:function"')
-        try:
-            inspect.signature(train).bind(None, None, None)
-        except TypeError:
-            raise InputError(
-                f"{what}: function {name} does not take three arguments: it is called as train(x, y, generator), with"
-                " the inputs and labels of the members and a torch.Generator, and returns a trained model"
-            ) from None
-        return cls(name, train)
 
     def fit(self, x: Any, y: Any, generator: torch.Generator) -> Any:
         """What the function returns, or InputError if it fails."""
@@ -95,63 +72,90 @@ class Read(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def stated(path: Path | None) -> tuple[float | None, int | None]:
-    """What a recipe says of the model, or None: its accuracy on examples that it was not trained on, which
-    `AuditOptions` checks, and the number of rows that it was trained on."""
-    written = {} if path is None else read_toml(path, "recipe")
-    if (examples := written.get("examples")) is not None:
-        check_whole(f"recipe {path}: examples", examples, 1)
-    return written.get("accuracy"), examples
+@dataclass(frozen=True)
+class RecipeFile:
+    """What the file of --recipe says."""
 
+    path: Path | None  # None: there is no file
+    values: Mapping[str, Any]  # how the model was trained
+    accuracy: float | None = None  # of the model on examples that it was not trained on; `AuditOptions` checks it
+    examples: int | None = None  # rows that the model was trained on
 
-def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
-    """How the model was trained, in one stage or two.
+    @classmethod
+    def read(cls, path: Path | None) -> RecipeFile:
+        """The file, or InputError."""
+        values = {} if path is None else read_toml(path, "recipe")
+        accuracy, examples = values.pop("accuracy", None), values.get("examples")
+        if examples is not None:
+            check_whole(f"recipe {path}: examples", examples, 1)
+        return cls(path, values, accuracy, examples)
 
-    The file is a recipe; for a fine-tuned model, that of the fine-tuning. It may then also have `trainable`, and in a
-    table `pretraining` the recipe of the pre-training. Or it names a `function`, and nothing else. With the `pool` of a
-    pre-training, membership in that is audited. `seed` is for recipes that are not given; `statement` fills `[dp]`.
+    @property
+    def what(self) -> str:
+        """As messages call it."""
+        return "recipe" if self.path is None else f"recipe {self.path}"
 
-    Raises:
-        InputError, ConfigurationError: the file, its function or a training as in the statement cannot be used.
-    """
-    what = "recipe" if path is None else f"recipe {path}"
-    written: dict[str, Any] = {"seed": seed} if path is None else read_toml(path, "recipe")
-    written.pop("accuracy", None)  # see `stated`
-    if "function" in written:
-        if pool is not None:
-            raise ConfigurationError(f"{what}: function is for one stage of training; leave it out with a pool")
-        return Read(TrainingFunction.of(written, what), None)
-    trainable, before = written.pop("trainable", None), written.pop("pretraining", None)
-    own = written.get("dp", {})
-    if trainable is not None and isinstance(own, dict) and ("dp" in written or statement is not None):
-        own = {"trainable": trainable, **own} if trainable in BY_BOTH else own
-        if "trainable" not in own or (trainable in BY_BOTH and own["trainable"] != trainable):
+    def function(self) -> TrainingFunction | None:
+        """The function that it names instead of all else, found from the current directory.
+
+        Raises:
+            InputError, ConfigurationError: it says more, or the function cannot be called with three arguments.
+        """
+        if (name := self.values.get("function")) is None:
+            return None
+        if others := sorted(self.values.keys() - {"function", "examples"}):
             raise ConfigurationError(
-                f"{what}: trainable = {trainable!r} says nothing of [dp], or contradicts it: write what trained in"
-                ' [dp], as trainable = "last-block"'
+                f"{self.what}: function trains by itself, leave out {', '.join(others)}; or leave function out"
             )
-        written["dp"] = own
-    recipe = Recipe.of(written, what, statement)
-    notes = () if statement is None else tuple(filter(None, [overruled(written, statement, what)]))
-    if pool is None and trainable is None and before is None:
-        return Read(recipe, None, notes)
-    if before is not None and not isinstance(before, dict):
-        raise ConfigurationError(f"{what}: pretraining must be a table, got {before!r:.60}")
-    pretraining = None if before is None else Recipe.of(before, f"{what}: pretraining")
-    trained = None if recipe.dp is None else recipe.dp.trainable
-    if trainable is None and pool is not None and trained not in (None, *BY_BOTH):
-        raise ConfigurationError(
-            f"{what}: [dp] trainable = {as_toml(trained)} cannot be repeated after a pre-training; it is one of"
-            f" {', '.join(BY_BOTH)} there, or trainable is a number of blocks above [dp]"
-        )
-    found: Any = trainable if trainable is not None else trained or "head"
-    try:
-        check_trainable(found)
-    except ConfigurationError:
-        raise ConfigurationError(
-            f'{what}: trainable is "head", "all", "lora", or a number of blocks of at least 1; got {found!r}'
-        ) from None
-    return Read(recipe, Stages("fine-tuning" if pool is None else "pre-training", pretraining, found), notes)
+        if not isinstance(name, str):
+            raise ConfigurationError(f'{self.what}: function is a text, "module:train", got {name!r:.60}')
+        train = imported(name, f"{self.what}: function", '"package.module:function"')
+        try:
+            inspect.signature(train).bind(None, None, None)
+        except TypeError:
+            raise InputError(
+                f"{self.what}: function {name} does not take three arguments: it is called as train(x, y, generator),"
+                " with the inputs and labels of the members and a torch.Generator, and returns a trained model"
+            ) from None
+        return TrainingFunction(name, train)
+
+    def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
+        """How a network was trained. With the `pool` of a pre-training, membership in that is audited; `seed` is for a
+        recipe that is not given, and a `statement` fills `[dp]`.
+
+        Raises:
+            InputError, ConfigurationError: the file, its function or a training as in the statement cannot be used.
+        """
+        if (function := self.function()) is not None:
+            if pool is not None:
+                raise ConfigurationError(
+                    f"{self.what}: function is for one stage of training; leave it out with a pool"
+                )
+            return Read(function, None)
+        values: dict[str, Any] = {"seed": seed} if self.path is None else dict(self.values)
+        part, before = values.pop("trainable", None), values.pop("pretraining", None)
+        private: Any = values.get("dp", None if statement is None else {})
+        if part in BY_BOTH and isinstance(private, dict):
+            values["dp"] = {"trainable": part, **private}
+        recipe = Recipe.of(values, self.what, statement)
+        notes = () if statement is None else tuple(filter(None, [overruled(values, statement, self.what)]))
+        if pool is None and part is None and before is None:
+            return Read(recipe, None, notes)
+        trained = None if recipe.dp is None else recipe.dp.trainable
+        if part is not None and trained is not None and (trained != part if part in BY_BOTH else trained == "all"):
+            raise ConfigurationError(
+                f"{self.what}: trainable = {part!r} contradicts [dp], where it is {trained!r}: write there what"
+                ' trained, as trainable = "last-block"'
+            )
+        if before is not None and not isinstance(before, dict):
+            raise ConfigurationError(f"{self.what}: pretraining must be a table, got {before!r:.60}")
+        try:
+            check_trainable(found := trained or "head" if part is None else part)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.what}: {error}") from None
+        pretraining = None if before is None else Recipe.of(before, f"{self.what}: pretraining")
+        subject: SubjectData = "fine-tuning" if pool is None else "pre-training"
+        return Read(recipe, Stages(subject, pretraining, cast("Trainable", found)), notes)
 
 
 def untrained(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
@@ -179,15 +183,11 @@ def _layered(fresh: Build, seed: int) -> nn.Module:
 def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple[str, ...]:
     """Caveats of references that repeat a statement, or InputError if the members are not its records."""
     check_records(statement, members)
-    notes: tuple[str, ...] = ()
-    if statement.records != members and not statement.count_noised:
-        notes += (
-            f"The privacy statement is about {statement.records:,} records, and the data marks {members:,} members;"
-            " reference models see as many.",
-        )
-    if statement.pretrained and dp.trainable != "head":
-        notes += (
-            "The model started from weights that had seen other data; reference models started from new weights, unless"
-            " --arch gives them these: an attacker who has them may do better than this audit.",
-        )
-    return notes
+    notes = (STARTED_ELSEWHERE,) if statement.pretrained and dp.trainable != "head" else ()
+    if statement.records == members or statement.count_noised:
+        return notes
+    return (
+        f"The privacy statement is about {statement.records:,} records, and the data marks {members:,} members;"
+        " reference models see as many.",
+        *notes,
+    )

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from safexplain._digest import sha256
-from safexplain._progress import Progress, named
+from safexplain._progress import named
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
+from safexplain.audit.asked import predict
 from safexplain.audit.controls.splits import refuse_copies
-from safexplain.audit.question import FEWEST_REFERENCES, SubjectData
+from safexplain.audit.question import Question, SubjectData
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
 from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
@@ -27,6 +26,11 @@ from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.models.exported import ExportedModel
 from safexplain.loading.models.load import LoadedModel
+
+STARTED_ELSEWHERE = (
+    "The model started from weights that had seen other data, and reference models from new ones, unless --arch gives"
+    " them these: an attacker who has them may do better than this audit."
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,6 @@ class Stages:
     subject: SubjectData  # whose membership is attacked
     recipe: Recipe | None  # of the pre-training, if it was given
     trainable: Trainable  # what was fine-tuned
-
-    def notes(self, references: int) -> tuple[str, ...]:
-        """Caveats of an audit of the fine-tuning data."""
-        if not references:
-            return ()
-        return (
-            "Reference models started from new weights, not from the pre-trained ones, unless --arch gives them these:"
-            " an attacker who has the pre-trained weights may do better than this audit.",
-        )
 
 
 @dataclass(frozen=True)
@@ -57,16 +52,14 @@ class TwoStages:
     loaded: LoadedModel
     tuning: Recipe
     outputs: int  # of the model
-    references: int
+    trains: bool  # whether there will be reference models
     seed: int
 
     def __post_init__(self) -> None:
         check_data(self.downstream, num_classes=self.outputs, both_sides=False)
         check_model_fits(self.loaded.model, self.pool)
-        if 0 < self.references < FEWEST_REFERENCES:
-            raise InputError(f"--references: expected 0 or at least {FEWEST_REFERENCES}, got {self.references}")
         refuse_copies(hash_examples(self.pool.x), self.pool.member)
-        if self.references:
+        if self.trains:
             fresh = self.fresh(self.seed)
             try:
                 self.how.check(fresh)
@@ -97,11 +90,9 @@ class TwoStages:
     def notes(self) -> tuple[str, ...]:
         """Caveats, and what the reader must know of the fine-tuning."""
         found = check_data(self.pool, num_classes=None)
-        model, x = self.loaded.model, torch.from_numpy(self.downstream.x)
-        device = next((p.device for p in model.parameters()), x.device)
-        with torch.no_grad():
-            predicted = torch.cat([model(rows.to(device)).argmax(1).cpu() for rows in torch.split(x, 256)])
-        member, hit = self.downstream.member, predicted.numpy() == self.downstream.y
+        member, data = self.downstream.member, self.how.downstream
+        predicted = predict(Shadows((self.loaded.model,), member[None]), data, patience=(1,)).label[0]
+        hit = predicted == self.downstream.y
         others = "" if member.all() else f", {hit[~member].mean():.1%} on others"
         found += (
             "Accuracy of the model on the fine-tuning data:"
@@ -115,59 +106,52 @@ class TwoStages:
                 f"{int(both.sum())} of the rows that the model was fine-tuned on are in the pool, too: the audit cannot"
                 " tell which of the two stages reveals these.",
             )
-        if self.references:
-            count, n = int(member.sum()), len(member)
-            found += (
-                f"Reference models were pre-trained on random halves of the pool ({len(self.pool.y):,} examples), then"
-                f" fine-tuned ({_in_words(self.stages.trainable)}) on {count:,} of the {n:,} rows of the fine-tuning"
-                " data each.",
-            )
-            found += tuple({caveat for recipe in (self.pretraining, self.tuning) if (caveat := recipe.caveat())})
-            if self.stages.recipe is None:
-                found += (no_recipe(self.pretraining, "[pretraining] in the recipe", "pre-trained"),)
-        return found
+        if not self.trains:
+            return found
+        part = self.stages.trainable
+        blocks = f"the last {'block' if part == 1 else f'{part} blocks'} and the head"
+        known = {"head": "the head", "all": "all layers", "lora": "low-rank adapters and the head"}
+        told = self.stages.recipe or no_recipe(self.pretraining, "[pretraining] in the recipe", "pre-trained")
+        return (
+            *found,
+            f"Reference models were pre-trained on random halves of the pool ({len(self.pool.y):,} examples), then"
+            f" fine-tuned ({known.get(str(part), blocks)}) on {int(member.sum()):,} of the {len(member):,} rows of"
+            " the fine-tuning data each.",
+            *{caveat for recipe in (self.pretraining, self.tuning) if (caveat := recipe.caveat())},
+            *([told] if isinstance(told, str) else []),
+        )
 
     def materials(self) -> dict[str, str]:
         """Digests of the pool and of the pre-training's recipe."""
-        recipe = {"pre-training recipe sha256": sha256(self.pretraining.to_toml())} if self.references else {}
+        recipe = {"pre-training recipe sha256": sha256(self.pretraining.to_toml())} if self.trains else {}
         return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
 
-    def train(self, population: Population, device: torch.device, cache: Path, progress: Progress) -> Shadows | None:
-        """The reference models, if there are to be any."""
-        if not self.references:
-            return None
+    def trained(self, question: Question) -> Question:
+        """The question with reference models, which are pre-trained and fine-tuned first."""
+        assert isinstance(question.references, int)
+        how: dict[str, Any] = {"seed": self.seed, "device": question.place, "cache": question.cache}
         pretrained = train_shadows(
-            population,
+            question.population,
             self.pretraining,
             build=self.fresh,
-            models=self.references,
-            seed=self.seed,
-            device=device,
-            cache=cache,
-            progress=named(progress, "pre-training reference models"),
+            models=question.references,
+            progress=named(question.progress, "pre-training reference models"),
+            **how,
         )
-        progress = named(progress, "fine-tuning reference models")
-        return fine_tune(pretrained, self.how, seed=self.seed, device=device, cache=cache, progress=progress)
+        progress = named(question.progress, "fine-tuning reference models")
+        shadows = fine_tune(pretrained, self.how, progress=progress, **how)
+        return replace(question, shadows=shadows, recipe=self.tuning, build=self.loaded.fresh)
 
     def fresh(self, seed: int) -> nn.Module:
         """An untrained model with a head for the pool's classes."""
         assert self.loaded.fresh is not None
         fresh = self.loaded.fresh(seed)
-        if isinstance(fresh, ExportedModel):
-            raise InputError(
-                "reference models cannot be pre-trained from an exported graph, whose head cannot be replaced; say with"
-                " --arch how the network is built, beside the same file"
-            )
         try:
             return replace_head(fresh, int(self.pool.y.max()) + 1, seed=seed)
         except InputError as error:
-            raise InputError(f"reference models cannot be pre-trained: {error}") from None
-
-
-def _in_words(trainable: Trainable) -> str:
-    if isinstance(trainable, int):
-        return f"the last {'block' if trainable == 1 else f'{trainable} blocks'} and the head"
-    return {"head": "the head", "all": "all layers", "lora": "low-rank adapters and the head"}[trainable]
+            graph = "; say with --arch how the network is built, beside the same file"
+            how = graph if isinstance(fresh, ExportedModel) else ""
+            raise InputError(f"reference models cannot be pre-trained: {error}{how}") from None
 
 
 def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:

@@ -18,7 +18,7 @@ from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import Interrupted
 from safexplain.cli.options import Options
 from safexplain.cli.run.planned import show_plan
-from safexplain.cli.run.question import begun
+from safexplain.cli.run.question import Asked, begun
 from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
@@ -45,7 +45,7 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
         SafexplainError: something cannot be read, or does not fit the rest.
         Interrupted: after what was found is shown.
     """
-    with begun(given, Hardening.none(), KEPT) as run:
+    with begun(Asked(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
         asked = run.ready()
