@@ -20,6 +20,7 @@ from safexplain.audit.asked import predict
 from safexplain.audit.controls.splits import refuse_copies
 from safexplain.audit.question import Question, SubjectData
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
+from safexplain.audit.references.recipe import check_examples
 from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError
@@ -60,6 +61,7 @@ class TwoStages:
         check_model_fits(self.loaded.model, self.pool)
         refuse_copies(hash_examples(self.pool.x), self.pool.member)
         if self.trains:
+            check_examples(self.pretraining.examples, len(self.pool.x) // 2)
             fresh = self.fresh(self.seed)
             try:
                 self.how.check(fresh)
