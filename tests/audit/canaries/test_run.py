@@ -91,7 +91,7 @@ def test_one_run_with_many_canaries_gives_a_bound_too():
     assert run_once(big, 500, seed=3, method="steinke").epsilon_lower < found.epsilon_lower
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert finding_of(content) == found
-    with pytest.raises(InputError, match="stated as"):
+    with pytest.raises(InputError, match="follows from the counts"):
         finding_of({**content, "epsilon_lower": 20.0})
     with pytest.raises(InputError, match="correct <= guesses"):
         finding_of({**content, "correct": 101})
