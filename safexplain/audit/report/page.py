@@ -44,7 +44,6 @@ def render(report: ReportData) -> str:
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause),
             bound=bound,
-            guaranteed=() if bound is None or report.privacy is None else tables.guarantee_rows(report, bound),
             words=words,
             native=NATIVE,
             configurations=report.configurations,

@@ -2,7 +2,7 @@
 
 A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
 The rows of figures are those of `verdict.words`, with a bar beside each; then come parts of the members, the versions
-of the map, what differential privacy alone allows, the utility, and facts beside the verdict.
+of the map, the utility, and facts beside the verdict.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Literal, NamedTuple
 from markupsafe import Markup
 
 from safexplain.audit.report.exposure import SliceRow, SliceTable
-from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration, ReportData
+from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration
 from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict import words
 from safexplain.verdict.evidence import Control
-from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
+from safexplain.verdict.result import AttackResult, AuditResult
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.words import STANDINGS, Figure, Standing, percent, points, standing
 
@@ -396,40 +395,6 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
 
     groups = tuple((KINDS[kind], tuple(map(row, rows))) for kind, rows in groupby(ablations, lambda a: a.kind))
     return CauseTable(percent(ablations[0].fpr, 3), scale.axis(), groups)
-
-
-class GuaranteeRow(NamedTuple):
-    """What differential privacy alone allows at one false-positive rate, beside what was found there."""
-
-    fpr: str
-    by_epsilon: str
-    curve: str
-    substituted: str
-    found: str
-    attack: str
-
-
-def guarantee_rows(report: ReportData, bound: RocBound) -> tuple[GuaranteeRow, ...]:
-    """At the reported false-positive rates and the policy's; `bound` is that for one record added or removed."""
-    stated, result = report.privacy, report.audited.result
-    assert stated is not None
-    epsilon, other = stated.epsilons.add_remove, RocBound.of(stated, "substitute")
-    rows = []
-    for fpr in sorted({*SHOWN_FPRS, result.policy.fpr}):
-        best = max(result.attacks, key=lambda a: a.at(fpr).tpr)
-        rate = best.at(fpr)
-        found = Figure(rate.tpr, rate.low, rate.high)
-        rows.append(
-            GuaranteeRow(
-                percent(fpr, 3),
-                percent(float(tpr_bound(fpr, epsilon, stated.delta))),
-                percent(float(bound(fpr))),
-                percent(float(other(fpr))),
-                f"{found.text} ({typeset(found.interval)})",
-                words.attack_name(best.attack, best.signal),
-            )
-        )
-    return tuple(rows)
 
 
 RELEASES = {
