@@ -86,7 +86,7 @@ class Size:
     head: Recipe = ADAM
     deep: Recipe = field(default_factory=lambda: replace(ADAM, epochs=2, batch_size=32))
     private: Recipe = field(
-        default_factory=lambda: replace(SGD, lr=0.05, epochs=10, batch_size=512, schedule="constant")
+        default_factory=lambda: replace(SGD, lr=0.05, momentum=0.0, epochs=10, batch_size=512, schedule="constant")
     )
     learned: tuple[int, int] = (8, 1000)
     explained: int = 500
@@ -98,7 +98,7 @@ _SHORT = Recipe(epochs=1, batch_size=32)
 QUICK = Size(
     pool=60, challenged=60, fewer=60, models=7, deep_models=5, targets=2, queries=2, most=2, downstream=60, tested=40,
     pretrain=_SHORT, other=(replace(_SHORT, augmentation="crop-flip"), 5), head=_SHORT, deep=_SHORT,
-    private=replace(_SHORT, optimizer="sgd", lr=0.1), learned=(1, 20), explained=20, text=(120, 7),
+    private=replace(_SHORT, optimizer="sgd", lr=0.1, momentum=0.0), learned=(1, 20), explained=20, text=(120, 7),
 )  # fmt: skip
 
 _LONG = replace(SGD, epochs=100)
@@ -266,17 +266,14 @@ class Setting:
     def how(self, images: Images, size: Size) -> FineTune:
         """The fine-tuning."""
         recipe = size.head if self.trainable == "head" else size.deep
-        dp = None
         if self.epsilon is not None:
-            from safexplain.dp import FlatClipping
-
-            recipe = size.private
-            dp = {"epsilon": self.epsilon, "delta": DELTA, "adjacency": "add_remove", "clipping": FlatClipping(CLIP)}
+            dp = {"epsilon": self.epsilon, "delta": DELTA, "adjacency": "add_remove", "clipping": "flat", "clip": CLIP}
+            recipe = replace(size.private, dp=dp)
         if not self.overlap:
-            return FineTune(images.tasks[self.task], recipe, trainable=self.trainable, dp=dp)
+            return FineTune(images.tasks[self.task], recipe, trainable=self.trainable)
         rows = self.rows(size)
         pool = Population(images.pool.x[rows], torch.from_numpy(images.coarse[rows]))
-        return WithMembers(images.tasks[self.task], recipe, trainable=self.trainable, dp=dp, pool=pool, rows=rows)
+        return WithMembers(images.tasks[self.task], recipe, trainable=self.trainable, pool=pool, rows=rows)
 
     def dither(self, size: Size) -> Dither:
         """How queries differ: as what was trained on, or hardly."""

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -139,11 +139,6 @@ class DPTraining:
         noise = "" if self.noise_multiplier is None else f"noise multiplier {self.noise_multiplier:.4g}"
         rate = "" if self.sample_rate is None else f"sample rate {self.sample_rate:.4g}"
         return ", ".join(filter(None, (told, noise, rate, "" if self.steps is None else f"{self.steps:,} steps")))
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `DPFineTuner`, or of `FineTune(dp=)`: all but what trains, and how large a batch is."""
-        own = ("epsilon", "delta", "adjacency", "noise_multiplier", "steps", "largest_batch")
-        return {**{k: v for k, v in asdict(self).items() if k in own and v is not None}, "clipping": self.rule}
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """The model as `DPFineTuner` trains it."""

@@ -8,11 +8,10 @@ membership inference, arXiv 2306.01181). His references are pre-trained on rando
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as cache_of
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
+from safexplain.audit.references.dp_recipe import Trained
 from safexplain.audit.references.dp_training import as_it_trains
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 Trainable = Literal["head", "all", "lora"] | int
 """Which part of a pre-trained model is fine-tuned; a number n stands for the last n blocks and the head."""
 
-_OWN = ("model", "data", "trainable", "device", "checkpoint", "checkpoint_seconds", "progress", "loss", "workers")
-"""Arguments of `DPFineTuner` that are not for `dp`."""
 _STREAM = 0xF17E
 """Keeps the random numbers apart from those of the pre-training under the same seed."""
 _FEATURES = 2**30
@@ -56,29 +54,24 @@ class FineTune:
 
     Args:
         downstream: data of the new task; nothing in it is asked about.
-        recipe: of the fine-tuning.
+        recipe: of the fine-tuning. With `dp`, `trainable` here goes before the one there, and blocks with BatchNorm
+            get GroupNorm, as always with DP.
         trainable: "head": only the new head (feature extraction). A whole number n of at least 1: the last n blocks and
             the head, see `safexplain.dp.models.parameters.blocks`: a ResNet's blocks are its stages, so that 1 is what
             arXiv 2306.01181 calls "the last 2 layers", `layer4` and `fc`. "all": everything. "lora": low-rank adapters
             beside the projections of attention, or beside all linear layers where there is no attention, and the head;
             adapters are merged afterwards.
         sample: share of `downstream` that each model draws at random, without replacement, in (0, 1].
-        dp: arguments of `safexplain.dp.DPFineTuner`, at least epsilon and delta; epochs, batch_size, optimizer, lr and
-            the seed come from the recipe where they are not given. Its momentum, weight decay, schedule, precision,
-            memory format and compilation are not used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no
-            privacy.
         outputs: of the new head; None: as many as the downstream labels need.
 
     Raises:
-        ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range, dp without epsilon and
-            delta, dp with augmentation.
+        ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
     """
 
     downstream: Population
     recipe: Recipe
     trainable: Trainable = "head"
     sample: float = 0.85
-    dp: Mapping[str, Any] | None = None
     outputs: int | None = None
 
     def __post_init__(self) -> None:
@@ -94,12 +87,6 @@ class FineTune:
             raise ConfigurationError(
                 f"outputs: the downstream labels need {self.downstream.classes}, got {self.outputs}"
             )
-        if self.recipe.dp is not None:
-            raise ConfigurationError(
-                "recipe: FineTune has its own dp=, a mapping of arguments of DPFineTuner: leave the recipe's dp out"
-            )
-        if self.dp is not None:
-            self._check_dp()
 
     @property
     def classes(self) -> int:
@@ -117,26 +104,6 @@ class FineTune:
         """Raise InputError where a model of this architecture cannot be fine-tuned so, before anything long."""
         job = _Job(self, np.zeros((1, 1), dtype=bool), (0,), 0, torch.device("cpu"))
         job.check(job.start(0, model))
-
-    def _check_dp(self) -> None:
-        from safexplain.dp.sgd.finetune import DPFineTuner
-        from safexplain.dp.sgd.plan import TrainingBudget
-
-        if not isinstance(self.dp, Mapping):
-            raise ConfigurationTypeError(f"dp: expected a mapping of arguments of DPFineTuner, got {self.dp!r:.60}")
-        known = [n for n in inspect.signature(DPFineTuner).parameters if n not in _OWN]
-        if unknown := [name for name in self.dp if name not in known]:
-            raise ConfigurationError(f"dp: unknown {unknown}; known are {known}")
-        if missing := [name for name in ("epsilon", "delta") if name not in self.dp]:
-            raise ConfigurationError(f"dp: {' and '.join(missing)} must be given, as in dp=dict(epsilon=1, delta=1e-5)")
-        if self.recipe.augmentation != "none":
-            raise ConfigurationError(
-                f"dp: DPFineTuner trains without augmentation, the recipe asks for {self.recipe.augmentation!r};"
-                ' set augmentation="none"'
-            )
-        budget = ("epsilon", "delta", "adjacency", "noise_multiplier")
-        TrainingBudget(**{name: self.dp[name] for name in budget if name in self.dp})
-        object.__setattr__(self, "dp", dict(self.dp))
 
 
 def check_trainable(trainable: object) -> None:
@@ -198,7 +165,7 @@ def fine_tune(
     keys = [job.key(i, model, digest_of) if store else "" for i, model in enumerate(models)]
     for i, model in enumerate(models):
         job.check(model)
-        if how.dp is not None and how.trainable != "head":
+        if how.recipe.dp is not None and how.trainable != "head":
             models[i] = job.dp_architecture(i, model)
 
     def load(i: int) -> nn.Module | None:
@@ -272,10 +239,10 @@ class _Job:
         models = [start.to(self.device) for start in starts]
         if len(models) > 1 or self.on_features(models[0]):
             self._train_heads(models, places, tick)
-        elif self.how.dp is None:
+        elif self.how.recipe.dp is None:
             self._train_alone(models[0], places[0], tick)
         else:
-            tuner = self._tuner(places[0], models[0], lambda _, done, total, note="": tick(done / total, note))
+            tuner = self._tuner(places[0], models[0], tick)
             models[0].load_state_dict(tuner.fit().model.state_dict())
         return [model.cpu() for model in models]
 
@@ -291,7 +258,7 @@ class _Job:
         """Of everything that makes model i; "" where that has no stable identity."""
         how, parts = self.how, [(digest_of(data), rows) for data, rows in self.shares(i)]
         try:
-            tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
+            tuning = how.recipe.to_toml(), how.trainable
             return digest("fine-tuning", tuning, parts, initial, self.seed, self.number(i), code_digest(__name__))
         except Undigestable:
             return ""
@@ -339,7 +306,7 @@ class _Job:
         """Whether training the head on features is training it in the network."""
         from safexplain.dp.heads.features import features
 
-        if self.how.trainable != "head" or self.how.dp is not None or self.how.recipe.augmentation != "none":
+        if self.how.trainable != "head" or self.how.recipe.dp is not None or self.how.recipe.augmentation != "none":
             return False
         name, x = head_name(model), self.how.downstream.x[:8]
         seen: list[Tensor] = []
@@ -403,27 +370,24 @@ class _Job:
         with warnings.catch_warnings():
             if i:
                 warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
-            return as_it_trains(model, lambda model: self._tuner(i, model, silent).prepared())
+            return as_it_trains(model, lambda model: self._tuner(i, model).prepared())
 
-    def _tuner(self, i: int, model: nn.Module, progress: Progress) -> DPFineTuner:
+    def _tuner(self, i: int, model: nn.Module, tick: Tick | None = None) -> DPFineTuner:
         from safexplain.dp.models.replacements import pin
-        from safexplain.dp.sgd.finetune import DPFineTuner
 
-        (x, y), how, given = self.data(i), self.how, dict(self.how.dp or {})
-        if given.get("steps") is None:
-            given.setdefault("epochs", how.recipe.epochs)
-        own = {"optimizer": how.recipe.optimizer, "lr": how.recipe.lr}
-        given = {"batch_size": min(how.recipe.batch_size, len(y)), **own, **given}
-        given["seed"] = mixed_seed(self._mixed(i, 1), given.get("seed") or 0) % 2**31
-        model = self._with_adapters(model, i) if how.trainable == "lora" else copy.deepcopy(model)
-        trainable: Any = how.trainable
+        (x, y), how, trainable = self.data(i), self.how, self.how.trainable
+        model = self._with_adapters(model, i) if trainable == "lora" else copy.deepcopy(model)
+        training: Trained = str(trainable)
         if trainable != "all":
             parts = {name: model.get_submodule(name) for name in self._parts(model)}
             for module in set(model.modules()).difference(*(part.modules() for part in parts.values())):
                 pin(module)  # no dropout in what is frozen
             if isinstance(trainable, int):
-                trainable = [name for name, part in parts.items() if any(True for _ in part.parameters())]
-        return DPFineTuner(model, (x, y), trainable=trainable, device=_device_of(model), progress=progress, **given)
+                training = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
+        assert how.recipe.dp is not None
+        recipe = replace(how.recipe, batch_size=min(how.recipe.batch_size, len(y)))
+        seed = mixed_seed(self._mixed(i, 1), 0) % 2**31
+        return replace(how.recipe.dp, trainable=training).tuner(recipe, model, x, y, seed=seed, tick=tick)
 
     def _parts(self, model: nn.Module) -> list[str]:
         """Names of the modules that train, none within another."""

@@ -76,16 +76,11 @@ class TwoStages:
     @cached_property
     def how(self) -> FineTune:
         """The fine-tuning, on as many rows as the model was fine-tuned on."""
-        member, private = self.downstream.member, self.tuning.dp
-        dp: dict[str, Any] | None = None if private is None else private.arguments()
-        if private is not None and dp is not None and private.sample_rate is not None:
-            dp["batch_size"] = private.sample_rate * int(member.sum())
         return FineTune(
             Population.of(self.downstream.x, self.downstream.y),
-            replace(self.tuning, dp=None),
+            self.tuning,
             self.stages.trainable,
-            sample=float(member.mean()),
-            dp=dp,
+            sample=float(self.downstream.member.mean()),
             outputs=self.outputs,
         )
 

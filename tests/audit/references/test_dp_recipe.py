@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import FineTune, Population, Recipe
+from safexplain.audit import Population, Recipe
 from safexplain.audit.references.dp_recipe import DPTraining, check_records, overruled
 from safexplain.dp import AutoSClipping, FlatClipping, PerLayerClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
@@ -190,10 +190,8 @@ def test_members_that_are_not_the_records_are_refused():
         check_records(STATED, 400)
 
 
-def test_a_fine_tuning_names_its_privacy_itself():
+def test_what_trains_with_privacy_is_named_in_its_table():
     data = Population(torch.randn(8, 3), torch.arange(8) % 2)
-    with pytest.raises(ConfigurationError, match="FineTune has its own dp="):
-        FineTune(data, Recipe(dp={"epsilon": 8, "delta": 1e-5}))
     with pytest.raises(ConfigurationError, match="leave parts out"):
         Recipe(dp={"epsilon": 8, "delta": 1e-5}).train(
             net := nn.Linear(3, 2), data.x, data.y, torch.Generator(), parts=[net]
