@@ -102,7 +102,7 @@ class FineTune:
 
     def check(self, model: nn.Module) -> None:
         """Raise InputError where a model of this architecture cannot be fine-tuned so, before anything long."""
-        job = _Job(self, np.zeros((1, 1), dtype=bool), (0,), 0, torch.device("cpu"))
+        job = _Job(self, np.zeros((1, 1), dtype=bool), 0, torch.device("cpu"))
         job.check(job.start(0, model))
 
 
@@ -142,7 +142,7 @@ def fine_tune(
 
     Returns:
         The fine-tuned models, on `device` (on the CPU where workers have such a device and this process has none), and
-        the membership and numbers of the pre-training, unchanged. A model is seeded by its number.
+        the membership of the pre-training, unchanged. A model is seeded by its place.
 
     Raises:
         InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
@@ -153,11 +153,11 @@ def fine_tune(
             f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
-    job = _Job(how, pretrained.membership, pretrained.numbers, seed, torch.device(device))
-    for i, number in enumerate(pretrained.numbers):
+    job = _Job(how, pretrained.membership, seed, torch.device(device))
+    for i in range(len(pretrained.models)):
         if len(torch.unique(y := torch.cat([data.y[rows] for data, rows in job.shares(i)]))) < 2:
             raise InputError(
-                f"model {number} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or"
+                f"model {i} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or"
                 " use more downstream data"
             )
     models = [job.start(i, model) for i, model in enumerate(pretrained.models)]
@@ -178,7 +178,7 @@ def fine_tune(
     groups = partial(job.groups, models)
     made = load_or_train(job, models, groups, load, save, stage="fine-tuning", progress=progress)
     tuned = tuple(model.to(present(device)) for model in made)
-    return Shadows(tuned, pretrained.membership, pretrained.numbers)
+    return Shadows(tuned, pretrained.membership)
 
 
 def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
@@ -230,7 +230,6 @@ class _Job:
 
     how: FineTune
     membership: NDArray[np.bool_]
-    numbers: tuple[int, ...]
     seed: int
     device: torch.device
 
@@ -246,10 +245,6 @@ class _Job:
             models[0].load_state_dict(tuner.fit().model.state_dict())
         return [model.cpu() for model in models]
 
-    def number(self, i: int) -> int:
-        """By which model i is seeded; that of a target is below 0."""
-        return self.numbers[i] % 2**32
-
     def start(self, i: int, pretrained: nn.Module) -> nn.Module:
         """Model i with its new head."""
         return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
@@ -259,13 +254,13 @@ class _Job:
         how, parts = self.how, [(digest_of(data), rows) for data, rows in self.shares(i)]
         try:
             tuning = how.recipe.to_toml(), how.trainable
-            return digest("fine-tuning", tuning, parts, initial, self.seed, self.number(i), code_digest(__name__))
+            return digest("fine-tuning", tuning, parts, initial, self.seed, i, code_digest(__name__))
         except Undigestable:
             return ""
 
     def shares(self, i: int) -> list[tuple[Population, NDArray[np.int64]]]:
         """What model i is fine-tuned on."""
-        return self.how.shares(self.seed, self.number(i), self.membership[i])
+        return self.how.shares(self.seed, i, self.membership[i])
 
     def data(self, i: int) -> tuple[Tensor, Tensor]:
         """The same as inputs and labels."""
@@ -273,7 +268,7 @@ class _Job:
         return torch.cat([data.x[rows] for data, rows in shares]), torch.cat([data.y[rows] for data, rows in shares])
 
     def _mixed(self, i: int, what: int) -> int:
-        return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
+        return mixed_seed(self.seed, self.how.recipe.seed, i, _STREAM + what)
 
     def check(self, model: nn.Module) -> None:
         """Raise InputError where a model does not turn downstream examples into outputs of its new classes."""

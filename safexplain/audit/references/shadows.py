@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -41,15 +40,13 @@ class Shadows:
     Args:
         models: m trained models in eval mode.
         membership: (m, n) bool over the population.
-        numbers: m whole numbers, each once: the models' own, by which they were seeded. Left out: 0 .. m - 1.
 
     Raises:
-        InputError: rows of membership, or numbers, that are not as many as the models; a number twice.
+        InputError: rows of membership that are not as many as the models.
     """
 
     models: tuple[nn.Module, ...]
     membership: NDArray[np.bool_]
-    numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.membership.dtype != np.bool_ or self.membership.shape[:1] != (len(self.models),):
@@ -57,19 +54,10 @@ class Shadows:
                 f"expected bool membership with a row for each of {len(self.models)} models,"
                 f" got {self.membership.dtype} {self.membership.shape}"
             )
-        given = self.numbers is not None and len(self.numbers) > 0
-        numbers = tuple(int(i) for i in self.numbers) if given else tuple(range(len(self.models)))
-        if len(numbers) != len(self.models) or len(set(numbers)) < len(numbers):
-            raise InputError(f"numbers: expected one for each of {len(self.models)} models, each once, got {numbers}")
-        object.__setattr__(self, "numbers", numbers)
 
     def behind(self, target: nn.Module, member: NDArray[np.bool_]) -> Shadows:
-        """The same with `target`, whose members are `member` (n,) bool, in front as model 0.
-
-        Its number is -1, which no reference model has, or the next one below that is free.
-        """
-        rows = np.concatenate([np.asarray(member, dtype=bool)[None], self.membership])
-        return Shadows((target, *self.models), rows, (min(0, *self.numbers, 0) - 1, *self.numbers))
+        """The same with `target`, whose members are `member` (n,) bool, in front as model 0."""
+        return Shadows((target, *self.models), np.concatenate([np.asarray(member, dtype=bool)[None], self.membership]))
 
 
 def train_shadows(
@@ -78,7 +66,6 @@ def train_shadows(
     *,
     build: Build | None = None,
     models: int = 16,
-    only: Iterable[int] | None = None,
     membership: NDArray[np.bool_] | None = None,
     members: int | None = None,
     seed: int = 0,
@@ -93,8 +80,8 @@ def train_shadows(
     resumes, a changed one does not reuse. Models that are not built by `build` would need pickles and are not stored;
     of estimators, an `EstimatorTraining` may know how they are written without.
 
-    Everything random about a model follows from `seed` and its own number: a part of the models, and more of them, are
-    bit for bit those of the whole (networks that train as batched computations: see `training.train_together`).
+    Everything random about a model follows from `seed` and its own number: with more of them, the first ones are bit
+    for bit the same (networks that train as batched computations: see `training.train_together`).
 
     In a `joblib.parallel_config` of several workers, these train, and a worker that dies loses one group of models at
     most, which is trained again. Models are bit for bit those of one process where torch computes in as many threads on
@@ -107,8 +94,7 @@ def train_shadows(
             `random_state`, and fitted; or an `EstimatorTraining`, which says more of one.
         build: makes an untrained model from a seed.
         models: how many.
-        only: numbers of the models that are trained, a part of 0 .. models - 1; None: all.
-        membership: (models, n) bool to use instead of coin flips; also with `only` it has a row for every model.
+        membership: (models, n) bool to use instead of coin flips.
         members: how many members each model has, drawn at random instead of by coin flips: as many as the target, where
             the number shapes the training, as it does with differential privacy.
         seed: of the coin flips, the initial weights and the order of the batches.
@@ -117,13 +103,12 @@ def train_shadows(
         progress: told after each model, and within.
 
     Returns:
-        The models, on `device` (on the CPU where workers have such a device and this process has none), their
-        membership and their numbers.
+        The models, on `device` (on the CPU where workers have such a device and this process has none), and their
+        membership.
 
     Raises:
         ConfigurationError: a Recipe without `build`, or something that cannot train.
-        InputError: a model would have members of fewer than two classes, training diverged, or `only` names a model
-            twice, none, or one that there is not.
+        InputError: a model would have members of fewer than two classes, or training diverged.
     """
     if membership is None:
         member = population.flip(models, seed=seed) if members is None else population.draw(models, members, seed=seed)
@@ -131,10 +116,8 @@ def train_shadows(
         member = np.asarray(membership, dtype=bool)
     if member.ndim != 2 or member.shape[1] != len(population) or len(member) < 1:
         raise InputError(f"expected membership (models, {len(population)}), got {member.shape}")
-    numbers = _numbers(only, len(member))
-    member = member[list(numbers)]
     labels = population.y.numpy()
-    for i, row in zip(numbers, member, strict=True):
+    for i, row in enumerate(member):
         if len(np.unique(labels[row])) < 2:
             raise InputError(
                 f"model {i} would train on {int(row.sum())} examples of fewer than two classes; use more data"
@@ -153,12 +136,12 @@ def train_shadows(
     about = train_key, population.digest() if train_key else ""
     starts: list[nn.Module | None] = [None] * len(member)
     if build is not None and not estimator and (isinstance(train, Recipe) or train_key):
-        starts = [_untrained(train, build, mixed_seed(seed, _base_seed(train), number)) for number in numbers]
+        starts = [_untrained(train, build, mixed_seed(seed, _base_seed(train), i)) for i in range(len(member))]
     keys = [
-        digest(*about, row, start, seed, number, code_digest(__name__)) if train_key and (start or estimator) else ""
-        for row, start, number in zip(member, starts, numbers, strict=True)
+        digest(*about, row, start, seed, i, code_digest(__name__)) if train_key and (start or estimator) else ""
+        for i, (row, start) in enumerate(zip(member, starts, strict=True))
     ]
-    job = _Job(train, population, member, numbers, seed, torch.device(device))
+    job = _Job(train, population, member, seed, torch.device(device))
 
     def load(i: int) -> nn.Module | None:
         if isinstance(train, EstimatorTraining):
@@ -182,7 +165,7 @@ def train_shadows(
         return [[i] for i in missing]
 
     made = load_or_train(job, starts, groups, load, save, stage="training", progress=progress)
-    return Shadows(tuple(model.to(present(device)) for model in made), member, numbers)
+    return Shadows(tuple(model.to(present(device)) for model in made), member)
 
 
 class Repeated(NamedTuple):
@@ -211,25 +194,6 @@ class Repeated(NamedTuple):
         return cls(build, int(member.sum()))
 
 
-def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
-    if only is None:
-        return tuple(range(models))
-    try:
-        given = list(only)
-        if any(isinstance(i, bool | np.bool_) for i in given):
-            raise TypeError("a mask")
-        numbers = tuple(operator.index(i) for i in given)
-    except TypeError:
-        raise ConfigurationTypeError(
-            f"only: expected the numbers of models, such as [3, 4] (of a mask: np.flatnonzero), got {only!r:.60}"
-        ) from None
-    if wrong := [i for i in numbers if not 0 <= i < models]:
-        raise InputError(f"only: there are models 0 .. {models - 1}, got {', '.join(map(str, wrong))}")
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise InputError(f"only: expected the numbers of models, each once, got {list(numbers)}")
-    return numbers
-
-
 def _train_key(train: Any) -> str:
     """Of what trains; "" where its identity across runs cannot be told."""
     if isinstance(train, EstimatorTraining):
@@ -254,12 +218,11 @@ def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Trains some of the models, here or in a worker; places count among those that were asked for."""
+    """Trains some of the models, here or in a worker; `places` are their numbers."""
 
     train: Any
     population: Population
     member: NDArray[np.bool_]
-    numbers: tuple[int, ...]
     seed: int
     device: torch.device
 
@@ -287,11 +250,11 @@ class _Job:
         return model
 
     def _by_estimator(self, place: int, x: Tensor, y: Tensor) -> nn.Module:
-        seed, classes = mixed_seed(self.seed, 0, self.numbers[place]) % 2**31, self.population.classes
+        seed, classes = mixed_seed(self.seed, 0, place) % 2**31, self.population.classes
         return cast("EstimatorTraining", self.train).fitted(x.flatten(1).numpy(), y.numpy(), classes=classes, seed=seed)
 
     def _generator(self, place: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mixed_seed(self.seed, _base_seed(self.train) + 1, self.numbers[place]))
+        return torch.Generator().manual_seed(mixed_seed(self.seed, _base_seed(self.train) + 1, place))
 
 
 def _stands_for(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:

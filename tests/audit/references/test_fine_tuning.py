@@ -242,20 +242,6 @@ def test_a_seed_makes_the_same_models_and_another_makes_others(pretrained):
         assert not same(first, fine_tune(pretrained, how, seed=4))
 
 
-@pytest.mark.parametrize("trainable", ["head", 1])
-def test_a_part_of_the_models_is_fine_tuned_as_in_the_whole(pretrained, trainable):
-    how = FineTune(DOWNSTREAM, RECIPE, trainable=trainable)
-    whole = fine_tune(pretrained, how, seed=3)
-    last = Shadows(pretrained.models[2:], pretrained.membership[2:], pretrained.numbers[2:])
-    expected = Shadows(whole.models[2:], whole.membership[2:], whole.numbers[2:])
-    found = fine_tune(last, how, seed=3)
-    assert found.numbers == (2,)
-    assert near(found, expected, 1e-6)
-    behind = fine_tune(last.behind(pretrained.models[0], pretrained.membership[0]), how, seed=3)
-    assert behind.numbers == (-1, 2)
-    assert near(Shadows(behind.models[1:], last.membership), expected, 1e-6)
-
-
 def test_new_heads_differ_between_models():
     heads = [replace_head(cnn(), 3, seed=s)[10] for s in (0, 0, 1)]
     assert torch.equal(heads[0].weight, heads[1].weight)

@@ -101,26 +101,11 @@ def test_a_seed_makes_the_same_models_and_another_makes_others(build):
     "train", [RECIPE, lambda x, y, g: mlp(torch.rand(1)), GaussianNB()], ids=["recipe", "own", "nb"]
 )
 @pytest.mark.parametrize("build", [mlp, normed])
-def test_a_part_of_the_models_is_that_part_of_the_whole_bit_for_bit(train, build):
+def test_more_models_begin_with_the_same_ones_bit_for_bit(train, build):
     whole = train_shadows(POOL, train, build=build, models=7, seed=2)
-    part = train_shadows(POOL, train, build=build, models=7, seed=2, only=[3, 0, 6])
-    assert part.numbers == (3, 0, 6)
-    assert np.array_equal(part.membership, whole.membership[[3, 0, 6]])
-    assert all(torch.equal(m(POOL.x), whole.models[i](POOL.x)) for m, i in zip(part.models, part.numbers, strict=True))
     more = train_shadows(POOL, train, build=build, models=9, seed=2)
+    assert np.array_equal(more.membership[:7], whole.membership)
     assert all(torch.equal(a(POOL.x), b(POOL.x)) for a, b in zip(whole.models, more.models[:7], strict=True))
-    given = train_shadows(POOL, train, build=build, membership=whole.membership, seed=2, only=range(4, 6))
-    assert given.numbers == (4, 5)
-    assert torch.equal(given.models[1](POOL.x), whole.models[5](POOL.x))
-
-
-def test_parts_fill_the_cache_of_the_whole(tmp_path, trained):
-    whole = train_shadows(POOL, RECIPE, build=normed, models=6)
-    for only in (range(3), np.array([5, 3, 4])):
-        train_shadows(POOL, RECIPE, build=normed, models=6, only=only, cache=tmp_path)
-    trained.clear()
-    assert equal(train_shadows(POOL, RECIPE, build=normed, models=6, cache=tmp_path), whole)
-    assert trained == []
 
 
 def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, trained):
@@ -128,39 +113,6 @@ def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, trained):
     trained.clear()
     train_shadows(POOL, RECIPE, build=normed, models=2, device="meta", cache=tmp_path)
     assert trained == []
-
-
-@pytest.mark.parametrize(
-    ("only", "message"),
-    [
-        ([6], r"there are models 0 \.\. 5, got 6"),
-        ([-1, 2], "got -1"),
-        ([1, 1], "each once"),
-        ([], "each once"),
-    ],
-)
-def test_numbers_that_there_are_not_are_refused(only, message):
-    with pytest.raises(InputError, match=message):
-        train_shadows(POOL, RECIPE, build=mlp, models=6, only=only)
-
-
-@pytest.mark.parametrize("only", [3, [0.5], ["1"], [True, False], np.arange(6) < 2])
-def test_what_is_no_list_of_numbers_is_refused(only):
-    with pytest.raises(ConfigurationTypeError, match="only: expected the numbers of models"):
-        train_shadows(POOL, RECIPE, build=mlp, models=6, only=only)
-
-
-def test_models_know_their_numbers_and_a_target_in_front_has_none_of_theirs():
-    models = (nn.Identity(), nn.Identity())
-    rows = POOL.flip(2, seed=0)
-    assert Shadows(models, rows).numbers == (0, 1)
-    assert Shadows(models, rows, numbers=(7, 3)).numbers == (7, 3)
-    first = Shadows(models, rows, numbers=(7, 3)).behind(nn.Identity(), rows[0])
-    assert first.numbers == (-1, 7, 3)
-    assert first.behind(nn.Identity(), rows[0]).numbers == (-2, -1, 7, 3)
-    for wrong in ((1,), (1, 1), (1, 2, 3)):
-        with pytest.raises(InputError, match="numbers: expected one for each of 2 models, each once"):
-            Shadows(models, rows, numbers=wrong)
 
 
 def test_building_leaves_the_global_generator_alone():
