@@ -68,17 +68,11 @@ class Dither:
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The dithered queries about the examples of a population.
-
-    Args:
-        x: (n, ...) the examples.
-        dither: how queries differ.
-        scale: of additive dither, a number or one for each feature.
-    """
+    """The dithered queries about the (n, ...) examples of a population."""
 
     x: Tensor
     dither: Dither
-    scale: Tensor
+    scale: Tensor  # of additive dither, a number or one for each feature
 
     @classmethod
     def of(cls, population: Population, dither: Dither) -> Queries:
@@ -102,45 +96,36 @@ class Queries:
         x = self.x[torch.from_numpy(at)]
         if self.dither.kind == "crop-flip":
             return self._cropped(x, at, number)
-        z = torch.from_numpy(self._draws(at, number))
+        drawn = np.empty(x.shape, np.float32)
+        for here, place, rng in self._blocks(at, number):
+            drawn[here] = rng.standard_normal((int(place.max()) + 1, *x.shape[1:]), dtype=np.float32)[place]
+        z = torch.from_numpy(drawn)
         if self.dither.kind == "multiplicative":
             return x * z.mul_(self.dither.amplitude).exp_()
         return x + z.mul_(self.dither.amplitude) * self.scale
 
-    def _draws(self, at: NDArray[np.int64], number: int) -> NDArray[np.float32]:
-        shape = tuple(self.x.shape[1:])
-        z = np.empty((len(at), *shape), np.float32)
-        blocks = at // BLOCK
-        for block in np.unique(blocks):
-            here = blocks == block
-            place = at[here] - block * BLOCK
-            draws = self._generator(number, block).standard_normal((int(place.max()) + 1, *shape), dtype=np.float32)
-            z[here] = draws[place]
-        return z
-
     def _cropped(self, x: Tensor, at: NDArray[np.int64], number: int) -> Tensor:
         pad = padding(x)
         drawn = np.empty((3, len(at)), np.int64)
-        blocks = at // BLOCK
-        for block in np.unique(blocks):
-            here = blocks == block
-            draws = self._generator(number, block).integers(0, [[2 * pad + 1], [2 * pad + 1], [2]], (3, BLOCK))
-            drawn[:, here] = draws[:, at[here] - block * BLOCK]
+        for here, place, rng in self._blocks(at, number):
+            drawn[:, here] = rng.integers(0, [[2 * pad + 1], [2 * pad + 1], [2]], (3, BLOCK))[:, place]
         rows, columns, mirrored = torch.from_numpy(drawn)
         return shift_and_flip(x, rows, columns, mirrored.bool())
 
-    def _generator(self, number: int, block: np.int64) -> np.random.Generator:
-        return np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
+    def _blocks(
+        self, at: NDArray[np.int64], number: int
+    ) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64], np.random.Generator]]:
+        """Of each block of examples: which of `at` are in it, their places there, and its generator."""
+        blocks = at // BLOCK
+        for block in np.unique(blocks):
+            here = blocks == block
+            yield here, at[here] - block * BLOCK, np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
 
 
 def with_channels_last(model: nn.Module, x: Tensor) -> nn.Module:
     """The network, its weights laid out with channels last: on a CPU, convolutions and pooling of images take half the
-    time then. Left as it is where it is no such network, or its answers or gradients changed by more than rounding.
-
-    Args:
-        model: in evaluation mode.
-        x: (n, ...) what it is asked about.
-    """
+    time then. Left as it is where it is no such network, or its answers or gradients about (n, ...) inputs changed by
+    more than rounding."""
     if x.dim() != 4 or not any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters()):
         return model
 

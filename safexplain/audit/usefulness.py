@@ -193,15 +193,10 @@ def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None) -> Utility |
     if maps is None:
         sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
         maps = sides[0].numpy()[None], sides[1].numpy()[None]
-    found = _of_maps(*maps)
+    (native, released), n, d = maps, *maps[0].shape[1:]
+    found = _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
     own, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
     return found if found is None or own is None or theirs is None else found.with_faithfulness(own, theirs)
-
-
-def _of_maps(native: Any, released: Any) -> Utility | None:
-    """Utility of (m, n, d) maps in memory or on disk, of which those of model 0 are looked at, some at a time."""
-    _, n, d = native.shape
-    return _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit import store as stored
@@ -20,7 +21,7 @@ from safexplain.audit.controls import strength
 from safexplain.audit.controls.holdout_uses import _values_digest
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.report.root_cause import root_cause
-from safexplain.audit.usefulness import _of_maps
+from safexplain.audit.usefulness import Sample, utility_of
 
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))
 
@@ -49,7 +50,7 @@ def everything(maps, member):
     scores = scorer.scores(1)
     strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
     _values_digest(signals)
-    _of_maps(maps, maps)
+    utility_of(Sample(torch.nn.Identity(), torch.zeros(1, 1), torch.zeros(1, 1), 1), (maps, maps))
     return scores
 
 
@@ -60,7 +61,7 @@ def small(monkeypatch):
     monkeypatch.setattr(stored.parts, "__defaults__", (1 << 18,))
     monkeypatch.setattr(likelihood, "CHUNK", 1 << 18)
     monkeypatch.setattr(strength, "MOST_NUMBERS", 1 << 19)
-    monkeypatch.setitem(_of_maps.__globals__, "PART", 1 << 16)
+    monkeypatch.setattr("safexplain.audit.usefulness.PART", 1 << 16)
 
 
 def whole(maps, models, step):

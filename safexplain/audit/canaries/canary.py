@@ -23,17 +23,14 @@ RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier", "poison
 
 @dataclass(frozen=True, eq=False)
 class GradientCanary:
-    """Gradients +C (D) and -C (D') at one parameter, in place of the target record's gradient.
+    """Gradients +C (D) and -C (D') at one parameter, in place of the gradient of row `target`.
 
-    Args:
-        target: row of the data whose gradient is replaced.
-        coordinate: of the parameter in the flat tensor of all parameters.
-        drift: what the parameter has moved after step t of a noiseless run without the target, (steps + 1,) with a
-            leading 0; of a training function after the last step alone, (1,); None: not known.
+    The drift is what the parameter has moved after step t of a noiseless run without the target, (steps + 1,) with a
+    leading 0; of a training function after the last step alone, (1,); None: not known.
     """
 
     target: int
-    coordinate: int
+    coordinate: int  # in the flat tensor of all parameters
     drift: Tensor | None = None
 
 
@@ -62,25 +59,15 @@ class LayersCanary:
 
 @dataclass(frozen=True, eq=False)
 class RecordCanary:
-    """A record z' = (x, y) that stands in place of row `target` in D'.
-
-    Args:
-        scenario: how z' was made.
-        target: row of the data that is z.
-        x: input of z', of the shape of one record; in scenarios "mislabelled" and "poison" that of z.
-        y: label of z'; in scenario "crafted" that of z.
-        cosine: between the gradients of z and z' under the reference model, in [-1, 1]; the lower the better.
-        norms: of these two gradients, of z first, before clipping.
-        also: other rows that hold z too in D, and z' too in D' ("poison").
-    """
+    """A record z' = (x, y) that stands in place of z, row `target`, in D'."""
 
     scenario: RecordScenario
     target: int
-    x: Tensor
-    y: int
-    cosine: float | None = None
-    norms: tuple[float, float] | None = None
-    also: tuple[int, ...] = ()
+    x: Tensor  # of the shape of one record; in scenarios "mislabelled" and "poison" that of z
+    y: int  # in scenario "crafted" that of z
+    cosine: float | None = None  # of the gradients of z and z' under the reference model; the lower the better
+    norms: tuple[float, float] | None = None  # of these two gradients, of z first, before clipping
+    also: tuple[int, ...] = ()  # other rows that hold z too in D, and z' too in D' ("poison")
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -241,16 +241,8 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
     Nothing has to be trained: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper
     scores it by the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), which rises with the sum,
     so that both order the runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon
-    of the sum is a little below the accountant's (9.81 for 10 at q = 1/16, 500 steps).
-
-    Args:
-        mechanism: with Poisson sampling or full batches.
-        runs: on D and D' together, half on each.
-        every: look after each so many steps and after the last; None: after the last only.
-        rng: source of sampling and noise.
-
-    Raises:
-        ConfigurationError: fewer than 2 runs on each, no noise, or batches of fixed size.
+    of the sum is a little below the accountant's (9.81 for 10 at q = 1/16, 500 steps). Half of the runs are on D; with
+    `every`, they are looked at after each so many steps, too.
     """
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")

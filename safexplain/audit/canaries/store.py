@@ -15,17 +15,8 @@ Array = NDArray[np.float64]
 
 
 class FinishedRuns:
-    """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there.
-
-    A file that is damaged is as if it were not there.
-
-    Args:
-        folder: where, made when missing; None: nowhere.
-        key: digest of all that the numbers depend on, but their own number.
-
-    Raises:
-        InputError: the folder cannot be made; when saving, it cannot be written.
-    """
+    """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there; the key
+    is a digest of all else that they depend on. Without a folder nothing is kept."""
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.folder = folder

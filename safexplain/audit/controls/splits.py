@@ -23,17 +23,11 @@ from safexplain.verdict.policy import Policy
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Disjoint sets of examples. Those of one group are in the same set.
+    """Disjoint sets of examples, (n,) bool. Those of one group are in the same set."""
 
-    Args:
-        selection: (n,) bool, for choosing a configuration, as often as one likes.
-        training: (n,) bool, for attacks that learn and for the blind control.
-        certification: (n,) bool, for the verdict, once.
-    """
-
-    selection: NDArray[np.bool_]
-    training: NDArray[np.bool_]
-    certification: NDArray[np.bool_]
+    selection: NDArray[np.bool_]  # for choosing a configuration, as often as one likes
+    training: NDArray[np.bool_]  # for attacks that learn and for the blind control
+    certification: NDArray[np.bool_]  # for the verdict, once
 
     @classmethod
     def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
@@ -42,12 +36,8 @@ class Splits:
         Where examples have hashes (or inputs, which are hashed), each goes where its own hash says, or the smallest one
         of its group: other examples do not matter, nor does their order. Each set then holds about its share. Without
         hashes the shares are exact, and the split that of the population's digest and of who is a member of which
-        target: another order or another row gives another split.
-
-        Args:
-            signals: whose examples are split; out-of-distribution ones belong to no set.
-            policy: says which shares.
-            trains: whether some attack or control is trained; without, no example is spent on it.
+        target: another order or another row gives another split. Out-of-distribution examples belong to no set; unless
+        some attack or control `trains`, no example is spent on training.
         """
         outside = signals.out_of_distribution
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
@@ -89,16 +79,8 @@ def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def refuse_copies(
     examples: NDArray[np.uint64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
 ) -> None:
-    """Refuse a member that is an exact copy of a non-member: what is true of one copy would be false of the other.
-
-    Args:
-        examples: (n,) hashes.
-        member: (n,) of one target, or (targets, n) of several, each looked at on its own.
-        out_of_distribution: (n,) bool, examples that are left out.
-
-    Raises:
-        InputError: there are such copies.
-    """
+    """Raise InputError where a member is an exact copy of a non-member, by the examples' hashes (n,): what is true of
+    one copy would be false of the other. Of several targets, (targets, n), each is looked at on its own."""
     at = np.arange(len(examples)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
     _, which = np.unique(examples[at], return_inverse=True)
     for one in np.atleast_2d(member)[:, at]:
@@ -120,13 +102,7 @@ def refuse_copies(
 
 def copies_together(signals: Signals) -> tuple[Signals, Control]:
     """Signals in which exact copies are in one group, and a line that says so: a copy is no independent example.
-
-    Args:
-        signals: with hashes or inputs; others are returned as they are.
-
-    Raises:
-        InputError: members of a target are exact copies of its non-members.
-    """
+    Signals without hashes or inputs are returned as they are; raises as `refuse_copies`."""
     name, hashes = "exact copies", signals.examples
     if hashes is None:
         says = "neither inputs nor hashes of the examples are in the signals, so exact copies cannot be looked for"

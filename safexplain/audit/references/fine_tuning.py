@@ -182,16 +182,8 @@ def fine_tune(
 
 
 def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
-    """A copy with a freshly initialised `nn.Linear` of this many outputs in place of the head.
-
-    Args:
-        model: left as it is; its head is one `nn.Linear`, found by `safexplain.dp.models.parameters.head_modules`.
-        classes: outputs of the new head, which has a bias where the old one had; None: as many as the old one.
-        seed: of the new weights.
-
-    Raises:
-        InputError: no head, several, or one that is not an `nn.Linear`.
-    """
+    """A copy with a freshly initialised `nn.Linear` of so many outputs (None: as many as before) in place of the head;
+    raises InputError where there is no head, several, or one that is not an `nn.Linear`."""
     from safexplain.dp.models.replacements import put
 
     name = head_name(model)

@@ -123,15 +123,9 @@ def _judged(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor,
 
 @dataclass(frozen=True, eq=False)
 class ModuleNetwork:
-    """A module in evaluation mode (no dropout, batch normalisation by its running statistics); itself left as it is.
+    """A copy of a module in evaluation mode (no dropout, batch normalisation by its running statistics)."""
 
-    Args:
-        model: (n, ...) -> logits (n, classes), or (n, 1) or (n,) for class 1 of two, on the device of the data.
-            Parameters that need no gradient stay as they are and are not part of theta.
-        classes: how many there are.
-    """
-
-    model: nn.Module
+    model: nn.Module  # (n, ...) -> logits (n, classes), or (n, 1) or (n,) for class 1 of two; on the data's device
     classes: int
 
     def __post_init__(self) -> None:

@@ -40,18 +40,9 @@ _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or 
 class GradientHook:
     """Watches the optimizer of one training, and replaces the gradients of some records.
 
-    Args:
-        instead: number of a record -> the directions of its new gradient, each within one parameter tensor and `OVER`
-            times as long as the bound; of several, now and then one in turn is far in front. Without any: zeros.
-        sign: of the gradients, +1 on D, -1 on D'.
-        first: number of the turn that begins.
-        trace: for the reference: leave the noise out, and keep how far every parameter moves.
-
-    Attributes:
-        fetched: to be told by the data set.
-        optimizer: the one seen; None before.
-        movement: with `trace`, (P,) sum over the steps of how far each parameter moved, its absolute value.
-        path: with `trace`, the parameters at the coordinates of all directions before each step and after the last.
+    `instead` has, by the number of a record, the directions of its new gradient, each within one parameter tensor and
+    `OVER` times as long as the bound (none: zeros); of several, now and then one in turn, from the turn `first` on, is
+    far in front. `sign` is +1 on D, -1 on D'. For the reference, `trace` leaves the noise out and keeps moves.
     """
 
     def __init__(
@@ -59,10 +50,10 @@ class GradientHook:
     ) -> None:
         self.instead, self.sign, self.trace = instead, sign, trace
         self.directions = [direction for record in instead.values() for direction in record]
-        self.fetched = Fetched()
+        self.fetched = Fetched()  # to be told by the data set
         self.optimizer: Any = None
-        self.movement: Tensor | None = None
-        self.path: list[Tensor] = []
+        self.movement: Tensor | None = None  # (P,) sum over the steps of how far each parameter moved
+        self.path: list[Tensor] = []  # parameters at all coordinates before each step and after the last
         self._start: Tensor | None = None
         self._turn = first
         self._origin: Tensor | None = None
