@@ -193,7 +193,8 @@ def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None) -> Utility |
     if maps is None:
         sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
         maps = sides[0].numpy()[None], sides[1].numpy()[None]
-    (native, released), n, d = maps, *maps[0].shape[1:]
+    native, released = maps
+    _, n, d = native.shape
     found = _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
     own, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
     return found if found is None or own is None or theirs is None else found.with_faithfulness(own, theirs)

@@ -23,6 +23,9 @@ from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.report.root_cause import root_cause
 from safexplain.audit.usefulness import Sample, utility_of
 
+NOBODY = Sample(torch.nn.Identity(), torch.zeros(1, 1), torch.zeros(1, 1), 1)
+"""Without maps of its own, so that no model is asked."""
+
 POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))
 
 
@@ -50,7 +53,7 @@ def everything(maps, member):
     scores = scorer.scores(1)
     strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
     _values_digest(signals)
-    utility_of(Sample(torch.nn.Identity(), torch.zeros(1, 1), torch.zeros(1, 1), 1), (maps, maps))
+    utility_of(NOBODY, (maps, maps))
     return scores
 
 
@@ -163,7 +166,7 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
         splits = Splits.of(signals, POLICY, trains=True)
         strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
         root_cause(signals, rows=np.arange(n) < 400)
-        _of_maps(huge, huge)
+        utility_of(NOBODY, (huge, huge))
         signals.save(tmp_path / "signals.npz")
         few = huge[:, :FEW]
         references, reads = np.arange(1, m), [0, *range(1, 9)]
