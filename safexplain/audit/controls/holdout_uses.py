@@ -17,7 +17,7 @@ import math
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,9 +47,6 @@ CONFIGURES = frozenset(
     {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
 )
 """Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
-
-MEASURED = ("auc",)
-"""Entries of these, one level down, that do not: on other machines they come out a little different."""
 
 LIMITS = ("max_tpr", "reason", "uncounted", "look")
 """Entries of the policy that do not: any limit may be compared with a bound that was taken once, and all looks of one
@@ -117,7 +114,7 @@ class Uses:
             same = {digest for digest, kept in sets.items() if are_same(np.frombuffer(kept, "<u8"), sample)}
             configurations = []
             for configuration, population, examples in before:
-                if examples in same if examples and name else set(pool.split("+")) & set(population.split("+")) - {""}:
+                if examples in same if examples and name else pool and pool == population:
                     configurations.append(configuration)
             if name:
                 table.execute("INSERT OR IGNORE INTO example_sets VALUES (?, ?)", (name, blob))
@@ -166,7 +163,7 @@ def are_same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
 
 
 def _population(signals: Signals) -> str:
-    """Digest of the population, or of several joined by "+"; "" where it is not known."""
+    """Digest of the population; "" where it is not known."""
     return str(signals.meta.get("population") or "")
 
 
@@ -181,9 +178,6 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
     if policy.uncounted or (signals.examples is None and not _population(signals)):
         return None
     known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES & signals.meta.keys()}
-    for name, entry in known.items():
-        if isinstance(entry, Mapping):
-            known[name] = {k: v for k, v in entry.items() if k not in MEASURED}
     known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
     known["policy"]["suite"] = sorted(policy.suite)
     known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}

@@ -117,13 +117,6 @@ def test_each_set_that_was_looked_at_is_remembered():
     assert counted(other(right)) == 2
 
 
-def test_pools_side_by_side_are_recognised_one_by_one():
-    bare = replace(released(), inputs=None, examples=None)
-    assert counted(replace(bare, meta={**META, "population": "aa+bb"})) == 1
-    assert counted(replace(bare, meta={**META, "population": "bb", "hardening": "second"})) == 2
-    assert counted(replace(bare, meta={**META, "population": "cc+dd", "hardening": "third"})) == 1
-
-
 # ------------------------------------------------------------------------------------------------- configurations
 
 
@@ -160,13 +153,6 @@ def test_another_limit_is_not(change):
 def test_what_the_signals_say_about_their_making_is_part_of_the_configuration(name):
     assert counted(released()) == 1
     assert counted(replace(released(), meta={**META, name: "another"})) == 2
-
-
-def test_how_well_queries_did_when_they_were_chosen_is_no_part_of_it():
-    chosen = {"kind": "additive", "amplitude": 0.1}
-    assert counted(replace(released(), meta={**META, "dither": {**chosen, "auc": {"a": 0.61}}})) == 1
-    assert counted(replace(released(), meta={**META, "dither": {**chosen, "auc": {"a": 0.62}}})) == 1
-    assert counted(replace(released(), meta={**META, "dither": {**chosen, "amplitude": 0.2}})) == 2
 
 
 def test_another_suite_or_another_seed_is_another_configuration():
