@@ -94,7 +94,7 @@ def reference_training(found: dict[str, Any]) -> str:
             ratio = f"{r['ratio_median']:.2f} ({low:.2f} to {high:.2f})"
             rows.append((network, name, f"{r['examples_a_second']:,.0f}", ratio, f"{r['first_training_seconds']:,.0f}"))
     header = ("network", "recipe", "examples a second", "over the loop of before (median, quartiles)",
-              "first training, seconds")  # fmt: skip
+              "first training with compiling, seconds")  # fmt: skip
     return markdown(header, rows, left=2)
 
 

@@ -172,7 +172,7 @@ PAGES = (
                    "the extra `aix360`"),
         _benchmark("batched_training", "reference MLPs as one batched computation against a loop", "1 min"),
         _benchmark("reference_training", "reference models one after the other: float32, bfloat16, channels last,"
-                   " beside the loop of before", "7 min, and 12 on a GPU"),
+                   " compiled, beside the loop of before", "7 min, and 12 on a GPU"),
         _benchmark("dp_epsilons", "epsilon under both adjacencies and calibration, beside dp-accounting's PLD"
                    " accountant", "1 min"),
         _benchmark("dp_finetuning", "a DP-SGD step of a whole vision transformer in each mode, beside Opacus; peak"

@@ -342,18 +342,18 @@ def _training_seconds(clock: Clock, question: Question, number: int) -> tuple[fl
         steps, many = dp.steps or max(1, round(how.epochs / size)), number if dp.trainable == "head" else 1
         each = rate(clock, lambda k: train(full, many, replace(how, dp=replace(dp, steps=k))), steps, seconds)
         return each * steps * number / many, f"{steps} steps each, with differential privacy"
-    groups = [[i] for i in range(number)]
-    if question.build is not None and is_batchable(question.build(question.seed), how):
-        groups = groups_by_steps(how, dict(enumerate(map(int, counts))))
+    recipe, groups = replace(how, compile=False), [[i] for i in range(number)]
+    if question.build is not None and is_batchable(question.build(question.seed), recipe):
+        groups = groups_by_steps(recipe, dict(enumerate(map(int, counts))))
 
     def steps_of(amount: int) -> None:
-        examples = min(full, amount * how.batch_size)
-        epochs = max(1, round(amount / how.steps_per_epoch(examples)))
-        train(examples, round(number / len(groups)), replace(how, epochs=epochs))
+        examples = min(full, amount * recipe.batch_size)
+        epochs = max(1, round(amount / recipe.steps_per_epoch(examples)))
+        train(examples, round(number / len(groups)), replace(recipe, epochs=epochs))
 
-    steps = how.steps_per_epoch(full) * how.epochs
+    steps = recipe.steps_per_epoch(full) * recipe.epochs
     each = rate(clock, steps_of, steps, seconds)
-    return each * steps * len(groups), f"{steps} steps each"
+    return each * steps * len(groups), f"{steps} steps each{', as if not compiled' if how.compile else ''}"
 
 
 def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int) -> tuple[float, str]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from safexplain._files import PieceStore
 from safexplain._progress import Progress
+from safexplain.audit.references.compiled import forget
 from safexplain.audit.references.parallel import each
 
 
@@ -103,5 +104,6 @@ def load_or_train(
         for i, model in zip(parts[k], made, strict=True):
             save(i, model)
             models[i] = model
+    forget()
     progress(stage, len(models), len(models))
     return [model.eval() for model in models if model is not None]

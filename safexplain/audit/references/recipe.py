@@ -5,24 +5,22 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from safexplain._validate import check_types, check_whole, from_table, read_toml
+from safexplain._validate import check_whole, from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
+from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for
 from safexplain.audit.references.dp_recipe import FEWER, DPTraining, as_toml, filled, left_out
 from safexplain.audit.references.dp_training import train_alone
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 TELL_SECONDS = 0.5
@@ -60,10 +58,13 @@ class Recipe:
             float32. This changes what is trained, see `caveat`.
         channels_last: images and convolutions lie channels last, which GPUs and most processors convolve faster. The
             same arithmetic up to rounding. For images only; no effect where linear networks train together.
+        compile: forward and backward pass of full batches go through `torch.compile`, with CUDA graphs on a GPU; once
+            for all models of one architecture. The same arithmetic up to rounding, dropout draws other numbers. The
+            smaller last batch of an epoch runs uncompiled. No effect where linear networks train together.
         dp: of a target that was trained with differential privacy: how, as a `DPTraining` or a mapping of its
             arguments, at least delta and epsilon (or a noise multiplier). References are then trained by
             `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, `momentum` and
-            `weight_decay` are as they stand here, and nothing is augmented, scheduled or in bf16. None: the
+            `weight_decay` are as they stand here, and nothing is augmented, scheduled, compiled or in bf16. None: the
             target was trained without.
         examples: rows that the target was trained on, for `check_examples`; no training changes with it. None: not
             said.
@@ -83,25 +84,37 @@ class Recipe:
     seed: int = 0
     precision: PrecisionName = "float32"
     channels_last: bool = False
+    compile: bool = False
     dp: DPTraining | None = None
     examples: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dp is not None:
-            object.__setattr__(self, "dp", DPTraining.of(self.dp))
-        check_types(Recipe, vars(self), "recipe")
-        named = {"optimizer": OptimizerName, "schedule": ScheduleName, "augmentation": AugmentationName}
-        for name, allowed in {**named, "precision": PrecisionName}.items():
-            if (value := getattr(self, name)) not in get_args(allowed):
-                raise ConfigurationError(f"recipe: {name} is one of {', '.join(get_args(allowed))}; got {value!r}")
-        least = {"lr": 0, "momentum": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "seed": 0}
-        for name, smallest in least.items():
-            if not smallest <= (value := getattr(self, name)) < float("inf"):
+        for name, allowed in (
+            ("optimizer", get_args(OptimizerName)),
+            ("schedule", get_args(ScheduleName)),
+            ("augmentation", get_args(AugmentationName)),
+            ("precision", get_args(PrecisionName)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"recipe: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        for name in ("lr", "momentum", "weight_decay", "epochs", "batch_size", "seed"):
+            value = getattr(self, name)
+            whole = name in ("epochs", "batch_size", "seed")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ConfigurationTypeError(
+                    f"recipe: {name} must be {'a whole' if whole else 'a'} number, got {value!r}"
+                )
+            smallest = 1 if name in ("epochs", "batch_size") else 0
+            if not smallest <= value < float("inf"):
                 raise ConfigurationError(f"recipe: {name} must be at least {smallest} and finite, got {value!r}")
         if self.examples is not None:
             check_whole("recipe: examples", self.examples, 1)
+        for name in ("channels_last", "compile"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
         if self.dp is not None:
-            for name in ("schedule", "augmentation", "precision", "channels_last"):
+            object.__setattr__(self, "dp", DPTraining.of(self.dp))
+            for name in ("schedule", "augmentation", "precision", "channels_last", "compile"):
                 if (value := getattr(self, name)) != (only := getattr(Recipe, name)):
                     raise ConfigurationError(
                         f"recipe: [dp] trains with {name} = {as_toml(only)} only, got {as_toml(value)}; for another"
@@ -142,10 +155,10 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as TOML text that `from_toml` reads.
 
-        Precision, channels_last, examples and `[dp]` stand in it only where they are not at their defaults: a
+        Precision, channels_last, compile, examples and `[dp]` stand in it only where they are not at their defaults: a
         recipe of before there were such keeps its text, and so its digest in certificates.
         """
-        newer = ("precision", "channels_last", "dp", "examples")
+        newer = ("precision", "channels_last", "compile", "dp", "examples")
         plain = {k: v for k, v in vars(self).items() if k not in newer or (k != "dp" and v != getattr(Recipe, k))}
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + (self.dp.to_toml() if self.dp else "")
 
@@ -218,7 +231,8 @@ class Recipe:
 
         Raises:
             InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
-            ConfigurationError: as `DPFineTuner`, by which a recipe with `dp` trains.
+            ConfigurationError: the model cannot be compiled, or there is no compiler; or as `DPFineTuner`, by which
+                a recipe with `dp` trains.
         """
         if self.dp is not None:
             if parts is not None:
@@ -226,37 +240,31 @@ class Recipe:
             return train_alone(self, self.dp, model, x, y, generator, tick)
         device = next(model.parameters()).device
         batches = Batches(x, y, self.batch_sizes(len(y)), self.augmentation, device, generator, self.channels_last)
-        learner, training = model, [model] if parts is None else list(parts)
-        if self.channels_last:
-            names = {part: name for name, part in model.named_modules()}
-            learner = copy.deepcopy(model).to(memory_format=torch.channels_last)
-            training = [learner.get_submodule(names[part]) for part in training]
+        learner, training, loss = model, [model] if parts is None else list(parts), loss_in(model)
+        of_full_batch = loss
+        if self.channels_last or self.compile:
+            stand_in = stand_in_for(model, channels_last=self.channels_last, compile=self.compile)
+            learner, training = stand_in.module, stand_in.parts(model, training)
+            loss, of_full_batch = stand_in.loss, stand_in.compiled_loss
 
         def loss_of(x: Tensor, y: Tensor) -> Tensor:
             with self.autocast(device):
-                logits = learner(x)
-                return F.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
+                return (of_full_batch if len(y) == self.batch_size else loss)(x, y)
 
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with fork, compiler_errors() if self.compile else nullcontext():
             torch.manual_seed(generator.initial_seed())
             learner.train(parts is None)
             parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.train().parameters()))
             descend(self, parameters, batches, loss_of, tick)
         if learner is not model:
-            with torch.no_grad():
-                for own, trained in zip(_tensors(model), _tensors(learner), strict=True):
-                    own.copy_(trained)
+            copy_tensors(learner, model)
         check_finite(model)
         return model.eval()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """In which forward pass and loss run."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers, those too that are not in the state_dict."""
-    return chain(model.parameters(), model.buffers())
 
 
 def check_examples(examples: int | None, rows: int) -> None:

@@ -91,10 +91,12 @@ def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
 
 
 @pytest.mark.parametrize("make", [convolutional, build])
-def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make) -> None:
-    stage = planned(arguments, build=make, recipe=RECIPE).stage(TRAINING)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled) -> None:
+    stage = planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)).stage(TRAINING)
     assert stage.seconds > 0
     assert stage.says.startswith(f"{RECIPE.steps_per_epoch(N // 2) * RECIPE.epochs} steps each")
+    assert ("not compiled" in stage.says) == compiled
 
 
 def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path) -> None:

@@ -90,7 +90,7 @@ def test_clipping_goes_by_name(name, rule):
         ("dp = 8", ConfigurationTypeError, r"r.toml: \[dp\] must be a table"),
         ("augmentation = 'flip'\n[dp]\nepsilon = 8\ndelta = 1e-5", ConfigurationError, "augmentation = \"none\" only"),
         ("schedule = 'cosine'\n[dp]\nepsilon = 8\ndelta = 1e-5", ConfigurationError, "schedule = \"constant\" only"),
-        ("channels_last = true\n[dp]\nepsilon = 8\ndelta = 1e-5", ConfigurationError, "channels_last = false only"),
+        ("compile = true\n[dp]\nepsilon = 8\ndelta = 1e-5", ConfigurationError, "compile = false only"),
     ],
 )  # fmt: skip
 def test_a_table_that_makes_no_sense_is_refused_by_its_name(text, kind, message):

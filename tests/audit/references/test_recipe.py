@@ -26,6 +26,7 @@ RECIPES = st.builds(
     seed=st.integers(0, 2**70),
     precision=st.sampled_from(["float32", "bf16"]),
     channels_last=st.booleans(),
+    compile=st.booleans(),
     examples=st.none() | st.integers(1, 10**9),
 )
 
@@ -42,8 +43,8 @@ def test_the_text_of_a_recipe_at_the_newer_defaults_is_what_it_was():
         'optimizer = "adam"\nlr = 0.001\nmomentum = 0.9\nweight_decay = 0.0\nepochs = 50\nbatch_size = 64\n'
         'schedule = "constant"\naugmentation = "none"\nseed = 0\n'
     )
-    fast = Recipe(precision="bf16", channels_last=True).to_toml()
-    assert fast == Recipe().to_toml() + 'precision = "bf16"\nchannels_last = true\n'
+    fast = Recipe(precision="bf16", channels_last=True, compile=True).to_toml()
+    assert fast == Recipe().to_toml() + 'precision = "bf16"\nchannels_last = true\ncompile = true\n'
 
 
 def test_references_train_on_as_many_rows_as_the_target_did_or_nothing_is_trained():
@@ -57,7 +58,7 @@ def test_references_train_on_as_many_rows_as_the_target_did_or_nothing_is_traine
 
 def test_only_what_changes_the_arithmetic_needs_a_caveat_and_only_for_targets_that_may_differ():
     target = torch.nn.Linear(3, 2)
-    assert Recipe(channels_last=True).caveat(target) == ""
+    assert Recipe(channels_last=True, compile=True).caveat(target) == ""
     caveat = Recipe(precision="bf16").caveat(target)
     assert "trained in bfloat16" in caveat
     assert "may do better than this audit" in caveat
@@ -79,7 +80,7 @@ def test_what_a_file_leaves_out_has_its_default(tmp_path):
         ("lr = ", InputError, "cannot read the recipe"),
         ("lr = 'fast'", ConfigurationTypeError, "lr must be a number"),
         ("precision = 'fp16'", ConfigurationError, "precision is one of float32, bf16; got 'fp16'"),
-        ("channels_last = 1", ConfigurationError, "channels_last must be true or false"),
+        ("compile = 1", ConfigurationError, "compile must be true or false"),
         ("lr = nan", ConfigurationError, "lr must be at least 0 and finite"),
         ("epochs = 0", ConfigurationError, "epochs must be at least 1"),
         ("epochs = 1.5", ConfigurationTypeError, "epochs must be a whole number"),
@@ -116,6 +117,7 @@ def test_a_missing_file_is_refused(tmp_path):
         ({"precision": "float16"}, ConfigurationError),
         ({"precision": torch.bfloat16}, ConfigurationError),
         ({"channels_last": 1}, ConfigurationTypeError),
+        ({"compile": "yes"}, ConfigurationTypeError),
         ({"epochs": 0}, ConfigurationError),
         ({"epochs": 2.0}, ConfigurationTypeError),
         ({"batch_size": 0}, ConfigurationError),

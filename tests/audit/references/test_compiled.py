@@ -1,17 +1,21 @@
-"""Precision and memory format: what changes, and what does not."""
+"""Precision, memory format and compilation: what changes, what does not, and that one compilation serves all models."""
 
 from __future__ import annotations
 
+import copy
+import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from safexplain.audit import Recipe
-from safexplain.audit.references import batches
+from safexplain.audit.references import batches, compiled
 from safexplain.audit.references.training import train_models, train_one, train_together
-from safexplain.errors import InputError
+from safexplain.errors import ConfigurationError, InputError
 
 RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")
 
@@ -56,6 +60,16 @@ def trained(recipe, models, device="cpu"):
     models = [model.to(device) for model in models]
     train_models(recipe, models, X, Y, MEMBERS[: len(models)], [seeded(i) for i in range(len(models))])
     return models
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Compile by tracing only, which needs no compiler; gives the number of compilations so far."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    compiled.forget()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    compiled.forget()
 
 
 # ------------------------------------------------------------------------------------- precision and memory format
@@ -118,20 +132,103 @@ def test_channels_last_is_for_images():
         )
 
 
+# ------------------------------------------------------------------------------------------------------ compilation
+
+
+def test_one_compilation_serves_all_models_and_all_sizes_of_the_last_batch(traced):
+    plain, fast = trained(RECIPE, [network(s) for s in range(3)]), [network(s) for s in range(3)]
+    trained(replace(RECIPE, compile=True), fast)
+    assert traced() == 1
+    for a, b in zip(plain, fast, strict=True):
+        assert torch.allclose(state(a), state(b), atol=1e-5)
+    again = trained(replace(RECIPE, compile=True), [network(3)])  # in another call, too
+    assert traced() == 1
+    assert torch.allclose(state(again[0]), state(trained(RECIPE, [network(3)])[0]), atol=1e-5)
+
+
+def test_another_architecture_is_compiled_anew_even_where_only_a_setting_differs(traced):
+    recipe = replace(RECIPE, compile=True)
+    for count, options in enumerate(({}, {"by": 2.0}, {"by": 2.0}, {"width": 5}), 1):
+        model = trained(recipe, [network(**options)])[0]
+        assert traced() == count - (count > 2)
+        assert torch.allclose(state(model), state(trained(RECIPE, [network(**options)])[0]), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_more_architectures_than_dynamo_keeps_of_one_function_are_all_compiled(traced):
+    for width in range(2, 14):
+        trained(replace(RECIPE, epochs=1, compile=True), [network(width=width)])
+    assert traced() == 12
+
+
+def test_what_is_frozen_and_what_trains_is_the_same_in_a_compiled_model(traced):
+    def tuned(recipe):
+        model = network()
+        for p in model[0].parameters():
+            p.requires_grad_(False)
+        train_one(recipe, model, X, Y, seeded(), parts=[model[1], model[7]])
+        return model
+
+    plain, fast = tuned(RECIPE), tuned(replace(RECIPE, compile=True))
+    assert traced() == 1
+    assert torch.allclose(state(plain), state(fast), atol=1e-5)
+    assert torch.equal(fast[0].weight, network()[0].weight)
+    assert [p.requires_grad for p in fast.parameters()] == [False, False, True, True, True, True]
+
+
+def test_models_without_a_full_batch_are_not_compiled(traced):
+    trained(replace(RECIPE, batch_size=64, compile=True), [network()])
+    assert traced() == 0
+
+
+def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler found")
+
+    compiled.forget()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    model = network()
+    before = copy.deepcopy(model)
+    with pytest.raises(ConfigurationError, match=r"compile = true does not work here.*set compile = false"):
+        train_one(replace(RECIPE, compile=True), model, X, Y, seeded())
+    assert torch.equal(state(model), state(before))
+    compiled.forget()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # errors of the model stay what they are
+        train_one(RECIPE, nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), X, Y, seeded())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled.forget()
+    counters.clear()
+    plain, fast = trained(RECIPE, [network(0), network(1)]), [network(0), network(1)]
+    trained(replace(RECIPE, compile=True, channels_last=True), fast)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert list(tmp_path.iterdir())
+    for a, b in zip(plain, fast, strict=True):
+        assert torch.allclose(state(a), state(b), atol=1e-4)
+    compiled.forget()
+
+
 # ------------------------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
-    fast = replace(RECIPE, precision="bf16", channels_last=True)
+    fast = replace(RECIPE, precision="bf16", channels_last=True, compile=True)
+    counters.clear()
     models = trained(fast, [network(s) for s in range(3)], "cuda")
+    assert counters["stats"]["unique_graphs"] == 1
     for seed, model in enumerate(models):
         exact = trained(RECIPE, [network(s) for s in range(3)], "cuda")[seed]
         far = (state(exact) - state(network(seed))).abs().max()
         assert bool(torch.isfinite(state(model)).all())
         assert (state(exact) - state(model)).abs().max() < 0.2 * far
         assert all(p.is_contiguous() and p.dtype == torch.float32 for p in model.parameters())
+    compiled.forget()
 
 
 @pytest.mark.gpu
