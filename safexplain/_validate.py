@@ -171,11 +171,16 @@ def from_table(kind: type[Made], values: Any, what: str) -> Made:
     needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if needed:
         raise ConfigurationError(f"{what} lacks {', '.join(needed)}")
+    check_types(kind, values, what)
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def check_types(kind: type, values: Mapping[str, Any], what: str) -> None:
+    """Raise ConfigurationTypeError where a value is of another type than the field of a dataclass that has its name."""
     hints = get_type_hints(kind)
     for name, value in values.items():
         if not _has_type(value, hints[name]):
             raise ConfigurationTypeError(f"{what}: {name} must be {_type_name(hints[name])}, got {value!r:.60}")
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:

@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from safexplain._validate import check_whole, from_table, read_toml
+from safexplain._validate import check_types, check_whole, from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
 from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for
 from safexplain.audit.references.dp_recipe import FEWER, DPTraining, as_toml, filled, left_out
 from safexplain.audit.references.dp_training import train_alone
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 TELL_SECONDS = 0.5
@@ -89,31 +89,20 @@ class Recipe:
     examples: int | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("optimizer", get_args(OptimizerName)),
-            ("schedule", get_args(ScheduleName)),
-            ("augmentation", get_args(AugmentationName)),
-            ("precision", get_args(PrecisionName)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"recipe: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        for name in ("lr", "momentum", "weight_decay", "epochs", "batch_size", "seed"):
-            value = getattr(self, name)
-            whole = name in ("epochs", "batch_size", "seed")
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise ConfigurationTypeError(
-                    f"recipe: {name} must be {'a whole' if whole else 'a'} number, got {value!r}"
-                )
-            smallest = 1 if name in ("epochs", "batch_size") else 0
-            if not smallest <= value < float("inf"):
+        if self.dp is not None:
+            object.__setattr__(self, "dp", DPTraining.of(self.dp))
+        check_types(Recipe, vars(self), "recipe")
+        named = {"optimizer": OptimizerName, "schedule": ScheduleName, "augmentation": AugmentationName}
+        for name, allowed in {**named, "precision": PrecisionName}.items():
+            if (value := getattr(self, name)) not in get_args(allowed):
+                raise ConfigurationError(f"recipe: {name} is one of {', '.join(get_args(allowed))}; got {value!r}")
+        least = {"lr": 0, "momentum": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "seed": 0}
+        for name, smallest in least.items():
+            if not smallest <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigurationError(f"recipe: {name} must be at least {smallest} and finite, got {value!r}")
         if self.examples is not None:
             check_whole("recipe: examples", self.examples, 1)
-        for name in ("channels_last", "compile"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
         if self.dp is not None:
-            object.__setattr__(self, "dp", DPTraining.of(self.dp))
             for name in ("schedule", "augmentation", "precision", "channels_last", "compile"):
                 if (value := getattr(self, name)) != (only := getattr(Recipe, name)):
                     raise ConfigurationError(
