@@ -98,15 +98,7 @@ SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str, Tensor]:
-    """The summaries of each map.
-
-    Args:
-        maps: (batch, ...), flattened to (batch, d) and taken as float64.
-        names: which summaries, of `SUMMARIES`.
-
-    Returns:
-        Name -> (batch,) float64, on the device of the maps.
-    """
+    """Name -> (batch,) float64 summaries of maps (batch, ...), on their device; `names` are of `SUMMARIES`."""
     rows = maps.reshape(len(maps), -1).double()
     return {name: SUMMARIES[name](rows) for name in names}
 
@@ -402,24 +394,11 @@ def explanations_of(
     predicted for each query, and averaged are the maps of those queries that kept the label of the plain one; where
     none did, the average is the plain map.
 
-    Args:
-        models: m of them.
-        population: n examples.
-        predictions: of the same models for the same queries.
-        releases: answers the plain query, one a model, see `Explain`.
-        patiently: answers the dithered queries; None: as the plain ones.
-        dithers: dithered queries that are explained of each model; None: at most four. An average over more of them is
-            that over these.
-        levels: above one query.
-        classes: explained beside the predicted one.
-        own_class: see above.
-        batch_size: examples a call.
-        keep_maps: also keep the whole maps.
-        largest: bytes of these that are kept in memory; more of them lie on disk.
-        natives: (m, n, d) native maps of the plain queries: `of_native` of a release hardens them, and nothing is
-            explained for these queries.
-        store: keeps what each finished model answered.
-        progress: told after each batch, of all explanations.
+    `releases` answer the plain query, one a model, and `patiently` the dithered ones (None: the same), `dithers` of
+    them for each model (None: at most four): an average over more is that over these, at each of the `levels` above
+    one. `classes` are explained beside the predicted one. Whole maps are kept in memory up to `largest` bytes, or else
+    on disk. Where (m, n, d) `natives` of the plain queries are known, `of_native` of a release hardens them, and nothing
+    is explained for these queries. The `store` keeps what each finished model answered.
 
     Raises:
         InputError: an explanation is not finite, or not of shape (batch, ...), the same for all.

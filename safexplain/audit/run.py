@@ -111,21 +111,13 @@ def answered(question: Question) -> AuditRun:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The examples that are scored, and the models over them.
+    """The examples that are scored, and the models over them."""
 
-    Args:
-        population: the n scored examples.
-        shadows: m models and membership; model 0 is the target.
-        untrained: a model like the target before training, for the null control where references are few.
-        slices: name -> (n,), see `AuditOptions`.
-        notes: caveats for the reader.
-    """
-
-    population: Population
-    shadows: Shadows
-    untrained: nn.Module | None = None
-    slices: dict[str, NDArray[Any]] | None = None
-    notes: tuple[str, ...] = ()
+    population: Population  # the n scored examples
+    shadows: Shadows  # m models and membership; model 0 is the target
+    untrained: nn.Module | None = None  # one like the target, for the null control where references are few
+    slices: dict[str, NDArray[Any]] | None = None  # name -> (n,), see `AuditOptions`
+    notes: tuple[str, ...] = ()  # caveats for the reader
 
     @property
     def null(self) -> tuple[int, ...]:

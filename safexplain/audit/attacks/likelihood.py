@@ -112,19 +112,10 @@ def likelihood_ratios(
     view: View | None = None,
     tick: Tick | None = None,
 ) -> Array:
-    """Scores of what each of several models released, with the references that `references_for` leaves it.
+    """(len(reads), n) log ratios of what each of several models released, with what `references_for` leaves each.
 
-    Args:
-        attack: of any transform.
-        values: (models, n) or (models, n, d) finite signals, or maps on disk, which are never read as a whole.
-        membership: (models, n) bool.
-        references: indices of the reference models.
-        reads: indices of the models to score.
-        view: what is read of (..., d) maps, made of a few examples at a time.
-        tick: told the share that is done, where there is much to do.
-
-    Returns:
-        (len(reads), n) log likelihood ratios.
+    Of (models, n) or (models, n, d) finite signals, or maps on disk, which are never read as a whole; `view` is made of
+    (..., d) maps, a few examples at a time, and `tick` told the share that is done.
     """
     others = [references_for(read, references, membership) for read in reads]
     return _ratios(attack, values, membership, references, reads, others, view, tick)

@@ -124,11 +124,8 @@ class Scorer:
             progress("fitting attacks", i + 1, len(self.rows))
 
     def scores(self, read: int) -> list[Array]:
-        """(n,) scores of every row, higher says "member", of what one model released.
-
-        Args:
-            read: the target; for the null control another model, which is then nobody's reference.
-        """
+        """(n,) scores of every row, higher says "member", of what the target released; or, for the null control,
+        another model, which is then nobody's reference."""
         known = dict(self._of_target if read == self.target else self._of_also.get(read, {}))
         return [self._score(row, read, known) for row in self.rows]
 

@@ -59,20 +59,11 @@ def roc_figure(
     bound: RocBound | None = None,
     salt: str = "roc",
 ) -> Markup:
-    """Log-log ROC curves of one configuration.
+    """Log-log ROC curves of one configuration, an `<svg>` that refers to nothing outside of it but CSS variables.
 
     Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
-    strongest judged attack is emphasised, with the bounds of its rate at each false-positive rate.
-
-    Args:
-        result: the configuration.
-        least: left and lower end of the axes.
-        compare: a configuration whose strongest attack is drawn faintly for comparison.
-        bound: above which no attack's curve lies, by the differential privacy of the training.
-        salt: makes the identifiers inside this SVG unique in the page.
-
-    Returns:
-        An `<svg>` element that refers to nothing outside of it but CSS variables.
+    strongest judged attack is emphasised, with the bounds of its rate at each false-positive rate; that of `compare` is
+    drawn faintly, and no attack's curve lies above `bound`. Axes begin at `least`; `salt` tells a page's figures apart.
     """
 
     def draw(axes: Axes) -> None:

@@ -62,18 +62,8 @@ def render(report: ReportData) -> str:
 
 
 def write_report(path: str | Path, report: ReportData) -> Path:
-    """Render and write, all or nothing: an older report stays until the new one is complete.
-
-    Args:
-        path: of the file; its folder must exist.
-        report: what to show.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: it cannot be written (no such folder, no permission, disk full).
-    """
+    """Render and write, all or nothing: an older report stays until the new one is complete; InputError if it cannot
+    be written (no such folder, no permission, disk full)."""
     raw = render(report).encode("utf-8", errors="replace")
     size = f"{len(raw) / 1e6:.1f} MB"
     hint = f"; name a file in an existing folder that this user may write to, with {size} free"

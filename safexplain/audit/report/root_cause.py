@@ -247,18 +247,9 @@ def root_cause(
 ) -> tuple[Ablation, ...]:
     """Attack the native maps, and versions of them with one property alone or without it.
 
-    Versions for which neither maps nor the scalar are stored are left out.
-
-    Args:
-        signals: of the native release.
-        rows: (n,) bool, the examples to look at (see `sample`); default all.
-        target: (n,) which model each example is looked at with; default one of the targets, drawn from the seed.
-        seed: of that, and of the draw where there are more than `MOST_NUMBERS` numbers.
-        fpr: false-positive rate at which members are counted.
-        progress: told after each version.
-
-    Returns:
-        One row a version; empty where there are fewer than two reference models.
+    Versions for which neither maps nor the scalar are stored are left out. Looked at are the (n,) `rows` (see `sample`;
+    None: all), each with the model that `target` (n,) names (None: one of the targets, drawn from the seed). One row a
+    version; none where there are fewer than two reference models.
 
     Raises:
         InputError: the rows hold only members or only non-members.
