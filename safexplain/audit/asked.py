@@ -397,7 +397,7 @@ def explanations_of(
     `releases` answer the plain query, one a model, and `patiently` the dithered ones (None: the same), `dithers` of
     them for each model (None: at most four): an average over more is that over these, at each of the `levels` above
     one. `classes` are explained beside the predicted one. Whole maps are kept in memory up to `largest` bytes, or else
-    on disk. Where (m, n, d) `natives` of the plain queries are known, `of_native` of a release hardens them, and nothing
+    on disk. Where (m, n, d) `natives` of the plain queries are known, `of_native` of a release hardens them; nothing
     is explained for these queries. The `store` keeps what each finished model answered.
 
     Raises:
