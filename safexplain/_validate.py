@@ -11,7 +11,7 @@ import operator
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -152,7 +152,8 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 
 def from_table(kind: type[Made], values: Any, what: str) -> Made:
-    """A dataclass from named values as TOML and JSON have them: each of its field's type, lists as tuples.
+    """A dataclass from named values as TOML and JSON have them: each of its field's type, lists as tuples, and tables
+    as the dataclasses that belong there.
 
     Args:
         kind: a dataclass, whose constructor checks what types do not tell.
@@ -172,7 +173,18 @@ def from_table(kind: type[Made], values: Any, what: str) -> Made:
     if needed:
         raise ConfigurationError(f"{what} lacks {', '.join(needed)}")
     check_types(kind, values, what)
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    hints = get_type_hints(kind)
+    return kind(**{name: _converted(v, hints[name], f"{what}: {name}") for name, v in values.items()})
+
+
+def _converted(value: Any, hint: Any, what: str) -> Any:
+    """A value of an annotated type, with its lists as tuples and its tables as the dataclasses that belong there."""
+    for part in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if isinstance(value, Mapping) and isinstance(part, type) and is_dataclass(part):
+            return from_table(part, value, what)
+        if isinstance(value, list | tuple) and get_origin(part) is tuple:
+            return tuple(_converted(one, get_args(part)[0], what) for one in value)
+    return tuple(value) if isinstance(value, list) and hint is not Any else value
 
 
 def check_types(kind: type, values: Mapping[str, Any], what: str) -> None:
@@ -202,7 +214,7 @@ def _type_name(hint: Any) -> str:
         return "a list" if get_args(hint)[0] is Any else f"a list, each entry {_type_name(get_args(hint)[0])}"
     if origin is dict:
         return "a table" if get_args(hint)[1] is Any else f"a table, each value {_type_name(get_args(hint)[1])}"
-    return _TYPE_NAMES.get(hint, str(hint))
+    return "a table" if is_dataclass(hint) else _TYPE_NAMES.get(hint, str(hint))
 
 
 def _has_type(value: Any, hint: Any) -> bool:
@@ -219,7 +231,7 @@ def _has_type(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and all(_has_type(v, get_args(hint)[0]) for v in value)
     if origin is dict:
         return isinstance(value, dict) and all(_has_type(v, get_args(hint)[1]) for v in value.values())
-    if hint is Any:
+    if hint is Any or (is_dataclass(hint) and isinstance(value, Mapping)):
         return True
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from safexplain._validate import from_table
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.stats.paired import PairedCounts
 
@@ -53,14 +51,6 @@ class Evidence:
         pair = None if self.pair is None else self.pair.to_dict()
         return {f.name: getattr(self, f.name) for f in fields(Evidence)} | {"pair": pair}
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
-        """Read what `to_dict` wrote, and no more of it; KeyError, or another error, where it is something else."""
-        given = {f.name: content[f.name] for f in fields(Evidence)}
-        if given["pair"] is not None:
-            given["pair"] = PairedCounts.from_dict(given["pair"])
-        return from_table(cls, given, "evidence")
-
 
 BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
 """Attacks that read what is released anyway -> what that is."""
@@ -96,15 +86,6 @@ class Control:
     def spares_leaks(self) -> bool:
         """Whether a leak is a leak although it failed: it says that attacks were weak, not that they were fooled."""
         return self.name in STRENGTH
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Control:
-        """Read what `to_dict` wrote; KeyError, or another error, where it is something else."""
-        return from_table(cls, content, "control")
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:

@@ -18,14 +18,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._privacy_loss import Adjacency
-from safexplain._validate import check_follows, from_table
-from safexplain.errors import InputError, SafexplainError
+from safexplain._validate import check_follows
+from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
 
@@ -134,22 +133,6 @@ class Implied:
             text += "; nor towards anyone who knows the seed of its noise"
         return text
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Implied:
-        """What `to_dict` wrote.
-
-        Raises:
-            InputError: fields are missing or unknown, or of another type.
-        """
-        try:
-            return from_table(cls, content, "implied")
-        except SafexplainError as error:
-            raise InputError(str(error)) from None
-
     def check(self, statement: PrivacyStatement | None) -> None:
         """Compare with what follows from the statement; versions of the accountant differ a little.
 
@@ -159,4 +142,4 @@ class Implied:
         follows = None if statement is None else Implied.of(statement, self.fpr)
         if follows is None:
             raise InputError("implied: no finite epsilon is stated from which it could follow")
-        check_follows(self.to_dict(), follows.to_dict(), "implied", "the privacy statement", (TOLERANCE, TOLERANCE))
+        check_follows(asdict(self), asdict(follows), "implied", "the privacy statement", (TOLERANCE, TOLERANCE))

@@ -444,12 +444,12 @@ class Judgement:
             "target": self.target,
             "targets": self.targets,
             "evidence": [self._evidence(e) for e in self.evidence],
-            "controls": [c.to_dict() for c in self.controls],
+            "controls": [asdict(c) for c in self.controls],
             "could_certify": self.could_certify,
             "needed": None if self.needed is None else asdict(self.needed),
             "others": [o.to_dict() for o in self.others],
             **({"quick": True} if self.quick else {}),
-            **({} if self.implied is None else {"implied": self.implied.to_dict(), "basis": self.basis}),
+            **({} if self.implied is None else {"implied": asdict(self.implied), "basis": self.basis}),
         }
 
     def _evidence(self, e: Evidence) -> dict[str, Any]:
@@ -472,19 +472,16 @@ class Judgement:
         Raises:
             InputError: a field is missing, of the wrong type, or impossible.
         """
+        later = ("quick", "implied")
         try:
-            given = {f.name: content[f.name] for f in fields(Judgement) if f.name not in ("quick", "implied")}
-            for name in ("evidence", "controls", "others"):
-                if not isinstance(given[name], list):
-                    raise InputError(f"{name} is a list, got {given[name]!r:.60}")
+            given = {f.name: content[f.name] for f in fields(Judgement) if f.name in content or f.name not in later}
+            if not isinstance(given["evidence"], list) or not isinstance(given["others"], list):
+                raise InputError("evidence and others are lists")
             if any(one["others"] for one in given["others"]):
                 raise InputError("others is a list of judgements without others")
-            given["policy"] = Policy.from_dict(given["policy"])
-            given["evidence"] = [Evidence.from_dict(one) for one in given["evidence"]]
-            given["controls"] = [Control.from_dict(one) for one in given["controls"]]
+            counted = [f.name for f in fields(Evidence)]
+            given["evidence"] = [{name: one[name] for name in counted} for one in given["evidence"]]
             given["others"] = [Judgement.from_dict(one) for one in given["others"]]
-            if "implied" in content:
-                given["implied"] = Implied.from_dict(content["implied"])
             return from_table(Judgement, given, "judgement")
         except SafexplainError as error:
             raise InputError(f"{UNREADABLE}: {error}") from None

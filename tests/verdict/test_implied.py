@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from safexplain._privacy_loss import Steps
-from safexplain.errors import CertificateError, InputError
+from safexplain._validate import from_table
+from safexplain.errors import CertificateError, ConfigurationError
 from safexplain.verdict import words
 from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
@@ -106,8 +107,8 @@ def test_without_noise_nothing_is_implied() -> None:
 def test_what_is_no_number_is_refused(changes: dict[str, object]) -> None:
     good = Implied.of(PURE, 0.01)
     assert good is not None
-    with pytest.raises(InputError, match="implied"):
-        Implied.from_dict({**good.to_dict(), **changes})
+    with pytest.raises(ConfigurationError, match="implied"):
+        from_table(Implied, {**asdict(good), **changes}, "implied")
 
 
 # --------------------------------------------------------------------------------------------------- the verdict

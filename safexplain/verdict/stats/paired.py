@@ -44,8 +44,7 @@ from scipy import special
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain._validate import from_table
-from safexplain.errors import InputError, SafexplainError
+from safexplain.errors import InputError
 
 Floats = NDArray[np.float64]
 
@@ -73,14 +72,6 @@ class PairedCounts:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> PairedCounts:
-        """Read what `to_dict` wrote; `InputError` where it is something else."""
-        try:
-            return from_table(cls, content, "pair")
-        except SafexplainError as error:
-            raise InputError(f"not the outcome of an audit: {error}") from None
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
         """Raise `InputError` unless the counts can be of so many members and non-members at this rate."""

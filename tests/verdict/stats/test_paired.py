@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as distributions
 
-from safexplain.errors import InputError
+from safexplain._validate import from_table
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import paired as module
 from safexplain.verdict.stats.paired import (
     PairedCounts,
@@ -103,7 +104,7 @@ def test_pairs_are_counted_as_by_hand(seed, fpr, grouped):
     assert found.baseline_window == pytest.approx(windows[1])
     units = [round(weights[side].sum()) for side in (member, ~member)]
     found.check(*units, fpr)
-    assert PairedCounts.from_dict(found.to_dict()) == found
+    assert from_table(PairedCounts, found.to_dict(), "pair") == found
 
 
 def test_groups_of_one_change_no_count():
@@ -141,11 +142,11 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="impossible"):
         good.check(100, 300, 0.05)
     for value in ("1", None, True):
-        with pytest.raises(InputError, match="only must be a number"):
-            PairedCounts.from_dict({**good.to_dict(), "only": value})
+        with pytest.raises(ConfigurationError, match="only must be a number"):
+            from_table(PairedCounts, {**good.to_dict(), "only": value}, "pair")
     for value in (float("nan"), -1):
         with pytest.raises(InputError, match="impossible"):
-            PairedCounts.from_dict({**good.to_dict(), "only": value}).check(300, 300, 0.05)
+            replace(good, only=value).check(300, 300, 0.05)
     order = np.arange(4)
     with pytest.raises(InputError, match="expected"):
         count_pairs(order, order[:3], np.array([True, False, True, False]), 0.1)
