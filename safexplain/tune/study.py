@@ -46,7 +46,7 @@ from safexplain.tune.objectives import Objectives
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FIRST, Space, options_of
 from safexplain.tune.tuned import Tuned
-from safexplain.verdict.certificate.strict_json import canonical
+from safexplain.verdict.strict_json import canonical
 
 SELECTION = 0.3
 """Share of the examples set aside for the search where the policy sets none aside."""

@@ -251,8 +251,6 @@ class Measured:
             InputError: fields are missing or unknown, or hold no such numbers.
         """
         try:
-            if isinstance(content, Mapping):
-                content = {n: from_table(Estimate, v, n) if isinstance(v, Mapping) else v for n, v in content.items()}
             return from_table(cls, content, "measured")
         except SafexplainError as error:
             raise InputError(str(error)) from None

@@ -17,6 +17,7 @@ from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons
 from safexplain._privacy_loss.selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
 from safexplain._validate import check_follows, check_number, from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict import strict_json
 
 IN_COMMON = "what the records have in common: the model tells it about everybody, in the data or not"
 SEVERAL = "several records of one person: epsilon is for one record"
@@ -78,9 +79,6 @@ Unit = Literal["record", "person"]
 
 _LATER = frozenset({"unit", "rows_per_person", "own_loop", "selection", "generator"})
 """Fields that came later: left out of JSON at their defaults, so that what was written before keeps its digest."""
-
-LARGEST_FILE = 1 << 20
-"""Bytes of a file that is read; statements of one training have two thousand."""
 
 MOST_PHASES = 1000
 
@@ -328,11 +326,6 @@ class PrivacyStatement:
             raise InputError(f"privacy statement: expected the fields {', '.join(sorted(needed))}")
         given = {name: content[name] for name in names & content.keys()}
         try:
-            if not isinstance(given["phases"], list | tuple) or len(given["phases"]) > MOST_PHASES:
-                raise ValueError(f"phases: expected a list of at most {MOST_PHASES:,}")
-            given["phases"] = tuple(Steps(**p) for p in given["phases"])
-            if given.get("selection") is not None:
-                given["selection"] = RepeatAndSelect(**given["selection"])
             found = from_table(cls, given, "its table")
             check_follows(content["epsilon"], found._by_adjacency, "epsilon", "its parameters", (TOLERANCE, TOLERANCE))
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -350,18 +343,7 @@ class PrivacyStatement:
         Raises:
             InputError: it cannot be read, is not a statement, or contradicts itself.
         """
-        try:
-            with Path(path).open("rb") as file:
-                raw = file.read(LARGEST_FILE + 1)
-            if len(raw) > LARGEST_FILE:
-                raise ValueError(f"it has more than {LARGEST_FILE >> 20} MiB")
-            content = json.loads(raw)
-        except RecursionError:
-            raise InputError(f"cannot read the privacy statement {path}: it is nested too deep") from None
-        except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or f"{error!s:.500}"
-            raise InputError(f"cannot read the privacy statement {path}: {said}") from None
-        return cls.from_dict(content)
+        return cls.from_dict(strict_json.load(path, "privacy statement"))
 
     def rows(self) -> dict[str, str]:
         """What a reader asks first, by name."""

@@ -194,8 +194,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tampered": (tampered, "follows from the counts"),
     "with another note": (with_another_note, "checksum"),
     "of an older version": (of_an_older_version, "explanation-audit:v2' (audit again with this version)"),
-    "truncated": (truncated, "not the JSON of a certificate"),
-    "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "not the JSON of a certificate"),
+    "truncated": (truncated, "cannot be read as JSON"),
+    "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "cannot be read as JSON"),
     "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the certificate's file"),
     "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
     "of a leak": (

@@ -69,7 +69,7 @@ def test_an_infinite_epsilon_survives_a_file(tmp_path):
             "add_remove says 1.0, but 4.47",
         ),
         ("phases", [{"noise_multiplier": 9.0, "sample_rate": 0.25, "steps": 500, "sampling": "poisson"}], "follow"),
-        ("phases", [{"noise_multiplier": 9.0}], "missing"),
+        ("phases", [{"noise_multiplier": 9.0}], "lacks sample_rate"),
         ("delta", "small", "delta"),
         ("records", 5000, "not expected_batch_size / records"),
         ("extra", 1, "expected the fields"),
@@ -83,10 +83,10 @@ def test_a_statement_that_contradicts_itself_is_not_read(name, value, message, t
 
 
 def test_a_file_that_is_no_statement_is_said_to_be_none(tmp_path):
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot be read"):
         PrivacyStatement.load(tmp_path / "missing.json")
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(InputError, match="expected the fields"):
+    with pytest.raises(InputError, match="expected an object"):
         PrivacyStatement.load(tmp_path / "list.json")
 
 

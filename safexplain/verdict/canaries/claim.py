@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency, check_delta, composed
-from safexplain._validate import whole_number
+from safexplain._validate import from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -134,10 +134,9 @@ class Claim:
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
         """Read what `to_dict` gave; InputError: it is not such a claim."""
         try:
-            mechanism = content["mechanism"]
-            return cls(**{**content, "mechanism": None if mechanism is None else Steps(**mechanism)})
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(f"claim: expected mechanism, delta, epsilon and adjacency; {error}") from None
+            return from_table(cls, content, "claim")
+        except ConfigurationError as error:
+            raise InputError(str(error)) from None
 
 
 ScenarioName = Literal["worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison"]

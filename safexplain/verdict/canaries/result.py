@@ -6,7 +6,6 @@ Findings state their bounds and are computed again from the counts when they are
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from safexplain._files import ArrayFile, write_arrays
 from safexplain._privacy_loss import VACUOUS
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict import strict_json
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import FREE, POWER, Finding
 from safexplain.verdict.stats import (
@@ -416,11 +416,7 @@ def counted(content: Mapping[str, Any]) -> Finding:
 
 def load_finding(path: str | Path) -> Finding:
     """Read canaries.json; InputError: it cannot be read, or as `finding_of`."""
-    try:
-        content = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the canaries {path}: {getattr(error, 'strerror', None) or error}") from None
-    return finding_of(content)
+    return finding_of(strict_json.load(path, "canaries"))
 
 
 def check_guesses(guesses: int, confidence: float) -> None:

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from safexplain._validate import check_follows, from_table
 from safexplain.errors import CertificateError, InputError, SafexplainError
-from safexplain.verdict import words
+from safexplain.verdict import strict_json, words
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import check_certifiable, finding_of
-from safexplain.verdict.certificate import strict_json
 from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     ANSWERS_DIGEST,
@@ -209,7 +208,7 @@ def load_guarantee(path: str | Path, *, public_key: Key | None = None) -> Guaran
 def load_any(path: str | Path, *, public_key: Key | None = None) -> Certificate | GuaranteeCertificate:
     """Read a certificate of either kind; arguments and errors as of `load_certificate`."""
     signature: Signature = "none"
-    content = strict_json.parse(strict_json.read_limited(path), str(path))
+    content = strict_json.load(path, "certificate", CertificateError)
     if "payload" in content and "signatures" in content:
         payload, signature = payload_of(content, str(path)), "unchecked"
         if public_key is not None:

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from safexplain.errors import CertificateError, InputError, MissingExtraError
-from safexplain.verdict.certificate.strict_json import read_limited
 from safexplain.verdict.certificate.write import as_json
+from safexplain.verdict.strict_json import read_limited
 
 __all__ = ["PAYLOAD_TYPE", "payload_of", "sign_certificate", "verify_envelope"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from safexplain._digest import sha256
 from safexplain._files import write_whole
-from safexplain.verdict.certificate.strict_json import canonical
 from safexplain.verdict.guarantee import Guarantee, Measured
+from safexplain.verdict.strict_json import canonical
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SCHEMA_VERSION = 3

@@ -173,7 +173,7 @@ def test_other_files_are_refused(tmp_path):
         (tmp_path / "x.json").write_text(text)
         with pytest.raises(InputError, match="canar"):
             load_finding(tmp_path / "x.json")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_finding(tmp_path / "none.json")
 
 

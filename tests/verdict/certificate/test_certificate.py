@@ -32,8 +32,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
-from safexplain.verdict import words
-from safexplain.verdict.certificate import strict_json
+from safexplain.verdict import strict_json, words
 from safexplain.verdict.certificate.read import LONGEST_TEXT, load_certificate, recount
 from safexplain.verdict.certificate.write import (
     as_json,

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safexplain.errors import CertificateError, InputError
+from safexplain.errors import CertificateError, InputError, SafexplainError
 
-__all__ = ["LARGEST", "canonical", "inside", "parse", "read_limited"]
+__all__ = ["LARGEST", "canonical", "inside", "load", "parse", "read_limited"]
 
 LARGEST = 8 << 20
 """Bytes of a file that is read; certificates of large audits have a few hundred kilobytes."""
@@ -28,24 +28,29 @@ MOST_VALUES = 500_000
 LARGEST_INTEGER = 2**53
 
 
-def read_limited(path: str | Path, what: str = "certificate") -> bytes:
-    """A file's bytes: `InputError` if it cannot be read, `CertificateError` if it is larger than `LARGEST`."""
+def load(path: str | Path, what: str, error: type[SafexplainError] = InputError) -> dict[str, Any]:
+    """The object in a file, which messages call `what`; `error` at anything that the module refuses."""
+    return parse(read_limited(path, what, error), f"the {what} {path}", error)
+
+
+def read_limited(path: str | Path, what: str, error: type[SafexplainError] = CertificateError) -> bytes:
+    """A file's bytes: `InputError` if it cannot be read, `error` if it is larger than `LARGEST`."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(LARGEST + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or cause
         raise InputError(f"the {what} {path} cannot be read: {reason}; check the path") from None
     if len(raw) > LARGEST:
-        raise CertificateError(f"{path} is no {what}: it has more than {LARGEST >> 20} MiB")
+        raise error(f"{path} is no {what}: it has more than {LARGEST >> 20} MiB")
     return raw
 
 
-def parse(raw: bytes, where: str) -> dict[str, Any]:
-    """One JSON object in UTF-8, which messages call `where`; `CertificateError` at anything that the module refuses."""
+def parse(raw: bytes, where: str, error: type[SafexplainError] = CertificateError) -> dict[str, Any]:
+    """One JSON object in UTF-8, which messages call `where`; `error` at anything that the module refuses."""
 
     def refuse(why: str) -> NoReturn:
-        raise CertificateError(f"{where} is not the JSON of a certificate: {why}")
+        raise error(f"{where} cannot be read as JSON: {why}")
 
     def number(text: str) -> float:
         value = float(text)
@@ -69,12 +74,12 @@ def parse(raw: bytes, where: str) -> dict[str, Any]:
             parse_float=number,
             parse_constant=lambda text: refuse(f"{text} is not a number of JSON"),
         )
-    except CertificateError:
+    except SafexplainError:
         raise
     except RecursionError:
         refuse("it is nested too deep")
-    except ValueError as error:  # bad UTF-8, bad JSON, an integer of thousands of digits
-        refuse(str(error).splitlines()[0][:160])
+    except ValueError as cause:  # bad UTF-8, bad JSON, an integer of thousands of digits
+        refuse(str(cause).splitlines()[0][:160])
     if not isinstance(content, dict):
         refuse(f"expected an object, got a {type(content).__name__}")
     for depth, value in inside(content):
