@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
 from safexplain._validate import check_follows, check_number, check_whole, from_table
-from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats.roc import check_confidence, clopper_pearson
 
 __all__ = ["SOURCES", "Estimate", "Guarantee", "Measured"]
@@ -143,13 +143,11 @@ class Guarantee:
         """The guarantee that `to_dict` wrote.
 
         Raises:
-            InputError: facts are missing or contradict each other, or something does not follow from them.
+            ConfigurationError: facts are missing or contradict each other.
+            InputError: something does not follow from them.
         """
-        facts = {name: value for name, value in content.items() if name in {f.name for f in fields(cls)}}
-        try:
-            found = from_table(cls, facts, "guarantee")
-        except SafexplainError as error:
-            raise InputError(str(error)) from None
+        names = {f.name for f in fields(cls)}
+        found = from_table(cls, {name: value for name, value in content.items() if name in names}, "guarantee")
         check_follows(content, found.to_dict(), "guarantee", "its facts, or did in the version that wrote it")
         return found
 
@@ -238,22 +236,6 @@ class Measured:
             raise ConfigurationError(
                 f"confidence lies in (0, 1) and fraction in (0, 1], got {self.confidence}, {self.fraction}"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, null for what was not measured."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Measured:
-        """What `to_dict` wrote.
-
-        Raises:
-            InputError: fields are missing or unknown, or hold no such numbers.
-        """
-        try:
-            return from_table(cls, content, "measured")
-        except SafexplainError as error:
-            raise InputError(str(error)) from None
 
     def rows(self) -> dict[str, str]:
         """What a reader asks, by name."""

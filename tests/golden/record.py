@@ -523,14 +523,14 @@ def bounds() -> dict[str, Any]:
     return {
         "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods}
         | {published: credible_bound(ErrorCounts(7, 200, 11, 250), 1e-5)},
-        "ceiling": {m: stats.epsilon_ceiling(200, 250, 1e-5, m) for m in methods}
+        "ceiling": {m: stats.epsilon_from_errors(0, 200, 0, 250, 1e-5, m) for m in methods}
         | {published: credible_bound(ErrorCounts(0, 200, 0, 250), 1e-5)},
         "sampled": stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, "pld", **sampled),
         "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods}
         | {published: credible_bound(split, 1e-5)},
         "fixed threshold": asdict(stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)) | {"family": None},
         "one run": {m: stats.one_run_lower_bound(88, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
-        "one run, ceiling": {m: stats.one_run_ceiling(100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
+        "one run, ceiling": {m: stats.one_run_lower_bound(100, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
         "interval": list(stats.clopper_pearson(7, 200, 0.95)),
         "curve": stats.roc(np.concatenate([a, b]), np.repeat([True, False], 300)).auc,
     }

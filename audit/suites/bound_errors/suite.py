@@ -34,7 +34,7 @@ from scipy.optimize import brentq
 
 from safexplain._privacy_loss import epsilons
 from safexplain.dp.accounting.calibration import noise_multiplier
-from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_ceiling, one_run_lower_bound
+from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_lower_bound
 from safexplain.verdict.stats.bound_methods import ErrorCounts
 from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
@@ -154,7 +154,7 @@ def one_run(sample_rate: float, epsilon: float, canaries: int, share: float, rep
     return {
         method: {
             **summary(bounds, mechanism.epsilon),
-            "ceiling": finite(one_run_ceiling(guesses, canaries, DELTA, method, **settings)),
+            "ceiling": finite(one_run_lower_bound(guesses, guesses, canaries, DELTA, method, **settings)),
         }
         for method, bounds in found.items()
     }

@@ -25,7 +25,7 @@ import torch
 
 from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
-from safexplain.verdict.stats import epsilon_ceiling
+from safexplain.verdict.stats import epsilon_from_errors
 
 from ...shared.run import (
     Parts,
@@ -89,8 +89,8 @@ def centred(scores: Scores, share: float = PILOT) -> Scores:
 def ceilings(result: CanaryResult) -> list[float]:
     """What could have been shown at every audited step with the runs that were counted."""
     return [
-        epsilon_ceiling(
-            e.negatives, e.positives, result.claim.delta, result.method, confidence=result.confidence,
+        epsilon_from_errors(
+            0, e.negatives, 0, e.positives, result.claim.delta, result.method, confidence=result.confidence,
             **result.claim.after(e.step).sampled(),
         )
         for e in result.errors

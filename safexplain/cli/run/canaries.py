@@ -242,7 +242,7 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
     table.add_column("verdict", overflow="fold")
     for finding in found:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
-        numbers = (finding.epsilon_lower, finding.ceiling, finding.epsilon_substitute, finding.epsilon_add_remove)
+        numbers = (finding.epsilon_lower, finding.ceiling, finding.claim.substitute, finding.claim.add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
         table.add_row(_name(finding), *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
     return table

@@ -75,8 +75,8 @@ class Finding(ABC):
         """The bound if the adversary had made no error: more could not have been shown with these runs."""
 
     @abstractmethod
-    def _power_of(self, times: float, method: str | None = None) -> float:
-        """The power of so many times the runs, errors in the same proportion; or of another method."""
+    def _power_of(self, times: float) -> float:
+        """The power of so many times the runs, errors in the same proportion."""
 
     @abstractmethod
     def _advice(self) -> str:
@@ -100,16 +100,6 @@ class Finding(ABC):
         return excess_over(claimed, c.delta, c.mechanism, c.adjacency, c.group)
 
     @property
-    def epsilon_add_remove(self) -> float | None:
-        """What the claim says of one record added or removed; None: nothing."""
-        return self.claim.add_remove
-
-    @property
-    def epsilon_substitute(self) -> float | None:
-        """What the claim says of one record substituted; None: nothing."""
-        return self.claim.substitute
-
-    @property
     def verdict(self) -> Verdict:
         """What the released models show.
 
@@ -118,7 +108,7 @@ class Finding(ABC):
         nothing need be wrong with the training, only with promising the smaller number for what records contain.
         Otherwise consistent if twice the claim would have been found with a power of `POWER`, or inconclusive.
         """
-        lower, substitute, add_remove = self.epsilon_lower, self.epsilon_substitute, self.epsilon_add_remove
+        lower, substitute, add_remove = self.epsilon_lower, self.claim.substitute, self.claim.add_remove
         if substitute is not None and lower > substitute:
             return "violates the claim: a bug"
         if add_remove is not None and lower > add_remove:
@@ -149,7 +139,7 @@ class Finding(ABC):
     @property
     def sentence(self) -> str:
         """The verdict with its numbers."""
-        both = {"a substituted record": self.epsilon_substitute, "an added or removed one": self.epsilon_add_remove}
+        both = {"a substituted record": self.claim.substitute, "an added or removed one": self.claim.add_remove}
         claimed = [f"{value:.2f} for {what}" for what, value in both.items() if value is not None]
         assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
         group = self.claim.group
@@ -164,7 +154,7 @@ class Finding(ABC):
         """What the verdict is worth, where it is not a proven violation."""
         if self.keeps_claim is False:
             return ""
-        claimed = max(n for n in (self.epsilon_substitute, self.epsilon_add_remove) if n is not None)
+        claimed = max(n for n in (self.claim.substitute, self.claim.add_remove) if n is not None)
         if claimed == 0:
             return " The claimed epsilon is 0 at this delta: nothing can be found that would be twice as much."
         share = f" This canary showed {self.epsilon_lower / claimed:.0%} of what is claimed;"
@@ -180,8 +170,8 @@ class Finding(ABC):
         content = {
             "epsilon_lower": self.epsilon_lower,
             "confidence": self.confidence,
-            "epsilon_add_remove": _finite(self.epsilon_add_remove),
-            "epsilon_substitute": _finite(self.epsilon_substitute),
+            "epsilon_add_remove": _finite(self.claim.add_remove),
+            "epsilon_substitute": _finite(self.claim.substitute),
             "ceiling": self.ceiling,
             "verdict": self.verdict,
             "power": self.power,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +25,7 @@ from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import FREE, POWER, Finding
 from safexplain.verdict.stats import (
     bound_epsilon,
-    epsilon_ceiling,
     epsilon_from_errors,
-    one_run_ceiling,
     one_run_lower_bound,
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
@@ -156,39 +154,28 @@ class CanaryResult(Finding):
     @cached_property
     def ceiling(self) -> float:
         """The bound if the counted runs had been told apart without an error: more could not have been shown."""
-        at = self.errors[-1]
-        found = epsilon_ceiling(at.negatives, at.positives, self.claim.delta, self.method, **self._family(at.step))
-        return min(found, VACUOUS)
+        return self.lower(replace(self.errors[-1], false_positives=0, false_negatives=0))
 
     def lower(self, at: Errors) -> float:
         """The lower bound at one audited step; at most 500, which promises nothing."""
         counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
-        return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **self._family(at.step)), VACUOUS)
+        family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
+        return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
-    def _power_of(self, times: float, method: str | None = None) -> float:
+    def _power_of(self, times: float) -> float:
         at, excess = self.errors[-1], self._excess
         if excess is None:
             return 0.0
         counts = [round(times * n) for n in (at.false_positives, at.negatives, at.false_negatives, at.positives)]
-        errors = ErrorCounts(counts[0], counts[1], counts[2], counts[3], self.confidence)
+        errors = ErrorCounts(*counts, confidence=self.confidence)
         fixed = at.negatives + at.positives == self.runs
-        return many_runs_power(errors, cast(BoundMethod, method or self.method), excess, fixed=fixed)
+        return many_runs_power(errors, self.method, excess, fixed=fixed)
 
     def _advice(self) -> str:
         needed = runs_needed(self.runs, self._power_of, POWER)
         if needed is not None:
             return f"About {needed:,} runs with this canary would do; or use a stronger one (gradient, outlier)."
-        stronger = "pld" if self.claim.mechanism else "gdp"
-        if self.method in FREE and (better := self._power_of(1.0, stronger)) >= POWER:
-            assuming = "takes the mechanism but for its noise" if self.claim.mechanism else "takes it to be Gaussian"
-            return (
-                f'That is for want of the method "{self.method}", which takes nothing as given: "{stronger}", which'
-                f" {assuming} as claimed, would have found it with {better:.0%}."
-            )
         return "No number of runs with this canary would do: use a stronger one (gradient, outlier)."
-
-    def _family(self, step: int) -> dict[str, Any]:
-        return {"confidence": self.confidence, **self.claim.after(step).sampled()}
 
 
 @dataclass(frozen=True)
@@ -222,30 +209,29 @@ class OneRunResult(Finding):
     @cached_property
     def epsilon_lower(self) -> float:
         """What epsilon under substitution is at least."""
-        counts = (self.correct, self.guesses, self.canaries)
-        return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **self._family()), VACUOUS)
+        return self._lower(self.correct)
 
     @cached_property
     def ceiling(self) -> float:
         """The bound if all guesses had been right."""
-        counts = (self.guesses, self.canaries)
-        return min(one_run_ceiling(*counts, self.claim.delta, self.method, **self._family()), VACUOUS)
+        return self._lower(self.guesses)
 
-    def _power_of(self, times: float, method: str | None = None) -> float:
+    def _lower(self, correct: int) -> float:
+        family = {"confidence": self.confidence, **self.claim.sampled()}
+        counts = (correct, self.guesses, self.canaries)
+        return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **family), VACUOUS)
+
+    def _power_of(self, times: float) -> float:
         if self._excess is None:
             return 0.0
         correct, guesses, canaries = (round(times * n) for n in (self.correct, self.guesses, self.canaries))
-        used = cast(OneRunMethod, method or self.method)
-        return one_run_power(correct, guesses, canaries, used, self._excess, self.confidence)
+        return one_run_power(correct, guesses, canaries, self.method, self._excess, self.confidence)
 
     def _advice(self) -> str:
         needed = runs_needed(self.canaries, self._power_of, POWER, MOST_CANARIES)
         if needed is not None:
             return f"About {needed:,} canaries as strong as these would do; or train many runs."
         return f"Not even {MOST_CANARIES:,} such canaries would do: use stronger ones, or train many runs."
-
-    def _family(self) -> dict[str, Any]:
-        return {"confidence": self.confidence, **self.claim.sampled()}
 
 
 def judge_once(

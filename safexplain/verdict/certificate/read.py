@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -53,8 +53,47 @@ Signature = Literal["valid", "unchecked", "none"]
 """Valid for the public key that was given; signed, and no key was given; not signed."""
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What both kinds of certificate have."""
+
+    subject: Mapping[str, Mapping[str, str]]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...]
+    signature: Signature
+    statement: Mapping[str, Any]
+
+    def digests(self, algorithm: str) -> frozenset[str]:
+        """Digests of the models that it is about."""
+        return frozenset(d[algorithm] for d in self.subject.values() if algorithm in d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Explainer:
+    """What a certificate's field `explainer` holds."""
+
+    method: str
+    output: Literal["probability", "logit"]
+    options: dict[str, Any]
+    softmax: bool
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AsWritten:
+    """What a certificate holds as its file does."""
+
+    hardening: dict[str, Any]
+    utility: dict[str, float] | None
+    materials: dict[str, str]
+    native: dict[str, Any] | None
+    noise_stream: str | None = None
+    search: dict[str, Any] | None = None
+    subject_data: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate(_Read, _Explainer, _AsWritten):
     """What was audited, how, and what came out.
 
     Args:
@@ -84,27 +123,10 @@ class Certificate:
         statement: the in-toto statement itself.
     """
 
-    subject: Mapping[str, Mapping[str, str]]
-    method: str
-    output: Literal["probability", "logit"]
-    softmax: bool
-    options: Mapping[str, Any]
-    shape: tuple[int, ...] | None
-    hardening: Mapping[str, Any]
-    noise_stream: str | None
     judgement: Judgement
-    utility: Mapping[str, float] | None
-    materials: Mapping[str, str]
-    environment: Mapping[str, str]
-    notes: tuple[str, ...]
-    native: Mapping[str, Any] | None
     limits: tuple[tuple[str, str], ...]
     privacy: PrivacyStatement | None
     canaries: Finding | None
-    search: Mapping[str, Any] | None
-    subject_data: str | None
-    signature: Signature
-    statement: Mapping[str, Any]
 
     kind: ClassVar[str] = "by audit"
     """Attacks were run; what holds "by construction" is a `GuaranteeCertificate`."""
@@ -140,13 +162,9 @@ class Certificate:
                 " model, and so cannot be about this one; audit the model's file to certify it"
             )
 
-    def digests(self, algorithm: str) -> frozenset[str]:
-        """Digests of the audited models."""
-        return frozenset(d[algorithm] for d in self.subject.values() if algorithm in d)
 
-
-@dataclass(frozen=True)
-class GuaranteeCertificate:
+@dataclass(frozen=True, kw_only=True)
+class GuaranteeCertificate(_Read):
     """What is guaranteed by construction, about which model: another kind of certificate, without a verdict.
 
     Args:
@@ -159,19 +177,10 @@ class GuaranteeCertificate:
         statement: the in-toto statement itself.
     """
 
-    subject: Mapping[str, Mapping[str, str]]
     guarantee: Guarantee
     measured: Measured | None
-    environment: Mapping[str, str]
-    notes: tuple[str, ...]
-    signature: Signature
-    statement: Mapping[str, Any]
 
     kind: ClassVar[str] = "by construction"
-
-    def digests(self, algorithm: str) -> frozenset[str]:
-        """Digests of the explained model."""
-        return frozenset(d[algorithm] for d in self.subject.values() if algorithm in d)
 
 
 def load_certificate(path: str | Path, *, public_key: Key | None = None) -> Certificate:
@@ -235,34 +244,29 @@ class _Subject:
     digest: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _AuditPredicate:
+@dataclass(frozen=True, kw_only=True)
+class _Predicate:
     schema_version: int
-    verdict: str
-    explainer: dict[str, Any]
-    hardening: dict[str, Any]
-    audit: dict[str, Any]
-    utility: dict[str, float] | None
-    materials: dict[str, str]
     environment: dict[str, str]
     notes: tuple[str, ...]
-    native: dict[str, Any] | None
-    limits: tuple[dict[str, Any], ...]
     checksum: str
-    noise_stream: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AuditPredicate(_Predicate, _AsWritten):
+    verdict: str
+    explainer: dict[str, Any]
+    audit: dict[str, Any]
+    limits: tuple[_Limit, ...]
     privacy: Any = None
     canaries: Any = None
-    search: dict[str, Any] = field(default_factory=dict)
-    subject_data: str = ""
 
 
-@dataclass(frozen=True)
-class _Explainer:
-    method: str
-    output: Literal["probability", "logit"]
-    options: dict[str, Any]
-    softmax: bool
-    shape: tuple[int, ...] = ()
+@dataclass(frozen=True, kw_only=True)
+class _GuaranteePredicate(_Predicate):
+    kind: str
+    guarantee: dict[str, Any]
+    measured: Measured | None
 
 
 @dataclass(frozen=True)
@@ -282,17 +286,6 @@ class _Limit:
 class _Search:
     trials: int
     digest: str
-
-
-@dataclass(frozen=True)
-class _GuaranteePredicate:
-    schema_version: int
-    kind: str
-    guarantee: dict[str, Any]
-    measured: dict[str, Any] | None
-    environment: dict[str, str]
-    notes: tuple[str, ...]
-    checksum: str
 
 
 Predicate = TypeVar("Predicate", _AuditPredicate, _GuaranteePredicate)
@@ -338,6 +331,7 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
 
 def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     p, subject = _predicate_of(content, _AuditPredicate)
+    _refuse_null(content["predicate"], "predicate", except_for=("utility", "native"))
     judgement = recount(p.audit)
     privacy = _read_optional(content, "privacy", PrivacyStatement.from_dict)
     if judgement.implied is not None:
@@ -347,9 +341,10 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
     explainer = from_table(
         _Explainer, {"softmax": p.explainer.get("output") == "probability", **p.explainer}, "explainer"
     )
+    _refuse_null(p.explainer, "explainer")
     if explainer.output not in ("probability", "logit"):
         _refuse("explainer.output", "probability or logit", explainer.output)
-    if not all(side > 0 for side in explainer.shape):
+    if not all(side > 0 for side in explainer.shape or ()):
         _refuse("explainer.shape", "sizes from 1 on", explainer.shape)
     if p.materials.get(CONFIGURATION) != configuration_digest(p.explainer, p.hardening, p.audit["policy"]):
         raise CertificateError(f"materials: {CONFIGURATION!r} is not that of explainer, hardening and policy")
@@ -357,7 +352,6 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
         raise CertificateError(f"noise_stream: {p.noise_stream!r:.60} is named, and the hardening has no noise")
     if p.native is not None:
         from_table(_Native, p.native, "native")
-    limits = [from_table(_Limit, one, "limits") for one in p.limits]
     if "search" in content["predicate"]:
         search = from_table(_Search, p.search, "search")
         if search.trials < 1 or not re.fullmatch("[0-9a-f]{64}", search.digest):
@@ -365,26 +359,17 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
     if "subject_data" in content["predicate"] and p.subject_data not in SUBJECT_DATA:
         _refuse("subject_data", " or ".join(SUBJECT_DATA), p.subject_data)
     _check_checksum(content, p.checksum)
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in explainer.options.items()}
     return Certificate(
+        **{f.name: getattr(p, f.name) for f in fields(_AsWritten)},
+        **{**vars(explainer), "options": options},
         subject=subject,
-        method=explainer.method,
-        output=explainer.output,
-        softmax=explainer.softmax,
-        options={name: tuple(v) if isinstance(v, list) else v for name, v in explainer.options.items()},
-        shape=explainer.shape or None,
-        hardening=p.hardening,
-        noise_stream=p.noise_stream or None,
         judgement=judgement,
-        utility=None if p.utility is None else {name: float(value) for name, value in p.utility.items()},
-        materials=p.materials,
         environment=p.environment,
         notes=p.notes,
-        native=p.native,
-        limits=tuple((one.headline, one.says) for one in limits),
+        limits=tuple((one.headline, one.says) for one in p.limits),
         privacy=privacy,
         canaries=_read_optional(content, "canaries", _certifiable_finding),
-        search=p.search or None,
-        subject_data=p.subject_data or None,
         signature=signature,
         statement=content,
     )
@@ -393,13 +378,15 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
 def _read_guarantee(content: Mapping[str, Any], signature: Signature) -> GuaranteeCertificate:
     p, subject = _predicate_of(content, _GuaranteePredicate)
     guarantee = Guarantee.from_dict(p.guarantee)
-    measured = None if p.measured is None else Measured.from_dict(p.measured)
     if p.kind != guarantee.kind:
         _refuse("kind", guarantee.kind, p.kind)
     if len(subject) != 1:
         raise CertificateError(f"subject: expected the one model that is explained, got {len(subject)}")
     _check_checksum(content, p.checksum)
-    return GuaranteeCertificate(subject, guarantee, measured, p.environment, p.notes, signature, content)
+    return GuaranteeCertificate(
+        subject=subject, guarantee=guarantee, measured=p.measured, environment=p.environment, notes=p.notes,
+        signature=signature, statement=content,
+    )  # fmt: skip
 
 
 def _read_optional(content: Mapping[str, Any], name: str, read: Callable[[Any], Part]) -> Part | None:
@@ -415,6 +402,11 @@ def _certifiable_finding(content: Any) -> Finding:
     found = finding_of(content)
     check_certifiable(found)
     return found
+
+
+def _refuse_null(table: Mapping[str, Any], where: str, except_for: tuple[str, ...] = ()) -> None:
+    if nulls := [name for name, value in table.items() if value is None and name not in except_for]:
+        raise CertificateError(f"{where}: {nulls[0]} is null; leave it out")
 
 
 def _check_checksum(content: Mapping[str, Any], stated: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +69,9 @@ def statement(
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
-    Args:
-        subject: name -> {algorithm: hex digest} of each model that was audited, or of one endpoint's answers.
-        explainer: method, output and options; softmax, whether `Probability` was put over the model (missing: where the
-            output is the probability); and shape, a list, of one input (missing: not said).
-        hardening: `Hardening.to_dict()`; it carries no key.
-        noise_stream: how the noise of the hardening is made (`GaussianNoise.stream`); None: it has none.
-        audit: `AuditResult.to_dict()`.
-        utility: `Utility.to_dict()` or None.
-        materials: name -> digest of data, signals and recipe.
-        environment: `versions()`, and what else: seed, device.
-        notes: caveats a reader must know.
-        privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
-        canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
-        search: where a search chose the configuration: its `trials` and the `digest` of what it found.
-        native: `AuditResult.summary()` of the explanation without hardening, audited beside it; None: this is it.
-        limits: what the audit does not show, each a headline and a sentence.
-        subject_data: a name in `SUBJECT_DATA`, where the model was trained in two stages: whose membership was judged.
-            None: the model was trained once.
+    Arguments are what `read.Certificate` gives back, each as its `to_dict()` has it; `explainer` is method, output,
+    options and, where they are known, softmax and shape; `audit` is `AuditResult.to_dict()`, and `native` the
+    `summary()` of the explanation without hardening, audited beside it (None: this is it).
     """
     predicate: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -114,20 +100,13 @@ def guarantee_statement(
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The statement of what holds by construction, as plain JSON types.
-
-    Args:
-        subject: name -> digests of the explained model, with a `safexplainModelDigest`.
-        guarantee: see `Guarantee`.
-        measured: see `Measured`; None: nothing was.
-        environment: versions of safexplain and torch, and what else.
-        notes: caveats.
-    """
+    """The statement of what holds by construction, as plain JSON types; `read.GuaranteeCertificate` gives back what it
+    is made of."""
     predicate = {
         "schema_version": GUARANTEE_VERSION,
         "kind": guarantee.kind,
         "guarantee": guarantee.to_dict(),
-        "measured": None if measured is None else measured.to_dict(),
+        "measured": None if measured is None else asdict(measured),
         "environment": dict(environment),
         "notes": list(notes),
     }

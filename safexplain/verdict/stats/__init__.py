@@ -9,11 +9,10 @@ One orientation everywhere: a higher score says "member" (or "trained on D"), wh
 
 from safexplain.verdict.stats.lower_bounds import (
     bound_epsilon,
-    epsilon_ceiling,
     epsilon_from_errors,
     epsilon_lower_bound,
 )
-from safexplain.verdict.stats.one_run import one_run_ceiling, one_run_lower_bound
+from safexplain.verdict.stats.one_run import one_run_lower_bound
 from safexplain.verdict.stats.roc import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
 __all__ = [
@@ -21,10 +20,8 @@ __all__ = [
     "auc_interval",
     "bound_epsilon",
     "clopper_pearson",
-    "epsilon_ceiling",
     "epsilon_from_errors",
     "epsilon_lower_bound",
-    "one_run_ceiling",
     "one_run_lower_bound",
     "roc",
     "tpr_at_fpr",

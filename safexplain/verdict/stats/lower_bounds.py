@@ -10,7 +10,7 @@ the counted runs did not choose; the best of all thresholds on the same runs, as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Unpack
 
@@ -77,16 +77,6 @@ def epsilon_from_errors(
     return checked_method(method, delta, confidence).bound(errors, delta, family)
 
 
-def epsilon_ceiling(
-    negatives: int, positives: int, delta: float, method: BoundMethod = "pld", **claimed: Unpack[Claimed]
-) -> float:
-    """The bound of an attack without any error: the most that so many counted runs can show.
-
-    Arguments and errors are those of `epsilon_from_errors`, without the errors counted.
-    """
-    return epsilon_from_errors(0, negatives, 0, positives, delta, method, **claimed)
-
-
 def checked_method(name: str, delta: float, confidence: float) -> Method:
     """The method of this name.
 
@@ -106,45 +96,24 @@ def checked_method(name: str, delta: float, confidence: float) -> Method:
     return METHODS[name]
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """A lower bound on epsilon, and what it was counted from.
+@dataclass(frozen=True, kw_only=True)
+class LowerBound(ErrorCounts):
+    """A lower bound on epsilon, with the errors from which it was counted, and its confidence."""
 
-    Args:
-        method: how it was computed.
-        delta: of the epsilon.
-        confidence: that the mechanism's epsilon is not smaller.
-        threshold: runs whose scores reach it were taken for D.
-        false_positives: runs on D' taken for D, of the `negatives` that were counted.
-        negatives: counted runs on D'.
-        false_negatives: runs on D taken for D', of the `positives` that were counted.
-        positives: counted runs on D.
-        family: the mechanism that was claimed, but for its noise.
-    """
-
-    method: BoundMethod
-    delta: float
-    confidence: float
-    threshold: float
-    false_positives: int
-    negatives: int
-    false_negatives: int
-    positives: int
-    family: Family
+    method: BoundMethod  # how it was computed
+    delta: float  # of the epsilon
+    threshold: float  # runs whose scores reach it were taken for D
+    family: Family  # the mechanism that was claimed, but for its noise
 
     @cached_property
     def epsilon(self) -> float:
         """The bound, at least 0; infinite if no noise at all explains so few errors (method "pld")."""
-        return self._bound(self.false_positives, self.false_negatives)
+        return METHODS[self.method].bound(self, self.delta, self.family)
 
     @cached_property
     def ceiling(self) -> float:
         """What it would have been without any error; no attack can show more with so many runs."""
-        return self._bound(0, 0)
-
-    def _bound(self, false_positives: int, false_negatives: int) -> float:
-        errors = ErrorCounts(false_positives, self.negatives, false_negatives, self.positives, self.confidence)
-        return METHODS[self.method].bound(errors, self.delta, self.family)
+        return replace(self, false_positives=0, false_negatives=0).epsilon
 
     def __str__(self) -> str:
         return (

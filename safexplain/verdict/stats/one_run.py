@@ -61,16 +61,6 @@ def one_run_lower_bound(
     return smallest_refuted(family, delta, refutes)[0]
 
 
-def one_run_ceiling(
-    guesses: int, canaries: int, delta: float, method: OneRunMethod = "f-dp", **claimed: Unpack[Claimed]
-) -> float:
-    """The bound when all guesses are right: the most that so many guesses can show.
-
-    Arguments and errors are those of `one_run_lower_bound`, without the right guesses.
-    """
-    return one_run_lower_bound(guesses, guesses, canaries, delta, method, **claimed)
-
-
 def shows_more(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float, curve: TradeOff | None, risk: float
 ) -> bool:

@@ -41,14 +41,14 @@ def test_the_mechanism_of_a_head_is_audited_on_its_features_from_where_it_starts
     found = audit_training(tuned, "gradient", runs=600, cache=tmp_path)
     assert "linear head 5 - 2" in found.setting["network"]
     assert found.claim.mechanism == tuned.plan.phase()
-    assert found.epsilon_add_remove < found.epsilon_lower <= found.epsilon_substitute <= 12
+    assert found.claim.add_remove < found.epsilon_lower <= found.claim.substitute <= 12
 
 
 def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     tuned = tuner(network(), trainable="head")
     right = audit_training(tuned, runs=400)
     assert right.scenario == "crafted"
-    assert 0 < right.epsilon_lower <= right.epsilon_substitute
+    assert 0 < right.epsilon_lower <= right.claim.substitute
     arrays = OTHERS[0].numpy(), OTHERS[1].numpy()
     assert audit_training(tuned, "natural", runs=40, auxiliary=arrays).scenario == "natural"
     monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: torch.zeros_like(like))
@@ -106,7 +106,7 @@ def test_the_same_training_on_other_data_has_the_same_plan():
 def test_an_outlier_goes_through_the_tuners_own_code_and_a_poison_of_a_head_is_refused():
     tuned = tuner(network(), trainable="head")
     found = audit_training(tuned, "outlier", runs=40)
-    assert found.epsilon_lower <= found.epsilon_substitute
+    assert found.epsilon_lower <= found.claim.substitute
     assert found.setting["score"].endswith(" on D")
     for scenario in ("poison", "layers"):
         with pytest.raises(ConfigurationError, match="for a head expected gradient, crafted"):

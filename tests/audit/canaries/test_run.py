@@ -46,7 +46,7 @@ def test_every_scenario_gives_a_bound_that_a_right_training_keeps(scenario):
     found = run_canaries(setting(), scenario, runs=400, every=10)
     assert found.scenario == scenario
     assert [e.step for e in found.errors] == [10, 20]
-    assert 0 <= found.epsilon_lower <= found.epsilon_substitute
+    assert 0 <= found.epsilon_lower <= found.claim.substitute
     assert found.runs == 400
     assert found.errors[-1].positives == (200 if scenario in ("worst-case", "gradient") else 140)
     assert found.setting["records"] == 60
@@ -87,7 +87,7 @@ def test_one_run_with_many_canaries_gives_a_bound_too():
     big = replace(big, recipe=replace(big.recipe, lr=0.05))
     found = run_once(big, 500, seed=3)
     assert (found.runs, found.canaries, found.guesses) == (1, 500, 100)
-    assert 1.0 < found.epsilon_lower < found.epsilon_substitute
+    assert 1.0 < found.epsilon_lower < found.claim.substitute
     assert run_once(big, 500, seed=3, method="steinke").epsilon_lower < found.epsilon_lower
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert finding_of(content) == found

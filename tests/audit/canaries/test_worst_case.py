@@ -49,7 +49,7 @@ def test_the_log_likelihood_ratio_of_the_paper_rises_with_the_sum():
 def test_the_bound_is_between_the_two_epsilons_and_below_the_truth():
     scores = worst_case_scores(MECHANISM, 5000, rng=np.random.default_rng(1))
     found = judge(scores, Claim(MECHANISM, 1e-5), scenario="worst-case", threshold=0.0)
-    assert found.epsilon_add_remove < 7.5 < found.epsilon_lower < found.epsilon_substitute
+    assert found.claim.add_remove < 7.5 < found.epsilon_lower < found.claim.substitute
     noisier = worst_case_scores(Steps(2.5, 0.25, 500), 5000, rng=np.random.default_rng(1))
     assert judge(noisier, Claim(MECHANISM, 1e-5), scenario="S1", threshold=0.0).verdict == "violates the claim: a bug"
 

@@ -39,7 +39,7 @@ def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scen
     plan = plan_canaries(setting, [scenario], runs=60)
     real = run_canaries(setting, scenario, runs=60)
     assert plan.best_certifiable == real.ceiling
-    assert plan.limit == real.epsilon_substitute
+    assert plan.limit == real.claim.substitute
     assert plan.members + plan.non_members == real.errors[-1].positives + real.errors[-1].negatives
     assert plan.claim == "epsilon"
     if scenario != "worst-case":

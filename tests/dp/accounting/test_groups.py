@@ -13,7 +13,7 @@ from safexplain._privacy_loss.pairs import Pair, fixed_size_weights, poisson_wei
 from safexplain._privacy_loss.steps import _loss
 from safexplain.dp import Steps, composed, epsilons, noise_multiplier, steps_within
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.stats import epsilon_ceiling, epsilon_from_errors
+from safexplain.verdict.stats import epsilon_from_errors
 
 ORDERS = np.concatenate([-np.geomspace(4, 1e-3, 12), [0.0], np.geomspace(1e-3, 6, 14)])
 SETTINGS = [(0.25, 0.8, 2), (0.5, 2.0, 3), (0.01, 0.6, 4), (0.9, 5.0, 7)]
@@ -185,7 +185,8 @@ def test_a_lower_bound_on_a_group_is_on_the_epsilon_of_the_group():
     assert three == pytest.approx(one, rel=0.2)  # the same errors: another mechanism, nearly the same curve
     sigma = noise_multiplier(three, 0.25, 100, 1e-5, group=3)
     assert epsilons(sigma, 0.25, 100, 1e-5, group=3).substitute == pytest.approx(three, rel=1e-2)
-    assert epsilon_ceiling(1000, 1000, 1e-5, group=3) == epsilon_ceiling(1000, 1000, 1e-5)  # full batch: one Gaussian
+    none = (0, 1000, 0, 1000, 1e-5, "pld")
+    assert epsilon_from_errors(*none, group=3) == epsilon_from_errors(*none)  # full batch: one Gaussian
 
 
 @pytest.mark.parametrize("group", [0, -1, 1.5, True, "2", 10**9])

@@ -84,7 +84,7 @@ def test_a_promised_epsilon_goes_before_the_accounted_one():
 def test_without_a_mechanism_an_epsilon_is_audited_alone():
     claim = Claim(None, 1e-5, epsilon=2.0)
     found = result(0, claim=claim, method="clopper-pearson")
-    assert (found.epsilon_substitute, found.epsilon_add_remove) == (2.0, None)
+    assert (found.claim.substitute, found.claim.add_remove) == (2.0, None)
     assert found.verdict == "violates the claim: a bug"
     with pytest.raises(ConfigurationError, match=r"pld.*needs the mechanism"):
         result(0, claim=claim)
@@ -138,7 +138,7 @@ def test_a_result_survives_json_and_is_computed_again():
     found = result(185, setting={"name": "test"})
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert finding_of(content) == found
-    for name in ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict"):
+    for name in ("epsilon_lower", "confidence", "ceiling", "verdict"):
         assert content[name] == getattr(found, name)
     assert {"runs", "seconds_per_run"} <= content.keys()
 
@@ -254,7 +254,7 @@ def test_any_scores_of_one_run_are_judged():
     surest = np.abs(scores) >= np.sort(np.abs(scores))[-200]
     assert (found.canaries, found.guesses, found.runs) == (1000, 200, 1)
     assert found.correct == int(((scores > 0) == coins)[surest].sum())
-    assert found.epsilon_lower < found.epsilon_substitute
+    assert found.epsilon_lower < found.claim.substitute
     assert finding_of(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
     assert finding_of(found.to_dict()).scenario == "mislabelled"
 

@@ -177,7 +177,7 @@ def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said() -> Non
     assert "597 public inputs" in str(STUDENT)
     assert not any("may be asked" in line for line in PUBLIC.assumes)
     assert any("may be asked" in line for line in STUDENT.assumes)
-    with pytest.raises(InputError, match="guarantee lacks"):
+    with pytest.raises(ConfigurationError, match="guarantee lacks"):
         Guarantee.from_dict({})
 
 

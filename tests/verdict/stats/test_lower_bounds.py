@@ -15,7 +15,6 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import (
     bound_epsilon,
     clopper_pearson,
-    epsilon_ceiling,
     epsilon_from_errors,
     epsilon_lower_bound,
 )
@@ -265,7 +264,7 @@ def test_the_chosen_threshold_has_the_highest_bound_on_the_runs_that_choose(meth
 )
 def test_errors_never_raise_a_bound(method, first, second):
     bound = epsilon_from_errors(*first, *second, DELTA, method)
-    ceiling = epsilon_ceiling(first[1], second[1], DELTA, method)
+    ceiling = epsilon_from_errors(0, first[1], 0, second[1], DELTA, method)
     fewer = epsilon_from_errors(max(first[0] - 1, 0), first[1], *second, DELTA, method)
     assert 0 <= bound <= fewer + 1e-5
     assert fewer <= ceiling + 1e-5
@@ -273,13 +272,13 @@ def test_errors_never_raise_a_bound(method, first, second):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bound_prints_the_most_that_could_have_been_shown(method):
-    small, large = (epsilon_ceiling(n, n, DELTA, method) for n in (350, 3500))
+    small, large = (epsilon_from_errors(0, n, 0, n, DELTA, method) for n in (350, 3500))
     assert 0 < small < large
     found = bound_epsilon(np.ones(500), np.zeros(500), DELTA, method, seed=1)
     assert found.epsilon == found.ceiling == pytest.approx(small)
     assert f"at most {small:.2f} could be shown with 350 + 350 runs" in str(found)
     assert epsilon_from_errors(3, 350, 3, 350, DELTA, method) < small
-    stricter = epsilon_ceiling(350, 350, DELTA, method, confidence=0.99)
+    stricter = epsilon_from_errors(0, 350, 0, 350, DELTA, method, confidence=0.99)
     assert stricter < small
 
 

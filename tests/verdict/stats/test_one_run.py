@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.stats import clopper_pearson, one_run_ceiling, one_run_lower_bound
+from safexplain.verdict.stats import clopper_pearson, one_run_lower_bound
 from safexplain.verdict.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
@@ -150,9 +150,9 @@ def test_more_right_guesses_raise_the_bound_up_to_its_ceiling(method):
     found = [one_run_lower_bound(c, 60, 300, DELTA, method) for c in (0, 30, 40, 50, 59, 60)]
     assert found == sorted(found)
     assert found[1] == 0 < found[3]
-    assert found[-1] == one_run_ceiling(60, 300, DELTA, method)
-    assert one_run_ceiling(20, 300, DELTA, method) < found[-1]
-    assert one_run_ceiling(60, 300, DELTA, method, confidence=0.99) < found[-1]
+    assert found[-1] == one_run_lower_bound(60, 60, 300, DELTA, method)
+    assert one_run_lower_bound(20, 20, 300, DELTA, method) < found[-1]
+    assert one_run_lower_bound(60, 60, 300, DELTA, method, confidence=0.99) < found[-1]
 
 
 def test_the_mechanism_that_is_claimed_matters_to_its_family_only():
@@ -182,6 +182,6 @@ def test_one_run_that_makes_no_sense_is_refused(arguments, message):
 
 def test_confidence_and_claim_of_one_run_are_checked():
     with pytest.raises(InputError, match="confidence"):
-        one_run_ceiling(5, 10, DELTA, confidence=0.0)
+        one_run_lower_bound(5, 5, 10, DELTA, confidence=0.0)
     with pytest.raises(ConfigurationError):
-        one_run_ceiling(5, 10, DELTA, sample_rate=0.0)
+        one_run_lower_bound(5, 5, 10, DELTA, sample_rate=0.0)

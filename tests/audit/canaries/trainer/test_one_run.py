@@ -70,7 +70,7 @@ def test_a_function_is_called_once_and_its_records_are_canaries_by_the_flip_of_a
     found = CanaryProbe(trainer(calls=calls), (X, Y), claim=CLAIM).run_once(250)
     assert calls == [300]
     assert (found.runs, found.canaries, found.guesses, found.scenario) == (1, 250, 50, "mislabelled")
-    assert found.epsilon_lower <= found.epsilon_substitute
+    assert found.epsilon_lower <= found.claim.substitute
     again = CanaryProbe(trainer(), (X, Y), claim=CLAIM).run_once(250)
     assert again.correct == found.correct
 

@@ -135,7 +135,7 @@ batch_norm, group_norm = cnn(lambda: nn.BatchNorm2d(3), True), cnn(lambda: nn.Gr
 def test_what_a_training_computes_from_its_records_shows_an_outlier_in_seconds(train):
     found = CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=60).run(silent)
     assert found.verdict == BUG
-    assert found.epsilon_lower > 2 * found.epsilon_substitute
+    assert found.epsilon_lower > 2 * found.claim.substitute
     assert found.setting["score"].split(",")[0] in OUTLIER_SCORES
 
 
@@ -229,7 +229,7 @@ def test_a_poison_stands_in_several_places_and_is_judged_at_the_epsilon_of_so_ma
     assert (y != y_prime).nonzero().flatten().tolist() == sorted(rows)
     assert len(x[rows].unique(dim=0)) == len(y[rows].unique()) == len(y_prime[rows].unique()) == 1
     assert found.claim.group == 3
-    assert found.epsilon_substitute == CLAIM.of_group(3).substitute > 2 * CLAIM.substitute
+    assert found.claim.substitute == CLAIM.of_group(3).substitute > 2 * CLAIM.substitute
     for wrong in ({"records": 1}, {"records": 2, "scenario": "mislabelled"}):
         with pytest.raises(ConfigurationError, match="records"):
             CanaryProbe(train, data(), claim=CLAIM, **{"scenario": "poison", **wrong})
@@ -237,7 +237,7 @@ def test_a_poison_stands_in_several_places_and_is_judged_at_the_epsilon_of_so_ma
 
 def test_a_poison_of_a_right_training_keeps_within_the_epsilon_of_the_group_but_not_of_one():
     found = CanaryProbe(right, data(), claim=CLAIM, scenario="poison", records=6, runs=300).run(silent)
-    assert CLAIM.substitute < found.epsilon_lower <= found.epsilon_substitute
+    assert CLAIM.substitute < found.epsilon_lower <= found.claim.substitute
 
 
 def test_several_scores_of_ones_own_are_chosen_from():
@@ -309,7 +309,7 @@ def test_clipping_that_does_not_hold_for_all_layers_together_shows(bug):
 @pytest.mark.slow
 def test_a_right_loop_is_not_accused_by_the_layers():
     found = CanaryProbe(opacus(""), data(), claim=CLAIM, scenario="layers", runs=200).run(silent)
-    assert found.epsilon_lower <= found.epsilon_substitute
+    assert found.epsilon_lower <= found.claim.substitute
 
 
 def test_a_canary_in_the_layers_is_kept_with_its_runs(tmp_path):
