@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from safexplain.verdict.policy import Claim, Policy
@@ -22,24 +22,16 @@ class Evidence:
 
     Counts are of independent units (see `thresholds.weights_of`): whole numbers where every example is one.
 
-    Args:
-        attack, signal: which attack on what.
-        role: what it reads: the explanation, the label, the loss, or two of these.
-        level: how often the attacker asked about each example.
-        found: members above the rank of the policy's false-positive rate: the estimate.
-        upper_bound_count: members above the threshold of the upper bound (see `thresholds`).
-        lower_bound_count: members above that of the lower bound, which is higher.
-        pair: counted on the same examples against the baseline; None: this is the baseline, or there is none.
     """
 
     attack: str
     signal: str
-    role: Role
-    level: int
-    found: float
-    upper_bound_count: float
-    lower_bound_count: float
-    pair: PairedCounts | None = None
+    role: Role  # what it reads: the explanation, the label, the loss, or two of these
+    level: int  # how often the attacker asked about each example
+    found: float  # members above the rank of the policy's false-positive rate: the estimate
+    upper_bound_count: float  # members above the threshold of the upper bound (see `thresholds`)
+    lower_bound_count: float  # members above that of the lower bound, which is higher
+    pair: PairedCounts | None = None  # against the baseline; None: this is the baseline, or there is none
 
     @property
     def is_baseline(self) -> bool:
@@ -48,7 +40,7 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        pair = None if self.pair is None else self.pair.to_dict()
+        pair = None if self.pair is None else asdict(self.pair)
         return {f.name: getattr(self, f.name) for f in fields(Evidence)} | {"pair": pair}
 
 
@@ -68,24 +60,12 @@ was found stands."""
 
 @dataclass(frozen=True)
 class Control:
-    """One check that members and non-members differ by nothing but training, or that the attacks are strong enough.
+    """One check that members and non-members differ by nothing but training, or that the attacks are strong enough."""
 
-    Args:
-        name: blind baseline, null model, shuffled membership, references, recipe, accuracy or other source.
-        failed: it found what must not be there; None: it could not be run.
-        says: what was found, or why it was not run, in a sentence.
-        numbers: behind it.
-    """
-
-    name: str
-    failed: bool | None
-    says: str
-    numbers: dict[str, float]
-
-    @property
-    def spares_leaks(self) -> bool:
-        """Whether a leak is a leak although it failed: it says that attacks were weak, not that they were fooled."""
-        return self.name in STRENGTH
+    name: str  # blind baseline, null model, shuffled membership, references, recipe, accuracy or other source
+    failed: bool | None  # it found what must not be there; None: it could not be run
+    says: str  # what was found, or why it was not run, in a sentence
+    numbers: dict[str, float]  # behind it
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:

@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 from safexplain._privacy_loss import Adjacency
 from safexplain._validate import check_follows
 from safexplain.errors import InputError
-from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
 
 __all__ = ["Implied", "RocBound", "tpr_bound"]
@@ -112,11 +111,6 @@ class Implied:
         bound, least = RocBound.of(statement), float(tpr_bound(fpr, epsilon, delta))
         tpr = min(float(bound(fpr)), least)
         return cls(epsilon, delta, float(fpr), least, tpr, bound.auc, statement.pretrained, statement.seeded)
-
-    def satisfies(self, policy: Policy, limit: float) -> bool:
-        """Whether no attacker can violate the policy: labels alone may find no member at all, so what explanations add
-        is at most all that is found."""
-        return math.isclose(self.fpr, policy.fpr) and self.tpr <= limit
 
     @property
     def sentence(self) -> str:

@@ -22,6 +22,7 @@ each attack's curve and rates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -32,6 +33,7 @@ from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import (
     EXIT_CODES,
     ROLES,
+    STRENGTH,
     Control,
     Evidence,
     Verdict,
@@ -67,6 +69,13 @@ Reason = Literal[
     "too wide",
 ]
 """Why nothing is decided, or, all but the first and the last, why nothing may be certified (`words.reasons`)."""
+
+
+WRITTEN = (
+    *("verdict", "claim", "limit", "bound", "could_certify", "levels", "split", "uses", "forced", "members"),
+    *("non_members", "grouped", "references", "target", "targets"),
+)
+"""What is written as it is, of a judgement and what follows from it."""
 
 
 def main_of(policy: Policy) -> str:
@@ -151,18 +160,13 @@ class Judgement:
     # ------------------------------------------------------------------------------------ what is judged
 
     @property
-    def baseline_name(self) -> str:
-        """The attack on what is released anyway."""
-        return baseline_name(self.policy)
-
-    @property
     def anyway(self) -> str:
         """What is released whether or not there are explanations: labels or predictions."""
         return "labels" if self.policy.release == "explanation" else "predictions"
 
     def baseline(self, level: int) -> Evidence | None:
         """What the labels (or predictions) of the same queries tell."""
-        return next((e for e in self.evidence if e.attack == self.baseline_name and e.level == level), None)
+        return next((e for e in self.evidence if e.attack == baseline_name(self.policy) and e.level == level), None)
 
     @cached_property
     def claim(self) -> Claim:
@@ -172,7 +176,7 @@ class Judgement:
     @cached_property
     def compared(self) -> bool:
         """Whether what is judged is compared with labels (or predictions) of the same queries."""
-        return self.policy.claim != "whole" and any(e.attack == self.baseline_name for e in self.evidence)
+        return self.policy.claim != "whole" and any(e.attack == baseline_name(self.policy) for e in self.evidence)
 
     @property
     def limit(self) -> float:
@@ -256,19 +260,10 @@ class Judgement:
     @cached_property
     def beyond(self) -> tuple[Evidence, ...]:
         """Attacks that were run and not judged, whose lower bound is above the limit; the clearest first."""
-        found: list[tuple[float, int, Evidence]] = []
-        for e in self.evidence:
-            bounds = None if self.is_judged(e) else self.claimed(e)
-            if bounds is not None and bounds[0] > self.limit:
-                found.append((-bounds[0], len(found), e))
-        return tuple(e for *_, e in sorted(found))
+        others = [(bounds[0], e) for e in self.evidence if not self.is_judged(e) and (bounds := self.claimed(e))]
+        return tuple(e for low, e in sorted(others, key=lambda one: -one[0]) if low > self.limit)
 
     # ------------------------------------------------------------------------------------ verdict
-
-    @property
-    def reused(self) -> bool:
-        """Whether the examples were used for another configuration's verdict before, and that was not overruled."""
-        return self.uses is not None and self.uses > 1 and not self.forced
 
     @property
     def failed(self) -> tuple[Control, ...]:
@@ -288,7 +283,8 @@ class Judgement:
         i = self.implied
         if i is None or self.quick or self._unlike or self.split != "certification" or self.contradiction:
             return False
-        return i.satisfies(self.policy, self.limit)
+        # labels alone may find no member at all, so what explanations add is at most all that is found
+        return math.isclose(i.fpr, self.policy.fpr) and i.tpr <= self.limit
 
     @property
     def basis(self) -> str:
@@ -298,7 +294,7 @@ class Judgement:
     @property
     def _unlike(self) -> bool:
         """Whether a control found that members differ from non-members, not only that the attacks may be weak."""
-        return any(not c.spares_leaks for c in self.failed)
+        return any(c.name not in STRENGTH for c in self.failed)
 
     @cached_property
     def own_verdict(self) -> Verdict:
@@ -340,7 +336,7 @@ class Judgement:
             "suite incomplete": bool(self.omitted),
             "few references": self.references < self.policy.references,
             "uses not counted": self.uses is None and not self.policy.uncounted,
-            "used before": self.reused,
+            "used before": self.uses is not None and self.uses > 1 and not self.forced,
         }
         return tuple(reason for reason, holds in found.items() if holds)
 
@@ -390,7 +386,7 @@ class Judgement:
         among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged) or list(self.evidence)
 
         def key(e: Evidence) -> tuple[float, float]:
-            low, high = self.decisive[code(e)] if code(e) in self.decisive else self.bounds(e)
+            low, high = self.decisive.get(code(e)) or self.bounds(e)
             return max(low - self.limit, 0.0), high
 
         return max(among, key=key)
@@ -407,45 +403,33 @@ class Judgement:
         return [self._level(level) for level in self.policy.patience]
 
     def _level(self, level: int) -> dict[str, Any]:
-        base = self.baseline(level)
-        rows = [e for e in self.judged if e.level == level]
-        added = [(b, code(e)) for e in rows if (b := self.added(e)) is not None]
-        whole = [(self.bounds(e), code(e)) for e in rows]
+        rows, base, labels = [e for e in self.judged if e.level == level], self.baseline(level), None
 
-        def worst(bounds: list[tuple[tuple[float, float], str]]) -> dict[str, Any] | None:
+        def worst(bounds: dict[str, tuple[float, float]]) -> dict[str, Any] | None:
             if not bounds:
                 return None
-            low, high = max(b[0] for b, _ in bounds), max(b[1] for b, _ in bounds)
-            return {"low": low, "high": high, "attack": max(bounds, key=lambda one: one[0][1])[1]}
+            lows, highs = zip(*bounds.values(), strict=True)
+            return {"low": max(lows), "high": max(highs), "attack": max(bounds, key=lambda name: bounds[name][1])}
 
-        labels = None
         if base is not None:
             low, high = self.bounds(base)
             labels = {"tpr": base.found / self.members, "low": low, "high": high}
-        return {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
+        added = worst({code(e): bounds for e in rows if (bounds := self.added(e)) is not None})
+        return {
+            "patience": level,
+            "labels": labels,
+            "added": added,
+            "whole": worst({code(e): self.bounds(e) for e in rows}),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types without words; `from_dict` reads the counts and computes everything else again."""
         return {
-            "verdict": self.verdict,
+            **{name: getattr(self, name) for name in WRITTEN},
             "policy": self.policy.to_dict(),
-            "claim": self.claim,
-            "limit": self.limit,
-            "bound": self.bound,
-            "levels": self.levels,
-            "split": self.split,
-            "uses": self.uses,
-            "forced": self.forced,
-            "members": self.members,
-            "non_members": self.non_members,
-            "grouped": self.grouped,
-            "references": self.references,
             "omitted": list(self.omitted),
-            "target": self.target,
-            "targets": self.targets,
             "evidence": [self._evidence(e) for e in self.evidence],
             "controls": [asdict(c) for c in self.controls],
-            "could_certify": self.could_certify,
             "needed": None if self.needed is None else asdict(self.needed),
             "others": [o.to_dict() for o in self.others],
             **({"quick": True} if self.quick else {}),

@@ -139,11 +139,6 @@ class Policy:
         """What bounds are compared with: `max_tpr`, or the tolerated excess."""
         return self.max_tpr if self.claim == "whole" else self.tolerated_excess
 
-    @property
-    def limit_name(self) -> str:
-        """Which argument the limit is: `max_tpr` or `max_excess`."""
-        return "max_tpr" if self.claim == "whole" else "max_excess"
-
     def patient(self, *, noise: bool) -> Policy:
         """The same, with `AVERAGING` queries too where the release has noise and the patience is the default."""
         if noise and self.patience == PATIENCE:

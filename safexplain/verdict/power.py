@@ -105,12 +105,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Needed:
-    """A sample that would probably decide.
-
-    Args:
-        members, non_members: in the certification split.
-        verdict: what it would probably be, if what was found is what is true.
-    """
+    """A sample (in the certification split) that would probably decide, and how, if what was found is what is true."""
 
     members: int
     non_members: int
@@ -123,16 +118,7 @@ def needed(found: Sequence[Found], limit: float, risk: float, members: int, non_
     Distances of bounds fall with the square root of the size; those of rare events fall faster, so that fewer examples
     may do. One attack that proves a leak with a probability of 90 % is enough, a certificate needs each of them below
     the limit with that probability. What an attack finds less than the baseline counts as nothing.
-
-    Args:
-        found: by each judged attack.
-        limit: what bounds are compared with.
-        risk: of each upper bound.
-        members: units that were scored.
-        non_members: units that were scored.
-
-    Returns:
-        None if no sample of up to 1,000 times the present size would.
+    `risk` is that of each upper bound. None if no sample of up to 1,000 times the present size would.
     """
     leaks, passes = [], []
     for one in found:

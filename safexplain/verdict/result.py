@@ -55,10 +55,7 @@ class AttackResult(Evidence):
         """Its curve and rates as plain JSON types."""
         low, high = auc_interval(self.curve)
         return {
-            "attack": self.attack,
-            "signal": self.signal,
-            "role": self.role,
-            "level": self.level,
+            **{name: getattr(self, name) for name in ("attack", "signal", "role", "level")},
             "auc": self.auc,
             "auc_low": low,
             "auc_high": high,
@@ -108,16 +105,6 @@ class AuditResult(Judgement):
     def sentence(self) -> str:
         """The verdict in one sentence."""
         return words.sentence(self)
-
-    @property
-    def says(self) -> tuple[str, ...]:
-        """What the sentence leaves open, in two or three short ones."""
-        return words.says(self)
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """What else a reader must know."""
-        return words.details(self)
 
     def __str__(self) -> str:
         return words.text(self)

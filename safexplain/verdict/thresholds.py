@@ -38,6 +38,7 @@ from scipy import stats as distributions
 
 from safexplain.errors import InputError
 from safexplain.verdict.stats import clopper_pearson
+from safexplain.verdict.stats.roc import checked
 
 
 @lru_cache(maxsize=1024)
@@ -81,13 +82,7 @@ def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0
     Raises:
         InputError: shapes differ, NaN scores, or one of the two groups is empty.
     """
-    s, m = np.asarray(scores, dtype=np.float64), np.asarray(member)
-    if s.ndim != 1 or s.shape != m.shape or m.dtype != np.bool_:
-        raise InputError(f"expected scores (n,) and bool membership (n,), got {s.shape} and {m.dtype} {m.shape}")
-    if np.isnan(s).any():
-        raise InputError(f"{int(np.isnan(s).sum())} of {s.size} scores are NaN; an attack must score every example")
-    if m.all() or not m.any():
-        raise InputError(f"need members and non-members, got {int(m.sum())} and {int((~m).sum())}")
+    s, m = checked(scores, member)
     return m[by_score(s, seed)]
 
 
@@ -152,8 +147,5 @@ def upper_bound(found: float, members: int, risk: float) -> float:
 
 
 def lower_bound(found: float, members: int, risk: float) -> float:
-    """One-sided Clopper-Pearson limit: the true rate is below it with a probability of at most `risk`.
-
-    Members found are counted in units, so that it need not be a whole number (see the module).
-    """
+    """The same, with the true rate below it."""
     return clopper_pearson(found, members, 1 - 2 * risk)[0]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, code, split_level
+from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
 from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
 
 ATTACK_NAMES = {
@@ -199,7 +199,7 @@ def _needed(j: Judgement) -> tuple[str, ...]:
     wide = [one for one in undecided if "too wide" in one.own_reasons]
     if j.verdict != "inconclusive" or j.split != "certification" or not wide or any(o.failed for o in undecided):
         return ()
-    at = f"{j.policy.limit_name if j.claim == j.policy.claim else 'max_tpr'} = {j.limit:.3g}"
+    at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
     sizes = [one.needed for one in wide]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
@@ -233,7 +233,7 @@ def details(j: Judgement) -> tuple[str, ...]:
         )
     if j.policy.claim == "excess" and not j.compared:
         why = f"There are no {j.anyway} to compare with"
-        if j.baseline_name in j.omitted:
+        if baseline_name(j.policy) in j.omitted:
             why = f"The attack on the {j.anyway} alone was not run"
         found.append(f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more.")
     for one in [one for one in (j, *j.others) if one.beyond][:1]:
@@ -409,17 +409,16 @@ def level_rows(j: Judgement) -> list[LevelRow]:
     rows = []
     for line in j.levels:
         judged = [e for e in j.judged if e.level == line["patience"]]
-        labels, added, whole = line["labels"], line["added"], line["whole"]
-        most = max((j.excess(e) for e in judged if e.pair is not None), default=0.0)
-        found = max((e.found / j.members for e in judged), default=0.0)
-        rows.append(
-            LevelRow(
-                line["patience"],
-                None if labels is None else Figure(labels["tpr"], labels["low"], labels["high"]),
-                None if added is None else Figure(most, added["low"], added["high"], signed=True),
-                None if whole is None else Figure(found, whole["low"], whole["high"]),
-            )
-        )
+        values = {
+            "labels": line["labels"]["tpr"] if line["labels"] else 0.0,
+            "added": max((j.excess(e) for e in judged if e.pair is not None), default=0.0),
+            "whole": max((e.found / j.members for e in judged), default=0.0),
+        }
+        figures = {
+            name: Figure(value, line[name]["low"], line[name]["high"], signed=name == "added") if line[name] else None
+            for name, value in values.items()
+        }
+        rows.append(LevelRow(line["patience"], **figures))
     return rows
 
 
@@ -491,13 +490,7 @@ BY_GUARANTEE = (
 
 
 def limits(j: Judgement, *, keyed: bool = False, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
-    """(headline, sentence) for each limit of this audit.
-
-    Args:
-        j: of the audited configuration.
-        keyed: whether the release has noise with a key: the attacker's reference models answered with another one.
-        endpoint: whether a service was asked, whose model was not seen.
-    """
+    """(headline, sentence) for each limit of an audit: of a release whose noise has a key, or of an endpoint."""
     finds = "finds" if j.claim == "whole" else "adds"
     empirical = (
         "These attacks, not every attack.",
@@ -551,7 +544,7 @@ def _compared(j: Judgement) -> tuple[str, str]:
             f"The signals hold no {anyway} of the same queries, or too few models, so what explanations add to them"
             f" could not be judged; an attacker who also sees the {anyway} may find more.",
         )
-    found = [(e.found / j.members, e.level) for e in j.evidence if e.attack == j.baseline_name]
+    found = [(e.found / j.members, e.level) for e in j.evidence if e.attack == baseline_name(j.policy)]
     text = f"The verdict is about what explanations add. What the {anyway} reveal by themselves is released anyway"
     if found:
         rate, level = max(found)

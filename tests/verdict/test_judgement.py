@@ -516,6 +516,6 @@ def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_quer
         assert re.search(r"\. [A-Z]", j.sentence) is None
         level = "up to 200 times" if j.verdict == "certified" else words.times(j.strongest.level)
         assert j.verdict == "inconclusive" or f": asking {level}, " in j.sentence
-        assert len(j.says) <= 3
-        assert all(len(text.split()) <= 30 for text in (*j.says[:1], *j.says[2:])), j.says
+        assert len(words.says(j)) <= 3
+        assert all(len(text.split()) <= 30 for text in (*words.says(j)[:1], *words.says(j)[2:])), words.says(j)
         assert j.to_dict()["sentence"] == j.sentence

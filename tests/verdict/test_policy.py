@@ -88,8 +88,7 @@ def test_looks_share_the_risk_and_together_take_no_more_than_all_of_it():
 
 
 def test_the_limit_is_the_argument_that_the_claim_names():
-    for claim in ("whole", "excess"):
-        named = Policy(claim=claim).limit_name
+    for claim, named in (("whole", "max_tpr"), ("excess", "max_excess")):
         assert Policy(claim=claim, **{named: 0.04}).limit == 0.04
 
 

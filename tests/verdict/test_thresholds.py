@@ -140,8 +140,8 @@ def test_infinite_scores_are_ranked_and_nan_is_refused():
         ranked(np.array([np.nan, 0.0, 1.0, 2.0]), member)
     with pytest.raises(InputError, match="expected scores"):
         ranked(np.zeros(3), member)
-    with pytest.raises(InputError, match="expected scores"):
-        ranked(np.zeros(4), member.astype(int))
+    with pytest.raises(InputError, match="bool or 0/1"):
+        ranked(np.zeros(4), member.astype(int) + 1)
     with pytest.raises(InputError, match="need members and non-members, got 4 and 0"):
         ranked(np.zeros(4), np.ones(4, dtype=bool))
 

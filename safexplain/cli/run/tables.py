@@ -80,12 +80,12 @@ def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iter
 def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
     """The verdict in one sentence, what it leaves open in three, then tables, details and controls."""
     console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
-    console.print(" ".join(result.says), highlight=False, markup=False)
+    console.print(" ".join(words.says(result)), highlight=False, markup=False)
     for table in (*tables, *([target_table(result)] if result.others else []), level_table(result)):
         console.print()
         console.print(table)
     console.print()
-    for text in result.details:
+    for text in words.details(result):
         console.print(text, highlight=False, markup=False)
     console.print(controls_line(result), style="dim", highlight=False, markup=False)
 

@@ -53,6 +53,12 @@ FREE = ("clopper-pearson", "steinke")
 """Bounds that take nothing of the mechanism as given."""
 
 
+_STATED = (
+    *("epsilon_lower", "confidence", "ceiling", "verdict", "power", "runs", "seconds_per_run", "keeps_claim"),
+    *("sentence", "seconds", "scenario", "method"),
+)
+
+
 class Finding(ABC):
     """A lower bound on epsilon under substitution, beside what was claimed: a `CanaryResult` or a `OneRunResult`."""
 
@@ -167,21 +173,9 @@ class Finding(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: what outside scripts read, with what it was computed from."""
-        content = {
-            "epsilon_lower": self.epsilon_lower,
-            "confidence": self.confidence,
+        content = {name: getattr(self, name) for name in _STATED} | {
             "epsilon_add_remove": _finite(self.claim.add_remove),
             "epsilon_substitute": _finite(self.claim.substitute),
-            "ceiling": self.ceiling,
-            "verdict": self.verdict,
-            "power": self.power,
-            "runs": self.runs,
-            "seconds_per_run": self.seconds_per_run,
-            "keeps_claim": self.keeps_claim,
-            "sentence": self.sentence,
-            "seconds": self.seconds,
-            "scenario": self.scenario,
-            "method": self.method,
             "claim": self.claim.to_dict(),
         }
         counts = {k: v for k, v in asdict(self).items() if k not in {*content, "setting"}}  # type: ignore[call-overload]

@@ -167,7 +167,7 @@ class CanaryResult(Finding):
         if excess is None:
             return 0.0
         counts = [round(times * n) for n in (at.false_positives, at.negatives, at.false_negatives, at.positives)]
-        errors = ErrorCounts(*counts, confidence=self.confidence)
+        errors = ErrorCounts(counts[0], counts[1], counts[2], counts[3], self.confidence)
         fixed = at.negatives + at.positives == self.runs
         return many_runs_power(errors, self.method, excess, fixed=fixed)
 
@@ -365,10 +365,11 @@ def decisive(findings: Sequence[Found]) -> Found:
     return max(findings, key=rank)
 
 
-def check_certifiable(found: Finding) -> None:
-    """Raise InputError if the finding leaves open whether the claim is kept: a certificate would pass on nothing."""
+def check_certifiable(found: Finding) -> Finding:
+    """The finding; InputError if it leaves open whether the claim is kept: a certificate would pass on nothing."""
     if found.keeps_claim is None:
         raise InputError(f"the canaries are inconclusive and say nothing for a certificate: {found}")
+    return found
 
 
 def finding_of(content: Any) -> Finding:

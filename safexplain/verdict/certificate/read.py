@@ -167,14 +167,8 @@ class Certificate(_Read, _Explainer, _AsWritten):
 class GuaranteeCertificate(_Read):
     """What is guaranteed by construction, about which model: another kind of certificate, without a verdict.
 
-    Args:
-        subject: name -> {algorithm: hex digest} of the explained model.
-        guarantee: its words and the digests of the explaining models.
-        measured: agreement and faithfulness, or None.
-        environment: versions and date.
-        notes: caveats.
-        signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
-        statement: the in-toto statement itself.
+    `guarantee` has its words and the digests of the explaining models, `measured` their agreement and faithfulness, or
+    is None; the other fields are those of `Certificate`.
     """
 
     guarantee: Guarantee
@@ -369,7 +363,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
         notes=p.notes,
         limits=tuple((one.headline, one.says) for one in p.limits),
         privacy=privacy,
-        canaries=_read_optional(content, "canaries", _certifiable_finding),
+        canaries=_read_optional(content, "canaries", lambda found: check_certifiable(finding_of(found))),
         signature=signature,
         statement=content,
     )
@@ -395,13 +389,6 @@ def _read_optional(content: Mapping[str, Any], name: str, read: Callable[[Any], 
         return read(content["predicate"][name]) if name in content["predicate"] else None
     except InputError as error:
         raise CertificateError(f"{name}: {error}") from None
-
-
-def _certifiable_finding(content: Any) -> Finding:
-    """What canaries found, unless it leaves open whether the claim is kept."""
-    found = finding_of(content)
-    check_certifiable(found)
-    return found
 
 
 def _refuse_null(table: Mapping[str, Any], where: str, except_for: tuple[str, ...] = ()) -> None:

@@ -84,7 +84,7 @@ def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> 
     for signature in content["signatures"]:
         try:
             public.verify(_decoded(signature["sig"], where), signed)
-        except library.InvalidSignature:
+        except library.errors.InvalidSignature:
             continue
         return
     raise CertificateError(f"{where} was not signed with the private key of {_name(public_key)}, or was changed since")
@@ -103,12 +103,15 @@ def _read_key(library: SimpleNamespace, key: Key, kind: str) -> Any:
     """The ed25519 key in a PEM file or in its bytes, `kind` being "private" or "public"."""
     pem = key if isinstance(key, bytes) else read_limited(key, f"{kind} key")
     try:
-        found = library.load_private(pem, password=None) if kind == "private" else library.load_public(pem)
-    except (ValueError, TypeError, library.UnsupportedAlgorithm) as error:
+        if kind == "private":
+            found, expected = library.pem.load_pem_private_key(pem, password=None), library.ed25519.Ed25519PrivateKey
+        else:
+            found, expected = library.pem.load_pem_public_key(pem), library.ed25519.Ed25519PublicKey
+    except (ValueError, TypeError, library.errors.UnsupportedAlgorithm) as error:
         raise InputError(
             f"the {kind} key {_name(key)} cannot be used ({_first_line(error)}); expected {_EXPECTED[kind]}"
         ) from None
-    if not isinstance(found, library.keys[kind]):
+    if not isinstance(found, expected):
         raise InputError(f"the {kind} key {_name(key)} is not ed25519, but {type(found).__name__}")
     return found
 
@@ -123,21 +126,14 @@ def _first_line(error: Exception) -> str:
 
 def _library(purpose: str) -> SimpleNamespace:
     try:
-        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from cryptography import exceptions
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
         from securesystemslib.dsse import Envelope
         from securesystemslib.signer import CryptoSigner
     except ImportError as error:
         raise MissingExtraError(
             f'{purpose} needs securesystemslib and cryptography ({error}): pip install "safexplain[sign]"'
         ) from None
-    return SimpleNamespace(
-        CryptoSigner=CryptoSigner,
-        Envelope=Envelope,
-        InvalidSignature=InvalidSignature,
-        UnsupportedAlgorithm=UnsupportedAlgorithm,
-        keys={"private": Ed25519PrivateKey, "public": Ed25519PublicKey},
-        load_private=load_pem_private_key,
-        load_public=load_pem_public_key,
-    )
+    parts = {"ed25519": ed25519, "errors": exceptions, "pem": serialization}
+    return SimpleNamespace(Envelope=Envelope, CryptoSigner=CryptoSigner, **parts)

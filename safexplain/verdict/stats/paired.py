@@ -36,7 +36,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,10 +67,6 @@ class PairedCounts:
     non_member_missed: float
     attack_window: tuple[float, ...]  # members that the attack finds above each of the ranks `window_ranks`
     baseline_window: tuple[float, ...]  # those that the baseline finds
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
         """Raise `InputError` unless the counts can be of so many members and non-members at this rate."""

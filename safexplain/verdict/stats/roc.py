@@ -150,7 +150,7 @@ def roc(scores: ArrayLike, membership: ArrayLike) -> RocCurve:
     Raises:
         InputError: shapes differ, NaN scores, or one of the two groups is empty.
     """
-    s, member = _checked(scores, membership)
+    s, member = checked(scores, membership)
     order = np.argsort(-s, kind="stable")
     s, member = s[order], member[order]
     last_of_ties = np.append(s[1:] != s[:-1], True)
@@ -230,7 +230,8 @@ def _weighted_variance(values: NDArray[np.float64], counts: NDArray[np.int64]) -
     return float((counts * (values - mean) ** 2).sum() / (total - 1))
 
 
-def _checked(scores: ArrayLike, membership: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def checked(scores: ArrayLike, membership: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(n,) scores and membership; InputError: shapes differ, NaN scores, or one of the two groups is empty."""
     s, member = np.asarray(scores, dtype=np.float64), np.asarray(membership)
     if s.ndim != 1 or s.shape != member.shape:
         raise InputError(f"expected scores and membership of one shape (n,), got {s.shape} and {member.shape}")

@@ -7,7 +7,7 @@ import pytest
 
 from safexplain.audit import Signals
 from safexplain.audit.controls.strength import _compared, _map_ratio, _normal_scores, recipe_fit, reference_coverage
-from safexplain.verdict.evidence import Control
+from safexplain.verdict.evidence import STRENGTH, Control
 
 
 def world(
@@ -288,7 +288,7 @@ def test_what_cannot_be_compared_is_said():
     assert looked_at(world(n=30)).failed is None
     constant = Signals(world().membership, {"l1": np.ones((17, 1000))}, meta={"targets": [0]})
     assert looked_at(constant).failed is None
-    assert looked_at(world(share=0.5, effect=2.0)).spares_leaks
+    assert looked_at(world(share=0.5, effect=2.0)).name in STRENGTH
 
 
 # ------------------------------------------------------------------------------------------------------- coverage

@@ -31,6 +31,7 @@ from safexplain.audit.report.tables import Scale, attack_tables, level_table, ta
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness
+from safexplain.verdict import words as phrases
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.release import as_written, in_words
@@ -681,7 +682,7 @@ def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None
     assert open_.verdict == "inconclusive"
     assert open_.needed is not None
     text = text_of(open_)
-    assert open_.says[2] in text
+    assert phrases.says(open_)[2] in text
     assert f"{open_.could_certify:.1%}" in text.partition("At best certifiable")[2][:10]
     assert "The interval is too wide to decide." in text
     certain = text_of(sure)

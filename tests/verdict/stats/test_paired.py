@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -104,7 +104,7 @@ def test_pairs_are_counted_as_by_hand(seed, fpr, grouped):
     assert found.baseline_window == pytest.approx(windows[1])
     units = [round(weights[side].sum()) for side in (member, ~member)]
     found.check(*units, fpr)
-    assert from_table(PairedCounts, found.to_dict(), "pair") == found
+    assert from_table(PairedCounts, asdict(found), "pair") == found
 
 
 def test_groups_of_one_change_no_count():
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused():
         good.check(100, 300, 0.05)
     for value in ("1", None, True):
         with pytest.raises(ConfigurationError, match="only must be a number"):
-            from_table(PairedCounts, {**good.to_dict(), "only": value}, "pair")
+            from_table(PairedCounts, {**asdict(good), "only": value}, "pair")
     for value in (float("nan"), -1):
         with pytest.raises(InputError, match="impossible"):
             replace(good, only=value).check(300, 300, 0.05)
