@@ -72,9 +72,9 @@ Reason = Literal[
 
 
 WRITTEN = (
-    *("verdict", "claim", "limit", "bound", "could_certify", "levels", "split", "uses", "forced", "members"),
-    *("non_members", "grouped", "references", "target", "targets"),
-)
+    "verdict", "claim", "limit", "bound", "could_certify", "levels", "split", "uses", "forced", "members",
+    "non_members", "grouped", "references", "target", "targets",
+)  # fmt: skip
 """What is written as it is, of a judgement and what follows from it."""
 
 

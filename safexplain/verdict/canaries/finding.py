@@ -54,9 +54,9 @@ FREE = ("clopper-pearson", "steinke")
 
 
 _STATED = (
-    *("epsilon_lower", "confidence", "ceiling", "verdict", "power", "runs", "seconds_per_run", "keeps_claim"),
-    *("sentence", "seconds", "scenario", "method"),
-)
+    "epsilon_lower", "confidence", "ceiling", "verdict", "power", "runs", "seconds_per_run", "keeps_claim",
+    "sentence", "seconds", "scenario", "method",
+)  # fmt: skip
 
 
 class Finding(ABC):
@@ -70,15 +70,19 @@ class Finding(ABC):
     seconds: float
     setting: Mapping[str, Any]
 
-    @property
-    @abstractmethod
+    @cached_property
     def epsilon_lower(self) -> float:
-        """What epsilon under substitution is at least, for the released model."""
+        """What epsilon under substitution is at least, for the released model; at most 500, which promises nothing."""
+        return self._bound(without_errors=False)
 
-    @property
-    @abstractmethod
+    @cached_property
     def ceiling(self) -> float:
         """The bound if the adversary had made no error: more could not have been shown with these runs."""
+        return self._bound(without_errors=True)
+
+    @abstractmethod
+    def _bound(self, *, without_errors: bool) -> float:
+        """The bound, or what it would be with these runs and no error."""
 
     @abstractmethod
     def _power_of(self, times: float) -> float:

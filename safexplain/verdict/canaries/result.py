@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -146,15 +145,9 @@ class CanaryResult(Finding):
         if not self.errors or self.runs < max(at.negatives + at.positives for at in self.errors):
             raise InputError(f"expected errors at one step or more, of at most the {self.runs} runs; got {self.errors}")
 
-    @cached_property
-    def epsilon_lower(self) -> float:
-        """Of the released model: what epsilon under substitution is at least."""
-        return self.lower(self.errors[-1])
-
-    @cached_property
-    def ceiling(self) -> float:
-        """The bound if the counted runs had been told apart without an error: more could not have been shown."""
-        return self.lower(replace(self.errors[-1], false_positives=0, false_negatives=0))
+    def _bound(self, *, without_errors: bool) -> float:
+        at = self.errors[-1]
+        return self.lower(replace(at, false_positives=0, false_negatives=0) if without_errors else at)
 
     def lower(self, at: Errors) -> float:
         """The lower bound at one audited step; at most 500, which promises nothing."""
@@ -206,17 +199,8 @@ class OneRunResult(Finding):
                 f" {self.correct} of {self.guesses} of {self.canaries}, {self.runs} runs"
             )
 
-    @cached_property
-    def epsilon_lower(self) -> float:
-        """What epsilon under substitution is at least."""
-        return self._lower(self.correct)
-
-    @cached_property
-    def ceiling(self) -> float:
-        """The bound if all guesses had been right."""
-        return self._lower(self.guesses)
-
-    def _lower(self, correct: int) -> float:
+    def _bound(self, *, without_errors: bool) -> float:
+        correct = self.guesses if without_errors else self.correct
         family = {"confidence": self.confidence, **self.claim.sampled()}
         counts = (correct, self.guesses, self.canaries)
         return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **family), VACUOUS)
