@@ -101,7 +101,7 @@ from safexplain.audit.canaries import audit_training
 
 canaries = audit_training(tuner, scenario="gradient", runs=2000)
 print(f"at least {canaries.epsilon_lower:.1f} was shown")
-print(f"claimed: {canaries.epsilon_substitute:.1f} (substituted), {canaries.epsilon_add_remove:.1f} (added or removed)")
+print(f"claimed: {canaries.claim.substitute:.1f} (substituted), {canaries.claim.add_remove:.1f} (added or removed)")
 print("a bug was found:", canaries.verdict.startswith("violates the claim"))
 
 # %% [markdown]

@@ -22,6 +22,7 @@ from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.audit.controls.holdout_uses import Uses
 from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict import words
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.result import SHOWN_FPRS
 from safexplain.verdict.stats import auc_interval
@@ -163,7 +164,7 @@ def test_predictions_without_explanations_are_judged_by_themselves(labelled):
     assert result.judged == result.attacks
     assert {a.role for a in result.attacks} == ({"loss", "label"} if labelled else {"loss"})
     assert result.omitted == ()
-    assert "sees the prediction alone" in result.says[1]
+    assert "sees the prediction alone" in words.says(result)[1]
     assert "explanation" not in str(result)
     calm = certify(predictions(labelled=labelled, examples=1000), EXCESS)
     assert calm.verdict == "certified"
@@ -261,9 +262,9 @@ def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certif
     assert result.needed.members > result.members
     assert result.could_certify > LOOSE.max_tpr
     assert re.fullmatch(
-        "About [0-9,]+ examples, [0-9,]+ of them members, would probably be enough to certify .*", result.says[2]
+        "About [0-9,]+ examples, [0-9,]+ of them members, would probably be enough to certify .*", words.says(result)[2]
     )
-    assert result.says[2].endswith(" max_tpr = 0.15.")
+    assert words.says(result)[2].endswith(" max_tpr = 0.15.")
     more = certify(synthetic(examples=2 * (result.needed.members + result.needed.non_members)), LOOSE)
     assert more.verdict == "certified"
 
@@ -441,7 +442,7 @@ def test_examples_that_nobody_can_recognise_certify_nothing_unless_the_policy_sa
     assert certify(recognised(calm), COUNTED).verdict == "certified"
     allowed = certify(calm, replace(COUNTED, uncounted=True))
     assert (allowed.uses, allowed.verdict) == (None, "certified")
-    assert allowed.details[-1].endswith("How many configurations were judged on these examples was not counted.")
+    assert words.details(allowed)[-1].endswith("How many configurations were judged on these examples was not counted.")
     assert certify(synthetic(leak=3.0), COUNTED).verdict == "leak"
 
 
