@@ -28,8 +28,7 @@ AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve an
 def app() -> typer.Typer:
     """All commands."""
     from safexplain.cli.audit import attack_command, audit_command, demo_command, tune_command
-    from safexplain.cli.canaries import canaries_command
-    from safexplain.cli.certificates import sign_command, verify_command
+    from safexplain.cli.commands import canaries_command, sign_command, verify_command
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
 

@@ -191,6 +191,29 @@ class CanaryOptions:
     quiet: Quiet = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of `safexplain verify`."""
+
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, signed or not.")]
+    model: Annotated[
+        Path | None, option("FILE", "Model file to deploy; required for the certificate of a model's audit.")
+    ] = None
+    public_key: Annotated[
+        Path | None, option("FILE", "Public key (ed25519, PEM) with which the certificate must be signed.")
+    ] = None
+    any_verdict: Annotated[
+        bool, option("", "Accept the verdicts leak and inconclusive as well.", None, "--any-verdict")
+    ] = False
+    any_version: Annotated[
+        bool,
+        option(
+            "", "Accept a certificate that the versions installed here would refuse to serve.", None, "--any-version"
+        ),
+    ] = False
+    json_: Json = False
+
+
 def asks(command: Callable[..., int]) -> Callable[..., int]:
     """`command(given, **own)` as the command line takes it: each field of the options class of `given`, and each of
     its own, is an option."""
