@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import typer
 
+from safexplain._progress import spoken
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
 from safexplain.audit.report.outcome import AuditRun
-from safexplain.cli.run.planned import spoken
 from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval
 
