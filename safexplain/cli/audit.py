@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from safexplain.cli.console import (
+from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
+from safexplain.cli.options import (
     DATA,
     EXPLANATION,
     MODEL,
     POLICY,
     REFERENCES,
     RUN,
+    Attacks,
     Device,
     Json,
+    MaxTpr,
+    Options,
+    PolicyFile,
+    PolicyFpr,
     Quiet,
     Resume,
     RunDir,
     Seed,
-    choose_folder,
-    device_of,
-    make_folder,
+    asks,
     option,
-    resumable,
+    policy_of,
 )
-from safexplain.cli.options import Attacks, MaxTpr, Options, PolicyFile, PolicyFpr, asks, policy_of
 from safexplain.errors import ConfigurationError
 
-__all__ = ["attack_command", "audit_command", "demo_command", "tune_command"]
+if TYPE_CHECKING:
+    from safexplain.audit.certify import SplitName
 
 SEARCH = "Search"
 """Heading of the options of a search."""
@@ -147,13 +151,7 @@ def attack_command(
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
     with shown(quiet) as progress:
-        result = certify(
-            loaded,
-            judged_by,
-            split="selection" if split == "selection" else "certification",
-            seed=seed,
-            progress=progress,
-        )
+        result = certify(loaded, judged_by, split=cast("SplitName", split), seed=seed, progress=progress)
     return show_attacks(result, json_, quiet)
 
 

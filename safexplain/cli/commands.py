@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from safexplain.cli.console import option
-from safexplain.cli.options import CanaryOptions, VerifyOptions, asks
+from safexplain.cli.options import CanaryOptions, VerifyOptions, asks, option
 
 
 @asks

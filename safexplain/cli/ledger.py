@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from safexplain.cli.console import Json, option
+from safexplain.cli.options import Json, option
 from safexplain.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The options of `canaries` and those that `audit` and `tune` have in common, and how a command takes them all at once.
+"""What an option is, those that commands have in common, and how a command takes all of a class at once.
 
 Nothing here imports PyTorch; `cli.run.question` reads what the options name.
 """
@@ -14,27 +14,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safexplain.cli.console import (
-    DATA,
-    EXPLANATION,
-    MODEL,
-    POLICY,
-    REFERENCES,
-    RUN,
-    Device,
-    Json,
-    Plan_,
-    Quiet,
-    Resume,
-    RunDir,
-    Seed,
-    option,
-)
 from safexplain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from safexplain.verdict.policy import Policy
 
+MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
+REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
+"""Headings under which `--help` groups options."""
+
+
+def option(metavar: str, says: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """An option as `--help` shows it: `metavar` stands for its value ("" for a switch), `panel` is its heading, `names`
+    are as it is typed (none: the parameter's name), and `more` goes to `typer.Option`."""
+    return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
+
+
+Json = Annotated[bool, option("", "Print one JSON object.", RUN, "--json")]
+Quiet = Annotated[bool, option("", "Print only the verdict: no progress, no tables.", RUN, "--quiet", "-q")]
+Seed = Annotated[int, option("N", "Seed of all random numbers.", RUN, min=0)]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.", RUN)]
+RunDir = Annotated[Path | None, option("FOLDER", "Folder for the results.  \\[default: safexplain-runs/TIME]", RUN)]
+Plan_ = Annotated[bool, option("", "Estimate cost and best possible verdict; run nothing.", RUN, "--plan")]
+Resume = Annotated[bool, option("", "Continue the run in --run-dir, keeping finished models.", RUN, "--resume")]
 Arch = Annotated[
     str | None,
     option("NETWORK", "timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.", MODEL),

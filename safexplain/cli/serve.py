@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of, option
-from safexplain.cli.options import Arch, TrustPickle, TrustType, asks
+from safexplain.cli.console import device_of
+from safexplain.cli.options import EXPLANATION, MODEL, RUN, Arch, Device, TrustPickle, TrustType, asks, option
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 
 LIMITS = "Limits"

@@ -38,11 +38,11 @@ class TrainingFunction:
     name: str  # as in the recipe
     train: Callable[..., Any] = field(repr=False)
 
-    def fit(self, x: Any, y: Any, generator: torch.Generator) -> Any:
-        """What the function returns, or InputError if it fails."""
+    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
+        """A model trained on (x, y), without what Opacus wrapped it in, or InputError."""
         try:
             with current_directory_importable():
-                return self.train(x, y, generator)
+                model = self.train(x, y, generator)
         except SafexplainError:
             raise
         except Exception as error:  # any error of a stranger's code
@@ -50,10 +50,6 @@ class TrainingFunction:
                 f"function {self.name} failed on {len(y):,} examples of shape {tuple(x.shape[1:])}:"
                 f" {type(error).__name__}: {one_line(error)}"
             ) from error
-
-    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-        """A model trained on (x, y), without what Opacus wrapped it in, or InputError."""
-        model = self.fit(x, y, generator)
         if callable(plain := getattr(model, "to_standard_module", None)):
             model = plain()
         if not isinstance(model, nn.Module):
