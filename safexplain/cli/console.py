@@ -57,11 +57,7 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet created.
-
-    Raises:
-        InputError: it holds files and `resume` is False, or `resume` without a directory.
-    """
+    """The run directory, not yet created; InputError if it holds files and `resume` is False, or is missing."""
     if run_dir is None:
         if resume:
             raise InputError("--resume: expected --run-dir with the directory of the run to continue, got none")

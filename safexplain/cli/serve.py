@@ -8,12 +8,12 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from safexplain.cli.console import device_of
-from safexplain.cli.options import EXPLANATION, MODEL, RUN, Arch, Device, TrustPickle, TrustType, asks, option
+from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, asks, option
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 
 LIMITS = "Limits"
@@ -31,58 +31,34 @@ NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audi
 class ServeOptions:
     """The options of `safexplain serve`; those of `Service.load` are named as there."""
 
-    model: Annotated[
-        Path,
-        option(
-            "FILE", "torch.export file, state_dict with --arch, transformers folder, or classifier of tables.", MODEL
-        ),
-    ]
-    certificate: Annotated[
-        Path | None,
-        option("FILE", "Certificate of the model; optional only with --uncertified and --explainer.", MODEL),
-    ] = None
-    public_key: Annotated[
-        Path | None, option("FILE", "Public key (ed25519, PEM) with which the certificate must be signed.", MODEL)
-    ] = None
-    arch: Arch = None
-    trust_pickle: TrustPickle = False
-    trust_types: TrustType = None
-    columns: Annotated[
-        Path | None, option("FILE", "columns.json of the audit, for a classifier of texts or missing values.", MODEL)
-    ] = None
-    input_range: Annotated[str | None, option("LOW:HIGH", "Smallest and largest value of an input.", MODEL)] = None
-    name: Annotated[str, option("NAME", "Name of the model in URLs.", MODEL)] = "model"
-    key: Annotated[
-        Path | None, option("FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file")
-    ] = None
-    probabilities: Annotated[
-        bool,
-        option("", "Return class probabilities too, if the certificate covers them.", EXPLANATION, "--probabilities"),
-    ] = False
-    uncertified: Annotated[
-        bool, option("", "Serve without a certificate; every answer says so.", EXPLANATION, "--uncertified")
-    ] = False
-    explainer: Annotated[str | None, option("NAME", "Explanation method, with --uncertified.", EXPLANATION)] = None
-    hardening: Annotated[
-        Path | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
-    ] = None
-    ledger: Annotated[
-        str, option("URL", "Ledger that counts questions: sqlite:///file.db or postgresql://...", LIMITS)
-    ] = "sqlite:///safexplain-ledger.db"
-    questions: Annotated[int, option("N", "Distinct questions of a client in a period.", LIMITS, min=1)] = 1000
-    looks: Annotated[int, option("N", "Near-duplicates of one question, itself included.", LIMITS, min=1)] = 5
-    period: Annotated[str, option("NAME", "day, week, month or lifetime.", LIMITS)] = "day"
-    public: Annotated[
-        Path | None,
-        option("PATH", "Public rows, to tell near-duplicates from new questions.", LIMITS, "--public-data"),
-    ] = None
-    cache: Annotated[str | None, option("URL", "redis://..., so that workers share answers.", LIMITS)] = None
-    host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)] = "127.0.0.1"
-    port: Annotated[int, option("N", "Port to listen on.", RUN, min=0, max=65535)] = 8000
-    workers: Annotated[int, option("N", "Number of processes.", RUN, min=1)] = 1
-    watch: Annotated[float, option("SECONDS", "How often to check for changed files and reload.", RUN, min=0)] = 5.0
-    audit_log: Annotated[Path | None, option("FILE", "Log of who asked when.  \\[default: stderr]", RUN)] = None
-    device: Device = "cpu"
+    model: Path = option(..., "FILE", "Model file or folder, as `audit` takes it.", MODEL)
+    certificate: Path | None = option(None, "FILE", "Certificate; optional with --uncertified and --explainer.", MODEL)
+    public_key: Path | None = option(None, "FILE", "Public key (ed25519, PEM) that the signature must match.", MODEL)
+    arch: str | None = ARCH
+    trust_pickle: bool = TRUST_PICKLE
+    trust_types: list[str] | None = TRUST_TYPE
+    columns: Path | None = option(None, "FILE", "columns.json of the audit, for texts or missing values.", MODEL)
+    input_range: str | None = option(None, "LOW:HIGH", "Smallest and largest value of an input.", MODEL)
+    name: str = option("model", "NAME", "Name of the model in URLs.", MODEL)
+    key: Path | None = option(None, "FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file")
+    probabilities: bool = option(False, "", "Return class probabilities, too.", EXPLANATION, "--probabilities")
+    uncertified: bool = option(False, "", "Serve uncertified; answers say so.", EXPLANATION, "--uncertified")
+    explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
+    hardening: Path | None = option(None, "FILE", "JSON, with --uncertified.  \\[default: recommended]", EXPLANATION)
+    ledger: str = option(
+        "sqlite:///safexplain-ledger.db", "URL", "Ledger of questions: sqlite:///... or postgresql://...", LIMITS
+    )
+    questions: int = option(1000, "N", "Distinct questions of a client in a period.", LIMITS, min=1)
+    looks: int = option(5, "N", "Near-duplicates of one question, itself included.", LIMITS, min=1)
+    period: str = option("day", "NAME", "day, week, month or lifetime.", LIMITS)
+    public: Path | None = option(None, "PATH", "Public rows, to recognise near-duplicates.", LIMITS, "--public-data")
+    cache: str | None = option(None, "URL", "redis://..., so that workers share answers.", LIMITS)
+    host: str = option("127.0.0.1", "ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)
+    port: int = option(8000, "N", "Port to listen on.", RUN, min=0, max=65535)
+    workers: int = option(1, "N", "Number of processes.", RUN, min=1)
+    watch: float = option(5.0, "SECONDS", "How often to check for changed files and reload.", RUN, min=0)
+    audit_log: Path | None = option(None, "FILE", "Log of who asked when.  \\[default: stderr]", RUN)
+    device: str = ON_CPU
 
     def settings(self) -> str:
         """The arguments of `Service.load`, as JSON."""

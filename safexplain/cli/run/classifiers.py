@@ -97,11 +97,7 @@ class Tabular:
         return notes
 
     def training(self, file: RecipeFile) -> EstimatorTraining | TrainingFunction:
-        """How reference models are trained: with the classifier's own hyper-parameters, or as a recipe says.
-
-        Raises:
-            InputError, ConfigurationError: the recipe names what there is not.
-        """
+        """How reference models are trained: with the classifier's own hyper-parameters, or as a recipe says."""
         found, columns = self.found, self.read.columns
         labels = None if are_places(found.classes) else found.classes
         if (function := file.function()) is not None:

@@ -174,11 +174,7 @@ class Begun:
         return self.two.how if self.two is not None and self.two.trains else None
 
     def ready(self, **changes: Any) -> Question:
-        """The question, some of it changed: the directory is made, and models of two stages are trained.
-
-        Raises:
-            InputError: the directory cannot be written, or a training fails.
-        """
+        """The question, some of it changed: the directory is made, and models of two stages are trained."""
         make_folder(self.folder)
         tabular, service = self.found.tabular, self.asked.service
         if tabular is not None and tabular.read.columns is not None:
@@ -197,11 +193,7 @@ class Begun:
 @contextmanager
 def begun(asked: Asked, kept: str = "finished models") -> Iterator[Begun]:
     """The run of what was asked, once all of it is read and checked; `kept` is what an interruption leaves in its
-    directory, in words.
-
-    Raises:
-        SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
-    """
+    directory, in words."""
     given = asked.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
@@ -297,7 +289,7 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
     tabular, names = found.tabular, given.explainer or ("IG" if found.tabular is None else found.tabular.default[0])
     rows = None if asked.public is None else load_inputs(asked.public)
     rows, columns = (rows, None) if tabular is None else (tabular.read.public, tabular.read.columns)
-    explainers, arguments = explainers_of(names, given.option or [], rows, found.data.feature_names, columns)
+    explainers, arguments = explainers_of(names, given.options or [], rows, found.data.feature_names, columns)
     if tabular is not None:
         tabular.check(explainers)
     question = Question(
@@ -389,12 +381,7 @@ def explainers_of(
     columns: Columns | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Hardened classes from the command line's words, those of rows with what they are made with: public rows (n, d),
-    names of features, categories, and the options that are the constructor's. And the other options, for their calls.
-
-    Raises:
-        ConfigurationError: an unknown method, an option that is not NAME=VALUE, or public rows that are missing or of
-            no use.
-    """
+    names of features, categories, and the options that are the constructor's. And the options of calls."""
     listed = [name.strip() for name in names.split(",") if name.strip()] or [""]
     values: dict[str, dict[str, Any]] = {name: {} for name in listed}
     for text in options:
@@ -442,11 +429,7 @@ def explainers_of(
 
 
 def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search.
-
-    Raises:
-        ConfigurationError: none of these.
-    """
+    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search."""
     named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()

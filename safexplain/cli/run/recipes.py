@@ -92,11 +92,7 @@ class RecipeFile:
         return "recipe" if self.path is None else f"recipe {self.path}"
 
     def function(self) -> TrainingFunction | None:
-        """The function that it names instead of all else, found from the current directory.
-
-        Raises:
-            InputError, ConfigurationError: it says more, or the function cannot be called with three arguments.
-        """
+        """The function that it names instead of all else, found from the current directory."""
         if (name := self.values.get("function")) is None:
             return None
         if others := sorted(self.values.keys() - {"function", "examples"}):
@@ -117,11 +113,7 @@ class RecipeFile:
 
     def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
         """How a network was trained. With the `pool` of a pre-training, membership in that is audited; `seed` is for a
-        recipe that is not given, and a `statement` fills `[dp]`.
-
-        Raises:
-            InputError, ConfigurationError: the file, its function or a training as in the statement cannot be used.
-        """
+        recipe that is not given, and a `statement` fills `[dp]`."""
         if (function := self.function()) is not None:
             if pool is not None:
                 raise ConfigurationError(

@@ -36,12 +36,7 @@ KEPT = "finished models and trials"
 
 
 def run_tune(given: Options, trials: int, public: Path | None) -> int:
-    """Search, audit the chosen release, print both, and return the exit code.
-
-    Raises:
-        SafexplainError: something cannot be read, or does not fit the rest.
-        Interrupted: after what was found is shown.
-    """
+    """Search, audit the chosen release, print both, and return the exit code."""
     with begun(Asked(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
@@ -58,12 +53,7 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
 
 
 def public_models(path: Path, question: Question) -> list[nn.Module]:
-    """Models trained on public examples by the recipe of the search.
-
-    Raises:
-        InputError: they cannot be read, have another shape, or are in the data of the search; or no model can be
-            trained.
-    """
+    """Models trained on public examples by the recipe of the search."""
     x, y, _ = load_records(path)
     population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
     if build is None:

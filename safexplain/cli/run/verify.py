@@ -37,11 +37,7 @@ BY_CONSTRUCTION = "by construction: no attack was run; it rests on the assumptio
 
 
 def verify(given: VerifyOptions) -> int:
-    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction.
-
-    Raises:
-        InputError: a file cannot be read, or the model's is missing.
-    """
+    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
     try:
         lines, content = _check_certificate(given)
     except CertificateError as error:
@@ -91,12 +87,7 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
 
 
 def sign(certificate: Path, key: Path, out: Path | None) -> int:
-    """Check a certificate and put it into a signed envelope (DSSE).
-
-    Raises:
-        CertificateError: it is signed already, or not intact.
-        InputError: a file cannot be read.
-    """
+    """Check a certificate and put it into a signed envelope (DSSE)."""
     found = load_any(certificate)
     if found.signature != "none":
         raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
