@@ -62,7 +62,9 @@ def audit_command(
         None, "PATH", "Public rows, for explainers that need them, as LimeTabular.", EXPLANATION
     ),
     quick: bool = option(False, "", "A first look in two minutes, which decides nothing.", RUN, "--quick"),
-    scored: int | None = option(None, "N", "Examples to score.  \\[default: by the policy]", REFERENCES, min=2),
+    scored: int | None = option(
+        None, "N", "Examples to score.  \\[default: as many as the policy needs]", REFERENCES, min=2
+    ),
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
     from safexplain.audit.endpoint.payload import Payload
