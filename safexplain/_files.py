@@ -236,7 +236,7 @@ class ArrayFile:
             InputError: as `header`; they are damaged, or do not fit into this machine's memory.
         """
         claimed = sum(math.prod(shape) * dtype.itemsize for dtype, shape in map(self.header, names))
-        if claimed > (memory := _memory()):
+        if claimed > (memory := machine_memory()):
             raise InputError(f"{self.where} holds {claimed >> 20:,} MiB of arrays, this machine {memory >> 20:,} MiB")
         return {name: self._read(name) for name in names}
 
@@ -323,12 +323,14 @@ class ArrayFile:
         raise InputError(f"{self.where} is not a readable .npz of plain arrays ({why}); save it again") from None
 
 
-def _memory() -> int:
-    """Bytes of this machine's memory, or a bound that no file reaches where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 62
+def machine_memory() -> int:
+    """Bytes of memory that this machine, or this container, has; a bound that no file reaches where neither tells."""
+    found = 1 << 62
+    with suppress(AttributeError, ValueError, OSError):
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(ValueError, OSError):
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found
 
 
 def read_arrays(path: str | Path, *names: str) -> dict[str, NDArray[Any]]:

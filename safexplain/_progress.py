@@ -79,11 +79,11 @@ class Shown:
         text += f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
         text += f"{own}, {f'{stage.share:.0%}' if stage.total else 'done'}"
         unfinished = stage.share < 1
-        text += f" after {_spoken(now - stage.began)}" if left is None or not unfinished else f", {_spoken(left)} left"
+        text += f" after {spoken(now - stage.began)}" if left is None or not unfinished else f", {spoken(left)} left"
         if name in self._plan and left is not None and not again:
             shares = {self._planned(s.name): s.share for s in self._stages.values()}
             later = sum(seconds * (1 - shares.get(p, 0.0)) for p, seconds in self._plan.items() if p != name)
-            text += f"; {_spoken(left + later)} in all" if left + later else ""
+            text += f"; {spoken(left + later)} in all" if left + later else ""
         return f"{text} ({stage.note})" if stage.note else text
 
     def _planned(self, name: str) -> str:
@@ -163,12 +163,13 @@ class _Lines(Shown):
         self._written = now
         if stage is not None:
             stage.written = now
-        text = f"at work for {_spoken(now - self._began)}" if stage is None else self.text(stage, now)
+        text = f"at work for {spoken(now - self._began)}" if stage is None else self.text(stage, now)
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
 
-def _spoken(seconds: float) -> str:
+def spoken(seconds: float) -> str:
+    """In the unit that suits."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

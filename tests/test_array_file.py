@@ -239,7 +239,7 @@ def test_no_change_of_a_byte_gives_anything_but_the_arrays_or_one_error(data):
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_read(monkeypatch, with_bomb):
-    monkeypatch.setattr("safexplain._files._memory", lambda: 100 << 20)
+    monkeypatch.setattr("safexplain._files.machine_memory", lambda: 100 << 20)
     with pytest.raises(InputError, match="holds 256 MiB of arrays, this machine 100 MiB"), ArrayFile(with_bomb) as file:
         file.read("bomb")
 

@@ -27,9 +27,7 @@ AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve an
 
 def app() -> typer.Typer:
     """All commands."""
-    from safexplain.cli.audit import attack_command, audit_command, demo_command, tune_command
-    from safexplain.cli.canaries import canaries_command
-    from safexplain.cli.certificates import sign_command, verify_command
+    from safexplain.cli import audit
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
 
@@ -41,14 +39,14 @@ def app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_version)
-    made.command("demo", rich_help_panel=AUDITS)(demo_command)
-    made.command("audit", rich_help_panel=AUDITS, epilog=EXIT_CODES)(audit_command)
-    made.command("attack", rich_help_panel=AUDITS)(attack_command)
-    made.command("tune", rich_help_panel=AUDITS)(tune_command)
-    made.command("canaries", rich_help_panel=TRAINING)(canaries_command)
+    made.command("demo", rich_help_panel=AUDITS)(audit.demo_command)
+    made.command("audit", rich_help_panel=AUDITS, epilog=EXIT_CODES)(audit.audit_command)
+    made.command("attack", rich_help_panel=AUDITS)(audit.attack_command)
+    made.command("tune", rich_help_panel=AUDITS)(audit.tune_command)
+    made.command("canaries", rich_help_panel=TRAINING)(audit.canaries_command)
     made.command("serve", rich_help_panel=RELEASE)(serve_command)
-    made.command("verify", rich_help_panel=RELEASE)(verify_command)
-    made.command("sign", rich_help_panel=RELEASE)(sign_command)
+    made.command("verify", rich_help_panel=RELEASE)(audit.verify_command)
+    made.command("sign", rich_help_panel=RELEASE)(audit.sign_command)
     made.add_typer(ledger_app, name="ledger", rich_help_panel=RELEASE)
     return made
 

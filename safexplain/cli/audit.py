@@ -1,36 +1,47 @@
-"""`safexplain audit`, `tune`, `attack` and `demo`: what is released is attacked and judged."""
+"""Commands that judge: `audit`, `tune`, `attack` and `demo` what is released, `canaries` a training; and `verify` and
+`sign`, what a deployment asks of a certificate.
+
+Exit codes of verify: 0 intact, of this very file, certified (or by construction), and served by the versions installed
+here; 1 anything else that is wrong with the certificate, the model or the versions, in one line; 2 wrong usage.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from safexplain.cli.console import (
+from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
+from safexplain.cli.options import (
+    ATTACKS,
     DATA,
     EXPLANATION,
+    JSON,
+    MAX_TPR,
     MODEL,
+    ON_CPU,
     POLICY,
+    POLICY_FILE,
+    POLICY_FPR,
+    QUIET,
     REFERENCES,
+    RESUME,
     RUN,
-    Device,
-    Json,
-    Quiet,
-    Resume,
-    RunDir,
-    Seed,
-    choose_folder,
-    device_of,
-    make_folder,
+    RUN_DIR,
+    SEED,
+    CanaryOptions,
+    Options,
+    VerifyOptions,
+    asks,
     option,
-    resumable,
+    policy_of,
 )
-from safexplain.cli.options import Attacks, MaxTpr, Options, PolicyFile, PolicyFpr, asks, policy_of
 from safexplain.errors import ConfigurationError
 
-__all__ = ["attack_command", "audit_command", "demo_command", "tune_command"]
+if TYPE_CHECKING:
+    from safexplain.audit.certify import SplitName
 
 SEARCH = "Search"
 """Heading of the options of a search."""
@@ -39,39 +50,21 @@ SEARCH = "Search"
 @asks
 def audit_command(
     given: Options,
-    hardening: Annotated[
-        str,
-        option("HARDENING", "recommended, none, deepleak, JSON, or a JSON file.", EXPLANATION),
-    ] = "recommended",
-    pretraining_pool: Annotated[
-        Path | None,
-        option("PATH", "Pre-training data with a column member: audit membership in it, not in --data.", DATA),
-    ] = None,
-    endpoint: Annotated[
-        str | None, option("URL", "URL of an explanation service to audit instead of a model file.", MODEL)
-    ] = None,
-    format_: Annotated[
-        str | None,
-        option(
-            "FORMAT",
-            "Format of the service's requests: kserve-v1, v2, json or a TOML file.  \\[default: json]",
-            MODEL,
-            "--format",
-        ),
-    ] = None,
-    public: Annotated[
-        Path | None,
-        option(
-            "PATH",
-            "Public rows, in the form of --data, for explainers made from such rows, as LimeTabular.",
-            EXPLANATION,
-        ),
-    ] = None,
-    quick: Annotated[bool, option("", "A first look in two minutes, which decides nothing.", RUN, "--quick")] = False,
-    scored: Annotated[
-        int | None,
-        option("N", "Examples to score, drawn at random.  \\[default: as many as the policy needs]", REFERENCES, min=2),
-    ] = None,
+    hardening: str = option("recommended", "HARDENING", "recommended, none, deepleak, JSON or its file.", EXPLANATION),
+    pretraining_pool: Path | None = option(
+        None, "PATH", "Audit membership in this pre-training data, not in --data.", DATA
+    ),
+    endpoint: str | None = option(None, "URL", "Explanation service to audit, not a model file.", MODEL),
+    format_: str | None = option(
+        None, "FORMAT", "kserve-v1, v2, json or a TOML file.  \\[default: json]", MODEL, "--format"
+    ),
+    public: Path | None = option(
+        None, "PATH", "Public rows, for explainers that need them, as LimeTabular.", EXPLANATION
+    ),
+    quick: bool = option(False, "", "A first look in two minutes, which decides nothing.", RUN, "--quick"),
+    scored: int | None = option(
+        None, "N", "Examples to score.  \\[default: as many as the policy needs]", REFERENCES, min=2
+    ),
 ) -> int:
     """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
     from safexplain.audit.endpoint.payload import Payload
@@ -109,10 +102,8 @@ def audit_command(
 @asks
 def tune_command(
     given: Options,
-    trials: Annotated[int, option("N", "Releases to try.", SEARCH, min=1)] = 100,
-    public: Annotated[
-        Path | None, option("FILE", "Public examples (x, y); models trained only on these are the comparison.", SEARCH)
-    ] = None,
+    trials: int = option(100, "N", "Releases to try.", SEARCH, min=1),
+    public: Path | None = option(None, "FILE", "Public examples (x, y), to compare with models of them.", SEARCH),
 ) -> int:
     """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
     from safexplain.cli.run.tune import run_tune
@@ -125,17 +116,14 @@ def attack_command(
         Path,
         typer.Argument(metavar="SIGNALS", help="signals.npz with membership, and arrays such as l1 or attributions."),
     ],
-    policy: PolicyFile = None,
-    policy_fpr: PolicyFpr = None,
-    max_tpr: MaxTpr = None,
-    attacks: Attacks = None,
-    split: Annotated[
-        str,
-        option("NAME", "Examples to use: certification, or selection, which decides nothing.", POLICY),
-    ] = "certification",
-    seed: Seed = 0,
-    json_: Json = False,
-    quiet: Quiet = False,
+    policy: Path | None = POLICY_FILE,
+    policy_fpr: float | None = POLICY_FPR,
+    max_tpr: float | None = MAX_TPR,
+    attacks: str | None = ATTACKS,
+    split: str = option("certification", "NAME", "certification, or selection, which decides nothing.", POLICY),
+    seed: int = SEED,
+    json_: bool = JSON,
+    quiet: bool = QUIET,
 ) -> int:
     """Run the attacks alone, on signals from any pipeline, and judge them."""
     from safexplain._progress import shown
@@ -147,23 +135,17 @@ def attack_command(
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
     with shown(quiet) as progress:
-        result = certify(
-            loaded,
-            judged_by,
-            split="selection" if split == "selection" else "certification",
-            seed=seed,
-            progress=progress,
-        )
+        result = certify(loaded, judged_by, split=cast("SplitName", split), seed=seed, progress=progress)
     return show_attacks(result, json_, quiet)
 
 
 def demo_command(
-    seed: Seed = 0,
-    device: Device = "cpu",
-    run_dir: RunDir = None,
-    resume: Resume = False,
-    json_: Json = False,
-    quiet: Quiet = False,
+    seed: int = SEED,
+    device: str = ON_CPU,
+    run_dir: Path | None = RUN_DIR,
+    resume: bool = RESUME,
+    json_: bool = JSON,
+    quiet: bool = QUIET,
 ) -> int:
     """Attack, harden and attack again models of handwritten digits. Takes about a minute; the exit code is 0."""
     from safexplain._progress import shown
@@ -180,3 +162,32 @@ def demo_command(
         found.save(folder)
     show_audit(found, folder, json_, quiet)
     return 0  # a demonstration has no wrong outcome
+
+
+@asks
+def canaries_command(given: CanaryOptions) -> int:
+    """Audit training with DP by canaries: a lower bound on epsilon, beside the epsilons that are claimed."""
+    from safexplain.cli.run.canaries import audit_by_canaries
+
+    return audit_by_canaries(given)
+
+
+@asks
+def verify_command(given: VerifyOptions) -> int:
+    """Check that a certificate is intact, is about this model file, and says certified or holds by construction."""
+    from safexplain.cli.run.verify import verify
+
+    return verify(given)
+
+
+def sign_command(
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, of an audit or by construction.")
+    ],
+    key: Path = option(..., "FILE", "Private key (ed25519, PEM) without a password."),
+    out: Path | None = option(None, "FILE", "File to write.  \\[default: the certificate itself]"),
+) -> int:
+    """Check a certificate and sign it (DSSE envelope)."""
+    from safexplain.cli.run.verify import sign
+
+    return sign(certificate, key, out)

@@ -1,4 +1,4 @@
-"""What all commands share: common options, the run directory, interruptions, and errors as one line.
+"""What all commands share: the run directory, interruptions, and errors as one line.
 
 Nothing here imports PyTorch before a command runs.
 """
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import typer
 
@@ -27,25 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
-
-MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
-REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
-"""Headings under which `--help` groups options."""
-
-
-def option(metavar: str, says: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option as `--help` shows it: `metavar` stands for its value ("" for a switch), `panel` is its heading, `names`
-    are as it is typed (none: the parameter's name), and `more` goes to `typer.Option`."""
-    return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
-
-
-Json = Annotated[bool, option("", "Print one JSON object.", RUN, "--json")]
-Quiet = Annotated[bool, option("", "Print only the verdict: no progress, no tables.", RUN, "--quiet", "-q")]
-Seed = Annotated[int, option("N", "Seed of all random numbers.", RUN, min=0)]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.", RUN)]
-RunDir = Annotated[Path | None, option("FOLDER", "Folder for the results.  \\[default: safexplain-runs/TIME]", RUN)]
-Plan_ = Annotated[bool, option("", "Estimate cost and best possible verdict; run nothing.", RUN, "--plan")]
-Resume = Annotated[bool, option("", "Continue the run in --run-dir, keeping finished models.", RUN, "--resume")]
 
 
 class Interrupted(Exception):
@@ -76,11 +57,7 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet created.
-
-    Raises:
-        InputError: it holds files and `resume` is False, or `resume` without a directory.
-    """
+    """The run directory, not yet created; InputError if it holds files and `resume` is False, or is missing."""
     if run_dir is None:
         if resume:
             raise InputError("--resume: expected --run-dir with the directory of the run to continue, got none")
@@ -96,13 +73,9 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Make the run directory and check that it is writable, before anything long begins, or raise InputError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_bytes(b"0")
-        probe.unlink()
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+    from safexplain._files import made_folder, write_whole
+
+    write_whole(made_folder(folder) / ".writable", b"0").unlink()
 
 
 def device_of(name: str) -> torch.device:
@@ -129,7 +102,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     does. With SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. A closed pipe changes no exit code.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
-    warnings.formatwarning = _warning
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     content: dict[str, Any] = {}
     out, err = (cast(TextIO, _Pipe(stream)) for stream in (sys.stdout, sys.stderr))
     with _terminable() as terminated, redirect_stdout(out), redirect_stderr(err):
@@ -178,18 +151,6 @@ def _terminable() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-_LONG_WARNING = warnings.formatwarning
-
-
-def _warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning of this package as one line without the source location; others as usual."""
-    if category.__module__.partition(".")[0] == "safexplain":
-        return f"warning: {message}\n"
-    return _LONG_WARNING(message, category, filename, lineno, line)
 
 
 DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"

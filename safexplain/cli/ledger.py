@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from safexplain.cli.console import Json, option
+from safexplain.cli.options import JSON, option
 from safexplain.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, p
 @ledger_app.command("show")
 def show_command(
     ledger: Url,
-    principal: Annotated[str | None, option("NAME", "Only this account, with its last 10 charges.")] = None,
-    verify: Annotated[bool, option("", "Recompute every sum from the records and compare.", None, "--verify")] = False,
-    json_: Json = False,
+    principal: str | None = option(None, "NAME", "Only this account, with its last 10 charges."),
+    verify: bool = option(False, "", "Recompute every sum from the records and compare.", None, "--verify"),
+    json_: bool = JSON,
 ) -> int:
     """List accounts: what they have spent, what remains and when it renews."""
     from rich.console import Console
@@ -96,17 +96,13 @@ def grant_command(
         str | None, typer.Argument(metavar="PRINCIPAL", help="Whose budget; omit with --total or --everybody.")
     ] = None,
     *,
-    epsilon: Annotated[float | None, option("NUMBER", "New budget of each period; what was spent stays spent.")] = None,
-    delta: Annotated[float | None, option("NUMBER", "New delta.  \\[default: as before]")] = None,
-    note: Annotated[str, option("TEXT", "Reason, stored with the grant.")] = "",
-    total: Annotated[
-        bool, option("", "Set the budget of all principals together, without renewal.", None, "--total")
-    ] = False,
-    questions: Annotated[int | None, option("N", "New number of distinct questions in each period.")] = None,
-    everybody: Annotated[
-        bool, option("", "Set --questions for every principal without a grant of its own.", None, "--everybody")
-    ] = False,
-    json_: Json = False,
+    epsilon: float | None = option(None, "NUMBER", "New budget of each period; what was spent stays spent."),
+    delta: float | None = option(None, "NUMBER", "New delta.  \\[default: as before]"),
+    note: str = option("", "TEXT", "Reason, stored with the grant."),
+    total: bool = option(False, "", "Set the budget of all principals together, without renewal.", None, "--total"),
+    questions: int | None = option(None, "N", "New number of distinct questions in each period."),
+    everybody: bool = option(False, "", "Set --questions where nobody has set them.", None, "--everybody"),
+    json_: bool = JSON,
 ) -> int:
     """Set the budget of a principal; recorded with the time and the note."""
     if (principal is not None) + total + everybody != 1:
@@ -135,10 +131,8 @@ def training_command(
     statement: Annotated[
         Path, typer.Argument(metavar="STATEMENT", help="Privacy statement (JSON) with the digest of the weights.")
     ],
-    adjacency: Annotated[
-        str | None, option("NAME", "Neighbouring relation: substitute or add_remove.  \\[default: the ledger's]")
-    ] = None,
-    json_: Json = False,
+    adjacency: str | None = option(None, "NAME", "substitute or add_remove.  \\[default: the ledger's]"),
+    json_: bool = JSON,
 ) -> int:
     """Charge a training that was done elsewhere, once, to every account."""
     from safexplain.ledger.inspection import charge_as_json
@@ -159,8 +153,8 @@ def training_command(
 @ledger_app.command("export")
 def export_command(
     ledger: Url,
-    out: Annotated[Path | None, option("FILE", "File to write.  \\[default: standard output]")] = None,
-    format_: Annotated[str, option("NAME", "Format: jsonl or csv.", None, "--format")] = "jsonl",
+    out: Path | None = option(None, "FILE", "File to write.  \\[default: standard output]"),
+    format_: str = option("jsonl", "NAME", "Format: jsonl or csv.", None, "--format"),
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
     with _opened(ledger) as opened:

@@ -1,4 +1,4 @@
-"""The options of `canaries` and those that `audit` and `tune` have in common, and how a command takes them all at once.
+"""What an option is, those that commands have in common, and how a command takes all of a class at once.
 
 Nothing here imports PyTorch; `cli.run.question` reads what the options name.
 """
@@ -14,43 +14,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safexplain.cli.console import (
-    DATA,
-    EXPLANATION,
-    MODEL,
-    POLICY,
-    REFERENCES,
-    RUN,
-    Device,
-    Json,
-    Plan_,
-    Quiet,
-    Resume,
-    RunDir,
-    Seed,
-    option,
-)
 from safexplain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from safexplain.verdict.policy import Policy
 
-Arch = Annotated[
-    str | None,
-    option("NETWORK", "timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.", MODEL),
-]
-TrustPickle = Annotated[bool, option("", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")]
-TrustType = Annotated[
-    list[str] | None, option("TYPE", "Accept this type in a skops file, by its full name. Repeatable.", MODEL)
-]
-PolicyFile = Annotated[Path | None, option("FILE", "TOML file; the options below override it.", POLICY, "--policy")]
-PolicyFpr = Annotated[float | None, option("NUMBER", "False-positive rate of the attacks.  \\[default: 0.01]", POLICY)]
-MaxTpr = Annotated[
-    float | None, option("NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
-]
-Attacks = Annotated[
-    str | None, option("NAMES", "Attacks to run, separated by commas.  \\[default: all that apply]", POLICY)
-]
+MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
+REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
+"""Headings under which `--help` groups options."""
+
+
+def option(default: Any, metavar: str, says: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """An option as `--help` shows it (default ...: it must be given): `metavar` stands for its value ("" for a switch),
+    `panel` is its heading, `names` are as it is typed (none: the parameter's name), and `more` goes to `typer.Option`.
+    """
+    return typer.Option(default, *names, metavar=metavar, help=says, rich_help_panel=panel, **more)
+
+
+JSON = option(False, "", "Print one JSON object.", RUN, "--json")
+QUIET = option(False, "", "Print only the verdict: no progress, no tables.", RUN, "--quiet", "-q")
+SEED = option(0, "N", "Seed of all random numbers.", RUN, min=0)
+DEVICE = option("auto", "NAME", "auto, cpu, cuda or cuda:N.", RUN)
+ON_CPU = option("cpu", "NAME", "auto, cpu, cuda or cuda:N.", RUN)
+RUN_DIR = option(None, "FOLDER", "Folder for the results.  \\[default: safexplain-runs/TIME]", RUN)
+PLAN = option(False, "", "Estimate cost and best possible verdict; run nothing.", RUN, "--plan")
+RESUME = option(False, "", "Continue the run in --run-dir, keeping finished models.", RUN, "--resume")
+ARCH = option(None, "NETWORK", "timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER, module:function.", MODEL)
+TRUST_PICKLE = option(False, "", "Load a pickled model, which can run any code.", MODEL, "--trust-pickle")
+TRUST_TYPE = option(
+    None, "TYPE", "Accept this type in a skops file, by its full name. Repeatable.", MODEL, "--trust-type"
+)
+POLICY_FILE = option(None, "FILE", "TOML file; the options below override it.", POLICY, "--policy")
+POLICY_FPR = option(None, "NUMBER", "False-positive rate of the attacks.  \\[default: 0.01]", POLICY)
+MAX_TPR = option(None, "NUMBER", "Largest tolerated share of members found.  \\[default: 0.03]", POLICY)
+ATTACKS = option(None, "NAMES", "Attacks to run, separated by commas.  \\[default: all that apply]", POLICY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,67 +62,51 @@ class Options:
             " .json or .ubj of XGBoost, .txt of LightGBM, .joblib with --trust-pickle.",
         ),
     ] = None
-    arch: Arch = None
-    trust_pickle: TrustPickle = False
-    trust_type: TrustType = None
-    data: Annotated[Path, option("PATH", ".npz file, table with columns label and member, or folder of images.", DATA)]
-    group_column: Annotated[
-        str | None,
-        option("COLUMN", "Column that is equal for all rows of one person.  \\[default: groups of an .npz file]", DATA),
-    ] = None
-    slice_by: Annotated[
-        list[str] | None, option("COLUMN", "Column whose values break down the report. Repeatable.", DATA)
-    ] = None
-    drop_copies: Annotated[
-        bool, option("", "Leave out members that are copies of non-members, and vice versa.", DATA, "--drop-copies")
-    ] = False
-    explainer: Annotated[
-        str | None,
-        option(
-            "NAMES",
-            "Explanation method, or several released together, as IG,Saliency."
-            "  \\[default: IG; for a classifier of tables, one that fits it]",
-            EXPLANATION,
-        ),
-    ] = None
-    option: Annotated[
-        list[str] | None,
-        option(
-            "NAME=VALUE",
-            "Option of the explainer, as n_steps=25; for one of several, IG.n_steps=25. Repeatable.",
-            EXPLANATION,
-        ),
-    ] = None
-    output: Annotated[str, option("NAME", "Model output to explain: probability or logit.", EXPLANATION)] = (
-        "probability"
+    arch: str | None = ARCH
+    trust_pickle: bool = TRUST_PICKLE
+    trust_type: list[str] | None = TRUST_TYPE
+    data: Path = option(..., "PATH", ".npz file, table with columns label and member, or folder of images.", DATA)
+    group_column: str | None = option(
+        None, "COLUMN", "Column that names the person.  \\[default: groups of an .npz file]", DATA
     )
-    references: Annotated[
-        str,
-        option(
-            "N",
-            "Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more models and examples"
-            " while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
-            REFERENCES,
-        ),
-    ] = ""
-    recipe: Annotated[Path | None, option("FILE", "TOML file: how the model was trained.", REFERENCES)] = None
-    policy: PolicyFile = None
-    policy_fpr: PolicyFpr = None
-    max_tpr: MaxTpr = None
-    attacks: Attacks = None
-    privacy: Annotated[
-        Path | None, option("FILE", "Privacy statement (JSON) of the model's training with DP.", REFERENCES)
-    ] = None
-    canaries: Annotated[
-        Path | None, option("FILE", "canaries.json from `safexplain canaries` on that training.", REFERENCES)
-    ] = None
-    seed: Seed = 0
-    device: Device = "auto"
-    run_dir: RunDir = None
-    resume: Resume = False
-    plan: Plan_ = False
-    json_: Json = False
-    quiet: Quiet = False
+    slice_by: list[str] | None = option(None, "COLUMN", "Column whose values break down the report. Repeatable.", DATA)
+    drop_copies: bool = option(False, "", "Leave out copies between members and non-members.", DATA, "--drop-copies")
+    explainer: str | None = option(
+        None,
+        "NAMES",
+        "Explanation method, or several released together, as IG,Saliency."
+        "  \\[default: IG; for a classifier of tables, one that fits it]",
+        EXPLANATION,
+    )
+    options: list[str] | None = option(
+        None,
+        "NAME=VALUE",
+        "Option of the explainer, as n_steps=25 or IG.n_steps=25. Repeatable.",
+        EXPLANATION,
+        "--option",
+    )
+    output: str = option("probability", "NAME", "Model output to explain: probability or logit.", EXPLANATION)
+    references: str = option(
+        "",
+        "N",
+        "Reference models to train, as 16; 0 runs threshold attacks only. As 8,16,32: more models and examples"
+        " while the verdict is undecided.  \\[default: 8, and 16 and 32 within the hour]",
+        REFERENCES,
+    )
+    recipe: Path | None = option(None, "FILE", "TOML file: how the model was trained.", REFERENCES)
+    policy: Path | None = POLICY_FILE
+    policy_fpr: float | None = POLICY_FPR
+    max_tpr: float | None = MAX_TPR
+    attacks: str | None = ATTACKS
+    privacy: Path | None = option(None, "FILE", "Privacy statement (JSON) of the model's training with DP.", REFERENCES)
+    canaries: Path | None = option(None, "FILE", "canaries.json of that training.", REFERENCES)
+    seed: int = SEED
+    device: str = DEVICE
+    run_dir: Path | None = RUN_DIR
+    resume: bool = RESUME
+    plan: bool = PLAN
+    json_: bool = JSON
+    quiet: bool = QUIET
 
 
 TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
@@ -141,54 +122,41 @@ METHODS = ("pld", "gdp", "clopper-pearson")
 class CanaryOptions:
     """The options of `safexplain canaries`."""
 
-    config: Annotated[Path | None, option("FILE", "TOML file with the data, the training and the claim.", TRAINING)] = (
-        None
+    config: Path | None = option(None, "FILE", "TOML file with the data, the training and the claim.", TRAINING)
+    preset_: str | None = option(
+        None, "NAME", f"Built-in training, instead of --config: {', '.join(PRESETS)}.", TRAINING, "--preset"
     )
-    preset_: Annotated[
-        str | None,
-        option(
-            "NAME",
-            f"Built-in training on synthetic data, instead of --config: {', '.join(PRESETS)}.",
-            TRAINING,
-            "--preset",
-        ),
-    ] = None
-    scenario: Annotated[
-        str, option("NAMES", f"Kind of canary: {', '.join(SCENARIOS)}; several separated by commas, or all.", CANARY)
-    ] = ""
-    runs: Annotated[int, option("N", "Models to train, half on D and half on D'.", TRAINING)] = 1000
-    every: Annotated[
-        int,
-        option(
-            "N", "Also audit the model every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False
-        ),
-    ] = 0
-    method: Annotated[str, option("NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)] = ""
-    threshold: Annotated[
-        str, option("T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)
-    ] = "auto"
-    confidence: Annotated[float, option("NUMBER", "Confidence of the verdict.", BOUND)] = 0.95
-    target: Annotated[
-        str, option("ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
-    ] = ""
-    canary: Annotated[
-        Path | None, option("FILE", ".npz file with x and y of your own record to put in --target's place.", CANARY)
-    ] = None
-    score: Annotated[
-        str, option("FUNCTION", "package.module:function that scores what your training function returns.", CANARY)
-    ] = ""
-    records: Annotated[int, option("N", "Records that a poison replaces.", CANARY, min=2)] = 2
-    one_run: Annotated[
-        int, option("N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
-    ] = 0
-    workers: Annotated[int, option("N", "Processes that run your training function.", RUN, min=1)] = 1
-    seed: Seed = 0
-    device: Device = "auto"
-    run_dir: RunDir = None
-    resume: Resume = False
-    plan: Plan_ = False
-    json_: Json = False
-    quiet: Quiet = False
+    scenario: str = option("", "NAMES", f"Kind of canary: {', '.join(SCENARIOS)}, or all.", CANARY)
+    runs: int = option(1000, "N", "Models to train, half on D and half on D'.", TRAINING)
+    every: int = option(0, "N", "Audit every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False)
+    method: str = option("", "NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)
+    threshold: str = option("auto", "T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)
+    confidence: float = option(0.95, "NUMBER", "Confidence of the verdict.", BOUND)
+    target: str = option("", "ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
+    canary: Path | None = option(None, "FILE", ".npz file with x and y of a record to put in --target's place.", CANARY)
+    score: str = option("", "FUNCTION", "package.module:function that scores what yours returns.", CANARY)
+    records: int = option(2, "N", "Records that a poison replaces.", CANARY, min=2)
+    one_run: int = option(0, "N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
+    workers: int = option(1, "N", "Processes that run your training function.", RUN, min=1)
+    seed: int = SEED
+    device: str = DEVICE
+    run_dir: Path | None = RUN_DIR
+    resume: bool = RESUME
+    plan: bool = PLAN
+    json_: bool = JSON
+    quiet: bool = QUIET
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of `safexplain verify`."""
+
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, signed or not.")]
+    model: Path | None = option(None, "FILE", "Model file to deploy; required for the certificate of a model's audit.")
+    public_key: Path | None = option(None, "FILE", "Public key (ed25519, PEM) that the signature must match.")
+    any_verdict: bool = option(False, "", "Accept the verdicts leak and inconclusive as well.", None, "--any-verdict")
+    any_version: bool = option(False, "", "Accept one that could not be served here.", None, "--any-version")
+    json_: bool = JSON
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:

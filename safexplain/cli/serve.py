@@ -6,13 +6,14 @@ import json
 import logging
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from safexplain.cli.console import EXPLANATION, MODEL, RUN, Device, device_of, option
-from safexplain.cli.options import Arch, TrustPickle, TrustType
+from safexplain.cli.console import device_of
+from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, asks, option
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 
 LIMITS = "Limits"
@@ -22,60 +23,76 @@ STARTS_WITHIN = 60
 """Seconds after which a silent worker is started anew. uvicorn's 5 may be over before PyTorch and a model are read, and
 a worker that is ended before it is ready never is."""
 
+NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")
+"""Options that are no argument of `Service.load`, or only together."""
 
-def serve_command(
-    model: Annotated[
-        Path,
-        option(
-            "FILE", "torch.export file, state_dict with --arch, transformers folder, or classifier of tables.", MODEL
-        ),
-    ],
-    certificate: Annotated[
-        Path | None,
-        option("FILE", "Certificate of the model; optional only with --uncertified and --explainer.", MODEL),
-    ] = None,
-    public_key: Annotated[
-        Path | None, option("FILE", "Public key (ed25519, PEM) with which the certificate must be signed.", MODEL)
-    ] = None,
-    arch: Arch = None,
-    trust_pickle: TrustPickle = False,
-    trust_type: TrustType = None,
-    columns: Annotated[
-        Path | None, option("FILE", "columns.json of the audit, for a classifier of texts or missing values.", MODEL)
-    ] = None,
-    input_range: Annotated[str | None, option("LOW:HIGH", "Smallest and largest value of an input.", MODEL)] = None,
-    name: Annotated[str, option("NAME", "Name of the model in URLs.", MODEL)] = "model",
-    key_file: Annotated[
-        Path | None, option("FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION)
-    ] = None,
-    probabilities: Annotated[
-        bool,
-        option("", "Return class probabilities too, if the certificate covers them.", EXPLANATION, "--probabilities"),
-    ] = False,
-    uncertified: Annotated[
-        bool, option("", "Serve without a certificate; every answer says so.", EXPLANATION, "--uncertified")
-    ] = False,
-    explainer: Annotated[str | None, option("NAME", "Explanation method, with --uncertified.", EXPLANATION)] = None,
-    hardening: Annotated[
-        Path | None, option("FILE", "Hardening (JSON), with --uncertified.  \\[default: recommended]", EXPLANATION)
-    ] = None,
-    ledger: Annotated[
-        str, option("URL", "Ledger that counts questions: sqlite:///file.db or postgresql://...", LIMITS)
-    ] = "sqlite:///safexplain-ledger.db",
-    questions: Annotated[int, option("N", "Distinct questions of a client in a period.", LIMITS, min=1)] = 1000,
-    looks: Annotated[int, option("N", "Near-duplicates of one question, itself included.", LIMITS, min=1)] = 5,
-    period: Annotated[str, option("NAME", "day, week, month or lifetime.", LIMITS)] = "day",
-    public_data: Annotated[
-        Path | None, option("PATH", "Public rows that tell near-duplicates from new questions.", LIMITS)
-    ] = None,
-    cache: Annotated[str | None, option("URL", "redis://..., so that workers share answers.", LIMITS)] = None,
-    host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)] = "127.0.0.1",
-    port: Annotated[int, option("N", "Port to listen on.", RUN, min=0, max=65535)] = 8000,
-    workers: Annotated[int, option("N", "Number of processes.", RUN, min=1)] = 1,
-    watch: Annotated[float, option("SECONDS", "How often to check for changed files and reload.", RUN, min=0)] = 5.0,
-    audit_log: Annotated[Path | None, option("FILE", "Log of who asked when.  \\[default: stderr]", RUN)] = None,
-    device: Device = "cpu",
-) -> int:
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of `safexplain serve`; those of `Service.load` are named as there."""
+
+    model: Path = option(..., "FILE", "Model file or folder, as `audit` takes it.", MODEL)
+    certificate: Path | None = option(None, "FILE", "Certificate; optional with --uncertified and --explainer.", MODEL)
+    public_key: Path | None = option(None, "FILE", "Public key (ed25519, PEM) that the signature must match.", MODEL)
+    arch: str | None = ARCH
+    trust_pickle: bool = TRUST_PICKLE
+    trust_types: list[str] | None = TRUST_TYPE
+    columns: Path | None = option(None, "FILE", "columns.json of the audit, for texts or missing values.", MODEL)
+    input_range: str | None = option(None, "LOW:HIGH", "Smallest and largest value of an input.", MODEL)
+    name: str = option("model", "NAME", "Name of the model in URLs.", MODEL)
+    key: Path | None = option(None, "FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file")
+    probabilities: bool = option(False, "", "Return class probabilities, too.", EXPLANATION, "--probabilities")
+    uncertified: bool = option(False, "", "Serve uncertified; answers say so.", EXPLANATION, "--uncertified")
+    explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
+    hardening: Path | None = option(None, "FILE", "JSON, with --uncertified.  \\[default: recommended]", EXPLANATION)
+    ledger: str = option(
+        "sqlite:///safexplain-ledger.db", "URL", "Ledger of questions: sqlite:///... or postgresql://...", LIMITS
+    )
+    questions: int = option(1000, "N", "Distinct questions of a client in a period.", LIMITS, min=1)
+    looks: int = option(5, "N", "Near-duplicates of one question, itself included.", LIMITS, min=1)
+    period: str = option("day", "NAME", "day, week, month or lifetime.", LIMITS)
+    public: Path | None = option(None, "PATH", "Public rows, to recognise near-duplicates.", LIMITS, "--public-data")
+    cache: str | None = option(None, "URL", "redis://..., so that workers share answers.", LIMITS)
+    host: str = option("127.0.0.1", "ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)
+    port: int = option(8000, "N", "Port to listen on.", RUN, min=0, max=65535)
+    workers: int = option(1, "N", "Number of processes.", RUN, min=1)
+    watch: float = option(5.0, "SECONDS", "How often to check for changed files and reload.", RUN, min=0)
+    audit_log: Path | None = option(None, "FILE", "Log of who asked when.  \\[default: stderr]", RUN)
+    device: str = ON_CPU
+
+    def settings(self) -> str:
+        """The arguments of `Service.load`, as JSON."""
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in NOT_SETTINGS}
+        given["limits"] = {"questions": self.questions, "looks": self.looks, "period": self.period}
+        given["device"] = str(device_of(self.device))
+        if self.hardening is not None:
+            try:
+                given["hardening"] = self.hardening.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise InputError(f"--hardening {self.hardening}: {reason}") from None
+        if self.input_range is not None:
+            try:
+                low, high = map(float, self.input_range.split(":"))
+            except ValueError:
+                raise ConfigurationError(f"--input-range takes LOW:HIGH, as 0:1; got {self.input_range!r}") from None
+            given["input_range"] = [low, high]
+        named = {name: value for name, value in given.items() if value not in (None, [])}
+        return json.dumps(named, default=lambda path: str(path.absolute()))
+
+    def sentence(self, found: dict[str, Any]) -> str:
+        """What is served, by what right, and where; `found` is what the service says of itself."""
+        right = "UNCERTIFIED" if found.get("uncertified") else "certified"
+        signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
+        return (
+            f"{found['method']} of {self.model.name}: {right} ({found['certificate'][:12]}"
+            f"{signed.get(found.get('signature', ''), '')}); {self.questions} questions a client"
+            f" a {self.period}, counted in {self.ledger.rpartition('@')[2]}\nhttp://{self.host}:{self.port}/docs"
+        )
+
+
+@asks
+def serve_command(given: ServeOptions) -> int:
     """Serve hardened explanations over HTTP, as the model's certificate says."""
     from safexplain.serve.service import SETTINGS, Service
 
@@ -87,81 +104,25 @@ def serve_command(
         raise MissingExtraError(
             f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
         ) from error
-    files = {
-        "model": model,
-        "certificate": certificate,
-        "key": key_file,
-        "public_key": public_key,
-        "public": public_data,
-        "columns": columns,
-    }
-    given: dict[str, Any] = {
-        **{name: str(path.absolute()) for name, path in files.items() if path is not None},
-        "ledger": ledger,
-        "cache": cache,
-        "limits": {"questions": questions, "looks": looks, "period": period},
-        "uncertified": uncertified,
-        "probabilities": probabilities,
-        "explainer": explainer,
-        "hardening": None if hardening is None else _text(hardening),
-        "arch": arch,
-        "trust_pickle": trust_pickle,
-        "trust_types": trust_type or None,
-        "input_range": None if input_range is None else _range(input_range),
-        "name": name,
-        "watch": watch,
-        "device": str(device_of(device)),
-    }
-    settings = json.dumps({key: value for key, value in given.items() if value is not None})
-    os.environ[SETTINGS] = settings
+    os.environ[SETTINGS] = given.settings()
     with Service.from_environment() as service:  # what cannot be served is refused before anything listens
-        found = service.ready()
-    typer.echo(_sentence(found, given, host, port), err=True)
+        typer.echo(given.sentence(service.ready()), err=True)
     listening: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "log_config": _logging(audit_log),
+        "host": given.host,
+        "port": given.port,
+        "log_config": _logging(given.audit_log),
         "server_header": False,
         "timeout_keep_alive": 30,
         "timeout_worker_healthcheck": STARTS_WITHIN,
         "access_log": False,
     }
-    if workers == 1:
+    if given.workers == 1:
         uvicorn.run(from_environment(), **listening)
         return 0
     with tempfile.TemporaryDirectory(prefix="safexplain-metrics-") as folder:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
-        uvicorn.run("safexplain.serve.http:from_environment", factory=True, workers=workers, **listening)
+        uvicorn.run("safexplain.serve.http:from_environment", factory=True, workers=given.workers, **listening)
     return 0
-
-
-def _sentence(found: dict[str, Any], given: dict[str, Any], host: str, port: int) -> str:
-    """What is served, by what right, and where."""
-    right = "UNCERTIFIED" if found.get("uncertified") else "certified"
-    signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
-    budget = given["limits"]
-    return (
-        f"{found['method']} of {Path(given['model']).name}: {right} ({found['certificate'][:12]}"
-        f"{signed.get(found.get('signature', ''), '')}); {budget['questions']} questions a client"
-        f" a {budget['period']}, counted in {given['ledger'].rpartition('@')[2]}\nhttp://{host}:{port}/docs"
-    )
-
-
-def _text(hardening: Path) -> str:
-    try:
-        return hardening.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--hardening {hardening}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _range(text: str) -> list[float]:
-    low, colon, high = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return [float(low), float(high)]
-    except ValueError:
-        raise ConfigurationError(f"--input-range takes LOW:HIGH, as 0:1; got {text!r}") from None
 
 
 def _logging(audit_log: Path | None) -> dict[str, Any]:

@@ -59,11 +59,6 @@ class Picture(NamedTuple):
     row: list[tuple[str, str, bool]]  # name, URI, and whether it is the chosen release; the input first
 
 
-def name_of(point: Point) -> str:
-    """How a point is called: by its name, or by its trial."""
-    return point.name or f"trial {point.number}"
-
-
 def as_python(point: Point) -> str:
     """Its hardening as in Python, numbers to four digits, and the explainer's options behind it."""
     options = "".join(f", {name}={_rounded(v)!r}" for name, v in point.options.items())
@@ -81,7 +76,7 @@ def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
     """What was chosen and why, in plain sentences; `within`: whether its leak is surely within the allowance."""
     allowed = f"{100 * study.allowance:.3g} percentage points"
     number = f"{100 * chosen.leak:.1f} points (at most {100 * chosen.upper:.1f} with 95% confidence)"
-    called = words.capital(name_of(chosen))
+    called = words.capital(chosen.name or f"trial {chosen.number}")
     said = (
         f"No release that was tried is surely within the {allowed} that the policy allows. {called} leaks least: it is"
         f" estimated at {number}, at a utility of {chosen.utility:.2f}. More examples or more trials may find a better"
@@ -116,7 +111,7 @@ def table_rows(study: Study, front: tuple[Point, ...], chosen: Point) -> list[Ro
     points = {p.number: p for p in (*study.reference.values(), chosen, *reversed(front))}
     rows = []
     for n, p in points.items():
-        name, named = name_of(p), name_of(p)
+        name = named = p.name or f"trial {p.number}"
         if n == chosen.number:
             named = f"{name} (chosen)" if n in compared else f"chosen ({name})"
         says = "explanations of models of public data" if n < 0 else as_python(p)

@@ -122,17 +122,11 @@ about the arguments of `attribute`."""
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried for some explainers.
+    """What may be tried for some explainers."""
 
-    Args:
-        features: numbers of a native map that are hardened together.
-        norm: median L2 norm of native maps that are not zero; bounds of steps are multiples of this.
-        options: explainer -> option -> values; each explainer is there.
-    """
-
-    features: int
-    norm: float
-    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    features: int  # numbers of a native map that are hardened together
+    norm: float  # median L2 norm of native maps that are not zero; bounds of steps are multiples of this
+    options: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)  # of each explainer, by name
 
     @classmethod
     def of(cls, maps: Tensor, options: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> Space:

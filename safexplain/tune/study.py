@@ -213,13 +213,7 @@ def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) 
 
 
 def to_search(question: Question) -> Question:
-    """The question with examples set aside for choosing, once it can be searched.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
-        InputError: too few reference models, or no way to train any.
-        ConfigurationError: the policy releases no explanation.
-    """
+    """The question with examples set aside for choosing; an error of `tune` where it cannot be searched."""
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
@@ -405,11 +399,7 @@ def _setting(
 
 
 def _kept_trials(file: Path | None, setting: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The trials of this setting that a file holds; none where it is missing.
-
-    Raises:
-        InputError: it cannot be read, or is of another setting.
-    """
+    """The trials of this setting that a file holds, none where it is missing; InputError if it is of another."""
     if file is None or not file.exists():
         return []
     try:

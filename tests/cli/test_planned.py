@@ -222,4 +222,3 @@ def test_what_does_not_fit_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFi
     assert "are free: give a --run-dir elsewhere" in out
     assert "out of reach" in out
     assert planned.warnings_of(replace(plan, memory_bytes=1, disk_bytes=1), 2, 2) == []
-    assert [planned.spoken(s) for s in (3.21, 59.0, 600.0, 36000.0)] == ["3.2 s", "59 s", "10 min", "10.0 h"]

@@ -6,15 +6,12 @@ another is planned or audited, and the findings are shown: a table, canaries.jso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from safexplain._files import ArrayFile
@@ -29,7 +26,7 @@ from safexplain.cli.console import choose_folder, device_of, make_folder, resuma
 from safexplain.cli.options import CanaryOptions
 from safexplain.cli.run.canary_config import CanaryConfig, load_canary_config
 from safexplain.cli.run.planned import show_plan
-from safexplain.cli.run.tables import result_table, show_files
+from safexplain.cli.run.tables import result_table, screen, show_files
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
@@ -205,12 +202,8 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
     if steps and strongest.claim.mechanism is not None:
         files["plot"] = "canaries.png"
         plot_canaries(steps, folder / files["plot"])
-    if o.json_:
-        typer.echo(json.dumps({**content, "run_dir": str(folder), "files": files}, allow_nan=False))
-    elif o.quiet:
-        typer.echo(strongest.verdict)
-    else:
-        console = Console()
+    content |= {"run_dir": str(folder), "files": files}
+    if console := screen(content, strongest.verdict, o.json_, o.quiet):
         console.print(_table(found, o.confidence))
         console.print(f"{_name(strongest)}: {strongest.sentence}", highlight=False)
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]

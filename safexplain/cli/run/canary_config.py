@@ -19,8 +19,6 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.loading.data.load import load_records
 from safexplain.verdict.canaries.claim import Claim
 
-__all__ = ["CanaryConfig", "load_canary_config"]
-
 
 @dataclass(frozen=True)
 class Data:

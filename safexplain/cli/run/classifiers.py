@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from safexplain.audit.references.training import EstimatorTraining
 from safexplain.cli.options import Options
 from safexplain.cli.run.recipes import RecipeFile, TrainingFunction
-from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, MissingExtraError
 from safexplain.explain import CATALOG
 from safexplain.explain.served import OF_ROWS
@@ -78,7 +77,7 @@ class Tabular:
                 continue
         return name, f"No --explainer: {name}, {why}. Name the explainer that you serve; the verdict is only about it."
 
-    def notes(self, training: EstimatorTraining | EstimatorFunction | None) -> tuple[str, ...]:
+    def notes(self, training: EstimatorTraining | TrainingFunction | None) -> tuple[str, ...]:
         """How model and data were read, and which hyper-parameters of reference models nobody has told."""
         notes = (*self.found.notes, *self.read.notes)
         known = training.given if isinstance(training, EstimatorTraining) else self.found.untold
@@ -97,17 +96,24 @@ class Tabular:
             )
         return notes
 
-    def training(self, file: RecipeFile) -> EstimatorTraining | EstimatorFunction:
-        """How reference models are trained: with the classifier's own hyper-parameters, or as a recipe says.
-
-        Raises:
-            InputError, ConfigurationError: the recipe names what there is not.
-        """
+    def training(self, file: RecipeFile) -> EstimatorTraining | TrainingFunction:
+        """How reference models are trained: with the classifier's own hyper-parameters, or as a recipe says."""
         found, columns = self.found, self.read.columns
         labels = None if are_places(found.classes) else found.classes
         if (function := file.function()) is not None:
-            names = getattr(found.estimator, "feature_names_in_", None)
-            return EstimatorFunction(function, self.outputs, labels, columns, names)
+            names, outputs = getattr(found.estimator, "feature_names_in_", None), self.outputs
+
+            def train(x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
+                """What the function fits to a frame if the classifier was fitted with names, else to an array."""
+                rows: Any = x.flatten(1).numpy()
+                if columns is not None:
+                    rows = columns.decode(rows)
+                elif names is not None:
+                    rows = import_module("pandas").DataFrame(rows.astype(np.float64), columns=list(names))
+                fitted = function.train(rows, y.numpy() if labels is None else labels[y.numpy()], generator)
+                return EstimatorModule(fitted, outputs, columns=columns, labels=labels)
+
+            return replace(function, train=train)
         given = _flat({name: value for name, value in file.values.items() if name != "examples"})
         known = found.again.get_params()
         if unknown := sorted(given.keys() - known.keys()):
@@ -136,31 +142,6 @@ class Tabular:
                 f"{refused[0]} follows gradients, and a {type(self.found.estimator).__name__} has none; expected one of"
                 f" {', '.join(fitting)}"
             )
-
-
-@dataclass(frozen=True, eq=False)
-class EstimatorFunction:
-    """A training function of the user's: (rows, labels, generator) -> a fitted classifier. Rows are a frame if the
-    audited classifier was fitted with names, else an array."""
-
-    function: TrainingFunction
-    classes: int
-    labels: NDArray[Any] | None  # of the outputs; None: 0, 1, ...
-    columns: Columns | None
-    names: Any  # of the columns
-
-    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-        """A classifier trained on (x, y), as a module, or InputError."""
-        rows: Any = x.flatten(1).numpy()
-        if self.columns is not None:
-            rows = self.columns.decode(rows)
-        elif self.names is not None:
-            rows = import_module("pandas").DataFrame(rows.astype(np.float64), columns=list(self.names))
-        fitted = self.function.fit(rows, y.numpy() if self.labels is None else self.labels[y.numpy()], generator)
-        return EstimatorModule(fitted, self.classes, columns=self.columns, labels=self.labels)
-
-    def __str__(self) -> str:
-        return str(self.function)
 
 
 def is_classifier_file(path: Path | None) -> bool:

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from safexplain._files import machine_memory
+from safexplain._progress import spoken
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import ENOUGH_REFERENCES, HOUR
 from safexplain.audit.store import free_space
-from safexplain.cli.run.tables import result_table
-
-CGROUP = Path("/sys/fs/cgroup/memory.max")
-"""Where a container is told how much memory it may have."""
-
-
-WHAT = {"excess": "an excess over labels", "whole": "a share of members found"}
-"""What a limit is of, by claim."""
+from safexplain.cli.run.tables import result_table, screen
 
 
 def announce(plan: Plan, says: Sequence[str], *, gradients: bool, gpu: bool) -> None:
     """Say on standard error what will be done and how long that takes; above an hour, first what would make it less,
-    and, in a terminal, ask.
-
-    Args:
-        plan: of the audit.
-        says: what else has to be known.
-        gradients: whether the model has such, which other explainers follow faster.
-        gpu: whether models run on one.
-
-    Raises:
-        typer.Abort: the answer is no.
-    """
+    and, in a terminal, ask, or raise `typer.Abort`; `says` is what else has to be known, `gradients` whether the model
+    has such, which other explainers follow faster, `gpu` whether models run on one."""
     long = plan.seconds > HOUR
     if long and (ways := faster(plan, gradients=gradients, gpu=gpu)):
         typer.echo(f"This takes {spoken(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
@@ -87,16 +70,11 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     """Print a plan; the exit code is 0."""
     memory, disk = machine_memory(), free_space(folder)
     warned = warnings_of(plan, memory, disk)
-    if json_:
-        machine = {"memory_bytes": memory, "free_disk_bytes": disk}
-        typer.echo(json.dumps({**plan.to_dict(), "machine": machine, "warnings": warned}, allow_nan=False))
-    elif quiet:
-        typer.echo(spoken(plan.seconds))
-    else:
-        console = Console()
+    machine = {"memory_bytes": memory, "free_disk_bytes": disk}
+    content = {**plan.to_dict(), "machine": machine, "warnings": warned}
+    if console := screen(content, spoken(plan.seconds), json_, quiet):
         console.print(plan_table(plan))
-        has = f" of {decimal(memory)}" if memory else ""
-        console.print(f"Memory: about {decimal(plan.memory_bytes)}{has}", highlight=False)
+        console.print(f"Memory: about {decimal(plan.memory_bytes)} of {decimal(memory)}", highlight=False)
         console.print(f"Disk: about {decimal(plan.disk_bytes)} of {decimal(disk)} that are free", highlight=False)
         console.print(best_words(plan), highlight=False, markup=False)
         for sentence in plan.obstacles:
@@ -128,7 +106,7 @@ def best_words(plan: Plan) -> str:
             f"Best verdict: {plan.members:,} runs on D and {plan.non_members:,} on D' that are told apart without an"
             f" error show an epsilon of at least {plan.best_certifiable:.2f}, beside a claim of {plan.limit:.2f}."
         )
-    what = WHAT.get(plan.claim, plan.claim)
+    what = "an excess over labels" if plan.claim == "excess" else "a share of members found"
     best, limit = f"{plan.best_certifiable:.1%}", f"{plan.limit:.1%}"
     reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
     text = (
@@ -140,10 +118,10 @@ def best_words(plan: Plan) -> str:
     return f"{text} But nothing would be certified:" if plan.obstacles else text
 
 
-def warnings_of(plan: Plan, memory: int | None, disk: int) -> list[str]:
+def warnings_of(plan: Plan, memory: int, disk: int) -> list[str]:
     """What does not fit."""
     found = []
-    if memory is not None and plan.memory_bytes > memory:
+    if plan.memory_bytes > memory:
         found.append(
             f"this machine has {decimal(memory)} of memory, and about {decimal(plan.memory_bytes)} are needed: give"
             " fewer --references or fewer examples"
@@ -154,22 +132,3 @@ def warnings_of(plan: Plan, memory: int | None, disk: int) -> list[str]:
             " elsewhere"
         )
     return found
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory of this machine, or that this container may have; None: not known."""
-    try:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
-    try:
-        return min(found, int(CGROUP.read_text()))
-    except (ValueError, OSError):
-        return found
-
-
-def spoken(seconds: float) -> str:
-    """In the unit that suits."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -137,6 +137,8 @@ class Asked:
 class Found:
     """What the files hold: the data as the model takes them, the model, and how reference models are trained."""
 
+    file: RecipeFile
+    statement: PrivacyStatement | None
     data: AuditData
     loaded: LoadedModel  # of a service: a network like its model
     outputs: int  # of the model
@@ -172,11 +174,7 @@ class Begun:
         return self.two.how if self.two is not None and self.two.trains else None
 
     def ready(self, **changes: Any) -> Question:
-        """The question, some of it changed: the directory is made, and models of two stages are trained.
-
-        Raises:
-            InputError: the directory cannot be written, or a training fails.
-        """
+        """The question, some of it changed: the directory is made, and models of two stages are trained."""
         make_folder(self.folder)
         tabular, service = self.found.tabular, self.asked.service
         if tabular is not None and tabular.read.columns is not None:
@@ -195,26 +193,22 @@ class Begun:
 @contextmanager
 def begun(asked: Asked, kept: str = "finished models") -> Iterator[Begun]:
     """The run of what was asked, once all of it is read and checked; `kept` is what an interruption leaves in its
-    directory, in words.
-
-    Raises:
-        SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
-    """
+    directory, in words."""
     given = asked.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
     with once, shown(given.quiet) as progress, ExitStack() as endpoints:
         file = RecipeFile.read(given.recipe)
         statement = None if given.privacy is None else PrivacyStatement.load(given.privacy)
-        found = _read_tabular(asked, file) if asked.of_tables else _read_network(asked, file, statement)
+        found = (_read_tabular if asked.of_tables else _read_network)(asked, file, statement)
         try:
-            yield _begun(asked, file, statement, found, folder, progress, endpoints)
+            yield _begun(asked, found, folder, progress, endpoints)
         except EndpointError as error:
             how = f"repeat the command with --run-dir {folder} --resume to continue"
             raise InputError(f"{error}. What it answered is kept: {how}") from None
 
 
-def _read_tabular(asked: Asked, file: RecipeFile) -> Found:
+def _read_tabular(asked: Asked, file: RecipeFile, statement: PrivacyStatement | None) -> Found:
     """Of a classifier of tables."""
     given, tabular = asked.given, Tabular.of(asked.given, asked.public)
     recipe = tabular.training(file)
@@ -223,8 +217,10 @@ def _read_tabular(asked: Asked, file: RecipeFile) -> Found:
         notes += (tabular.default[1],)
         if not (given.quiet or given.json_):
             typer.echo(tabular.default[1], err=True)
-    data, loaded, outputs = tabular.read.data, tabular.loaded, tabular.outputs
-    return Found(data=data, loaded=loaded, outputs=outputs, recipe=recipe, tabular=tabular, notes=notes)
+    return Found(
+        file=file, statement=statement, data=tabular.read.data, loaded=tabular.loaded, outputs=tabular.outputs,
+        recipe=recipe, tabular=tabular, notes=notes,
+    )  # fmt: skip
 
 
 def _read_network(asked: Asked, file: RecipeFile, statement: PrivacyStatement | None) -> Found:
@@ -236,8 +232,8 @@ def _read_network(asked: Asked, file: RecipeFile, statement: PrivacyStatement | 
         build, why_not = untrained(loaded, recipe.dp)
     notes += caveats if build is not None else ()
     return Found(
-        data=data, loaded=loaded, outputs=outputs, recipe=recipe, build=build, why_not=why_not, stages=stages,
-        notes=notes,
+        file=file, statement=statement, data=data, loaded=loaded, outputs=outputs, recipe=recipe, build=build,
+        why_not=why_not, stages=stages, notes=notes,
     )  # fmt: skip
 
 
@@ -265,20 +261,12 @@ def _data_and_model(asked: Asked, drop_slices: bool = False) -> tuple[AuditData,
         raise
 
 
-def _begun(
-    asked: Asked,
-    file: RecipeFile,
-    statement: PrivacyStatement | None,
-    found: Found,
-    folder: Path,
-    progress: Shown,
-    endpoints: ExitStack,
-) -> Begun:
+def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints: ExitStack) -> Begun:
     """The question about what was found."""
     given, loaded, stages = asked.given, found.loaded, found.stages
     place, references = device_of(given.device), asked.looks[0] if found.trains else 0
     data, dropped = _asked_about(asked, found)
-    about, says = _about_references(asked, file, statement, found, references)
+    about, says = _about_references(asked, found, references)
     materials = {f"data {found.data.source} sha256": found.data.sha256}
     if asked.public is not None:
         materials[f"public rows {asked.public} sha256"] = file_sha256(asked.public)
@@ -298,7 +286,12 @@ def _begun(
         target = endpoints.enter_context(closing(asked.service.opened(found.outputs, folder)))
     elif two is None:
         target = with_channels_last(target, population.x)
-    explainers, arguments = _explainers(asked, found)
+    tabular, names = found.tabular, given.explainer or ("IG" if found.tabular is None else found.tabular.default[0])
+    rows = None if asked.public is None else load_inputs(asked.public)
+    rows, columns = (rows, None) if tabular is None else (tabular.read.public, tabular.read.columns)
+    explainers, arguments = explainers_of(names, given.options or [], rows, found.data.feature_names, columns)
+    if tabular is not None:
+        tabular.check(explainers)
     question = Question(
         target,
         population,
@@ -313,12 +306,12 @@ def _begun(
         policy=policy_of(given.policy, given.policy_fpr, given.max_tpr, given.attacks),
         options=AuditOptions(
             slices=data.slices,
-            accuracy=file.accuracy,
+            accuracy=found.file.accuracy,
             title=name,
             subject=subject,
             materials=materials,
             notes=(*found.notes, *dropped, *checked, *about),
-            privacy=statement,
+            privacy=found.statement,
             canaries=None if given.canaries is None else load_finding(given.canaries),
             subject_data="training" if stages is None else stages.subject,
             scored=asked.scored,
@@ -351,12 +344,10 @@ def _asked_about(asked: Asked, found: Found) -> tuple[AuditData, tuple[str, ...]
     return data.rows(~mixed), (said,)
 
 
-def _about_references(
-    asked: Asked, file: RecipeFile, statement: PrivacyStatement | None, found: Found, references: int
-) -> tuple[list[str], list[str]]:
+def _about_references(asked: Asked, found: Found, references: int) -> tuple[list[str], list[str]]:
     """Caveats about reference models, and what of them has to be known before they are trained; InputError if they
     would train on fewer rows than the model did."""
-    recipe, member, staged = found.recipe, found.data.member, found.stages is not None
+    file, recipe, member, staged = found.file, found.recipe, found.data.member, found.stages is not None
     dp, members = recipe.dp if isinstance(recipe, Recipe) else None, int(member.sum())
     if not found.trains:
         said = f"Reference models cannot be trained: {found.why_not}."
@@ -368,8 +359,8 @@ def _about_references(
     check_examples(file.examples, members if like_target else len(member) // 2)
     if staged and asked.pool is None:
         notes.append(STARTED_ELSEWHERE)
-    if dp is not None and statement is not None:
-        notes += dp_notes(dp, statement, members)
+    if dp is not None and found.statement is not None:
+        notes += dp_notes(dp, found.statement, members)
     if isinstance(recipe, Recipe) and file.path is None:
         notes.append(no_recipe(recipe, "--recipe", "trained" if asked.pool is None else "fine-tuned"))
     if file.examples is None and not like_target:
@@ -382,19 +373,6 @@ def _about_references(
     return notes, says
 
 
-def _explainers(asked: Asked, found: Found) -> tuple[list[Any], dict[str, Any]]:
-    """What makes the explainers, and the options of their calls, of several by name."""
-    given, tabular = asked.given, found.tabular
-    columns, rows = None, None if asked.public is None else load_inputs(asked.public)
-    if tabular is not None:
-        columns, rows = tabular.read.columns, tabular.read.public
-    names = given.explainer or ("IG" if tabular is None else tabular.default[0])
-    explainers, arguments = explainers_of(names, given.option or [], rows, found.data.feature_names, columns)
-    if tabular is not None:
-        tabular.check(explainers)
-    return explainers, arguments
-
-
 def explainers_of(
     names: str,
     options: Sequence[str],
@@ -403,12 +381,7 @@ def explainers_of(
     columns: Columns | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Hardened classes from the command line's words, those of rows with what they are made with: public rows (n, d),
-    names of features, categories, and the options that are the constructor's. And the other options, for their calls.
-
-    Raises:
-        ConfigurationError: an unknown method, an option that is not NAME=VALUE, or public rows that are missing or of
-            no use.
-    """
+    names of features, categories, and the options that are the constructor's. And the options of calls."""
     listed = [name.strip() for name in names.split(",") if name.strip()] or [""]
     values: dict[str, dict[str, Any]] = {name: {} for name in listed}
     for text in options:
@@ -456,11 +429,7 @@ def explainers_of(
 
 
 def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search.
-
-    Raises:
-        ConfigurationError: none of these.
-    """
+    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search."""
     named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 import typer
 
+from safexplain._progress import spoken
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
 from safexplain.audit.report.outcome import AuditRun
-from safexplain.cli.run.planned import spoken
+from safexplain.cli.run.tables import screen
 from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval
 
@@ -55,18 +55,12 @@ def numbers_of(plan: Plan, question: Question) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the strongest attack on one thing finds.
+    """What the strongest attack on one thing finds."""
 
-    Args:
-        what: it reads.
-        low, high: 95 % interval of the share of members found.
-        auc, auc_low, auc_high: area under its ROC, and its interval, 95 % over all attacks of the screen together.
-    """
-
-    what: str
-    low: float
+    what: str  # it reads
+    low: float  # 95 % interval of the share of members found
     high: float
-    auc: float
+    auc: float  # area under its ROC, and its interval, 95 % over all attacks of the screen together
     auc_low: float
     auc_high: float
 
@@ -102,15 +96,7 @@ def seen_in(found: AuditRun) -> tuple[list[Seen], Seen | None]:
 
 
 def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
-    """Print what a screen saw, and how the whole audit is run; the exit code.
-
-    Args:
-        found: by the screen.
-        plan: of the whole audit.
-        folder: the run directory.
-        json_: as one JSON object.
-        quiet: the sentence alone.
-    """
+    """Print what a screen saw, and how the whole audit, which `plan` is of, is run; the exit code."""
     (seen, losses), result = seen_in(found), found.result
     fpr = f"{100 * result.policy.fpr:g} % false positives"
     if seen[0].likely:
@@ -122,18 +108,20 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
                 f" But the model remembers its members: its losses tell them apart with an AUC of {losses.auc:.2f}."
             )
     again = whole_command(sys.argv)
-    if json_:
-        content = {"quick": True, "likely": seen[0].likely, "sentence": sentence, "seen": [vars(s) for s in seen]}
-        content["losses"] = losses and vars(losses)
-        content |= {
-            "scored": result.members + result.non_members,
-            "references": result.references,
-            "run_dir": str(folder),
-        }
-        typer.echo(json.dumps({**content, "whole_seconds": plan.seconds, "whole_command": again}))
-        return EXIT_CODE
-    typer.echo(sentence)
-    if not quiet:
+    content = {
+        "quick": True,
+        "likely": seen[0].likely,
+        "sentence": sentence,
+        "seen": [vars(s) for s in seen],
+        "losses": losses and vars(losses),
+        "scored": result.members + result.non_members,
+        "references": result.references,
+        "run_dir": str(folder),
+        "whole_seconds": plan.seconds,
+        "whole_command": again,
+    }
+    if screen(content, sentence, json_, quiet):
+        typer.echo(sentence)
         for one in [*seen, *([losses] if losses and losses not in seen else [])]:
             area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
             typer.echo(f"  {one.what}: {one.share} of members found, {area}")

@@ -38,11 +38,11 @@ class TrainingFunction:
     name: str  # as in the recipe
     train: Callable[..., Any] = field(repr=False)
 
-    def fit(self, x: Any, y: Any, generator: torch.Generator) -> Any:
-        """What the function returns, or InputError if it fails."""
+    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
+        """A model trained on (x, y), without what Opacus wrapped it in, or InputError."""
         try:
             with current_directory_importable():
-                return self.train(x, y, generator)
+                model = self.train(x, y, generator)
         except SafexplainError:
             raise
         except Exception as error:  # any error of a stranger's code
@@ -50,10 +50,6 @@ class TrainingFunction:
                 f"function {self.name} failed on {len(y):,} examples of shape {tuple(x.shape[1:])}:"
                 f" {type(error).__name__}: {one_line(error)}"
             ) from error
-
-    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-        """A model trained on (x, y), without what Opacus wrapped it in, or InputError."""
-        model = self.fit(x, y, generator)
         if callable(plain := getattr(model, "to_standard_module", None)):
             model = plain()
         if not isinstance(model, nn.Module):
@@ -96,11 +92,7 @@ class RecipeFile:
         return "recipe" if self.path is None else f"recipe {self.path}"
 
     def function(self) -> TrainingFunction | None:
-        """The function that it names instead of all else, found from the current directory.
-
-        Raises:
-            InputError, ConfigurationError: it says more, or the function cannot be called with three arguments.
-        """
+        """The function that it names instead of all else, found from the current directory."""
         if (name := self.values.get("function")) is None:
             return None
         if others := sorted(self.values.keys() - {"function", "examples"}):
@@ -121,11 +113,7 @@ class RecipeFile:
 
     def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
         """How a network was trained. With the `pool` of a pre-training, membership in that is audited; `seed` is for a
-        recipe that is not given, and a `statement` fills `[dp]`.
-
-        Raises:
-            InputError, ConfigurationError: the file, its function or a training as in the statement cannot be used.
-        """
+        recipe that is not given, and a `statement` fills `[dp]`."""
         if (function := self.function()) is not None:
             if pool is not None:
                 raise ConfigurationError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -27,16 +27,20 @@ STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "in
 WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VERDICTS.items()}
 
 
+def screen(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> Console | None:
+    """Where a result is to be shown; None once it is printed as one JSON object, or as the word alone."""
+    if json_:
+        typer.echo(json.dumps(content, allow_nan=False))
+    elif quiet:
+        typer.echo(word)
+    return None if json_ or quiet else Console()
+
+
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
     """Print what an audit found and where its files are (`json_`: one JSON object; `quiet`: the verdict alone), and
     return its exit code."""
-    if json_:
-        content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
-        typer.echo(json.dumps(content, allow_nan=False))
-    elif quiet:
-        typer.echo(WORDS[found.verdict])
-    else:
-        console = Console()
+    content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
+    if console := screen(content, WORDS[found.verdict], json_, quiet):
         show_verdict(console, found.result, verdict_table(found.configurations))
         if found.report.subject_data:
             console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
@@ -58,12 +62,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
 
 def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
     """Print what the attacks found in signals, likewise, and return the verdict's exit code."""
-    if json_:
-        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
-    elif quiet:
-        typer.echo(WORDS[result.verdict])
-    else:
-        console = Console()
+    if console := screen(result.to_dict(), WORDS[result.verdict], json_, quiet):
         show_verdict(console, result, attack_table(result))
     return result.exit_code
 

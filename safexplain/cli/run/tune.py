@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import torch
-import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import nn
@@ -19,7 +16,7 @@ from safexplain.cli.console import Interrupted
 from safexplain.cli.options import Options
 from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.question import Asked, begun
-from safexplain.cli.run.tables import WORDS, result_table, show_files, show_verdict
+from safexplain.cli.run.tables import WORDS, result_table, screen, show_files, show_verdict
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.load import load_records
@@ -39,12 +36,7 @@ KEPT = "finished models and trials"
 
 
 def run_tune(given: Options, trials: int, public: Path | None) -> int:
-    """Search, audit the chosen release, print both, and return the exit code.
-
-    Raises:
-        SafexplainError: something cannot be read, or does not fit the rest.
-        Interrupted: after what was found is shown.
-    """
+    """Search, audit the chosen release, print both, and return the exit code."""
     with begun(Asked(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
@@ -61,12 +53,7 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
 
 
 def public_models(path: Path, question: Question) -> list[nn.Module]:
-    """Models trained on public examples by the recipe of the search.
-
-    Raises:
-        InputError: they cannot be read, have another shape, or are in the data of the search; or no model can be
-            trained.
-    """
+    """Models trained on public examples by the recipe of the search."""
     x, y, _ = load_records(path)
     population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
     if build is None:
@@ -92,12 +79,9 @@ def public_models(path: Path, question: Question) -> list[nn.Module]:
 
 def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
     """Print what a search found and where its files are, and return its exit code."""
-    if json_:
-        typer.echo(json.dumps({**found.to_dict(), "run_dir": str(folder), "files": found.files}, allow_nan=False))
-    elif quiet:
-        typer.echo(WORDS["inconclusive"] if found.confirmed is None else WORDS[found.confirmed.verdict])
-    else:
-        console = Console()
+    verdict = "inconclusive" if found.confirmed is None else found.confirmed.verdict
+    content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
+    if console := screen(content, WORDS[verdict], json_, quiet):
         console.print(release_table(found))
         console.print()
         for sentence in chosen_words(found.study, found.chosen, found.within):

@@ -13,6 +13,7 @@ import typer
 
 from safexplain._digest import file_sha256
 from safexplain._versions import FORMAT, compatibility
+from safexplain.cli.options import VerifyOptions
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict import words
@@ -35,60 +36,48 @@ BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could
 BY_CONSTRUCTION = "by construction: no attack was run; it rests on the assumptions below"
 
 
-def verify(
-    certificate: Path,
-    model: Path | None,
-    public_key: Path | None,
-    any_verdict: bool,
-    any_version: bool,
-    json_: bool,
-) -> int:
-    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction.
-
-    Raises:
-        InputError: a file cannot be read, or the model's is missing.
-    """
+def verify(given: VerifyOptions) -> int:
+    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
     try:
-        lines, content = _check_certificate(certificate, model, public_key, any_verdict, any_version)
+        lines, content = _check_certificate(given)
     except CertificateError as error:
         reason = _printable(str(error))
-        if json_:
+        if given.json_:
             typer.echo(json.dumps({"verified": False, "reason": reason}))
         else:
             typer.echo(f"error: {reason}", err=True)
         return 1
-    if json_:
+    if given.json_:
         typer.echo(json.dumps(content, allow_nan=False))
         return 0
-    typer.echo(f"{certificate} is intact{'' if model is None else f' and about {model}'}.")
+    typer.echo(f"{given.certificate} is intact{'' if given.model is None else f' and about {given.model}'}.")
     for name, text in lines.items():
         for i, line in enumerate(text if isinstance(text, list) else [text]):
             typer.echo(f"{'' if i else name.replace('_', ' '):<20}{_printable(str(line))}")
     return 0
 
 
-def _check_certificate(
-    certificate: Path, model: Path | None, public_key: Path | None, any_verdict: bool, any_version: bool
-) -> tuple[Lines, dict[str, Any]]:
-    """What a certificate says, for people and for programs; raises `CertificateError` where it does not hold."""
-    found = load_any(certificate, public_key=public_key)
-    if model is not None:
-        _check_file(found, model, certificate)
+def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
+    """What a certificate says, for people, and what it states, for programs; raises `CertificateError` where it does
+    not hold."""
+    path, found = given.certificate, load_any(given.certificate, public_key=given.public_key)
+    if given.model is not None:
+        _check_file(found, given.model, path)
     elif isinstance(found, Certificate) and found.endpoint is None:
-        raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
-    subject = {name: dict(digests) for name, digests in found.subject.items()}
-    content = {"verified": True, "kind": found.kind, "signature": found.signature, "subject": subject}
+        raise InputError(f"{path} is by audit, about a model file: give the file that is deployed, --model")
+    content = {**found.statement["predicate"], "verified": True, "kind": found.kind, "signature": found.signature}
+    content["subject"] = {name: dict(digests) for name, digests in found.subject.items()}
     if isinstance(found, GuaranteeCertificate):
-        names = ("guarantee", "measured", "environment", "notes")
-        return _lines_of_guarantee(found), content | {name: found.statement["predicate"][name] for name in names}
-    if found.verdict != "certified" and not any_verdict:
-        raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {words.sentence(found.judgement)}")
-    lines, content = _lines(found), content | _content(found) | {"serves_here": None}
+        return _lines_of_guarantee(found), content
+    if found.verdict != "certified" and not given.any_verdict:
+        raise CertificateError(f"{path}: the verdict is {found.verdict}. {words.sentence(found.judgement)}")
+    lines = _lines(found)
+    content |= {**content.pop("audit"), **words.written(found.judgement), "endpoint": found.endpoint}
     if found.endpoint is None:
         here = compatibility(found.environment, found.libraries)
-        if here.problems and not any_version:
+        if here.problems and not given.any_version:
             raise CertificateError(
-                f"{certificate} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
+                f"{path} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
                 " the same: --any-version)"
             )
         said = [f"no: {problem}" for problem in here.problems] or ["yes: these versions release what was audited"]
@@ -98,12 +87,7 @@ def _check_certificate(
 
 
 def sign(certificate: Path, key: Path, out: Path | None) -> int:
-    """Check a certificate and put it into a signed envelope (DSSE).
-
-    Raises:
-        CertificateError: it is signed already, or not intact.
-        InputError: a file cannot be read.
-    """
+    """Check a certificate and put it into a signed envelope (DSSE)."""
     found = load_any(certificate)
     if found.signature != "none":
         raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
@@ -128,30 +112,6 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
             f"{model} is not the certificate's file: {path} is about {', '.join(certificate.subject)} with SHA-256"
             f" {', '.join(sorted(d[:16] for d in known))}..., and this file's is {digest[:16]}..."
         )
-
-
-def _content(certificate: Certificate) -> dict[str, Any]:
-    """What was certified, for programs."""
-    judgement, predicate = certificate.judgement, certificate.statement["predicate"]
-    plain = ("verdict", "basis", "claim", "limit", "bound", "levels", "targets", "grouped", "uses")
-    said = words.written(judgement)
-    return {
-        **{name: getattr(judgement, name) for name in plain},
-        **{name: said[name] for name in ("sentence", "says", "details")},
-        "omitted": list(judgement.omitted),
-        "policy": judgement.policy.to_dict(),
-        "native": certificate.native,
-        "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
-        **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
-        "noise_stream": certificate.noise_stream,
-        "privacy": predicate.get("privacy"),
-        "canaries": predicate.get("canaries"),
-        "search": certificate.search,
-        "subject_data": certificate.subject_data,
-        "utility": predicate["utility"],
-        "endpoint": certificate.endpoint,
-        "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
-    }
 
 
 def _lines(certificate: Certificate) -> Lines:
