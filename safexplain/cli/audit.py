@@ -38,7 +38,7 @@ from safexplain.cli.options import (
     option,
     policy_of,
 )
-from safexplain.errors import ConfigurationError
+from safexplain.errors import CertificateError, ConfigurationError
 
 if TYPE_CHECKING:
     from safexplain.audit.certify import SplitName
@@ -188,6 +188,13 @@ def sign_command(
     out: Path | None = option(None, "FILE", "File to write.  \\[default: the certificate itself]"),
 ) -> int:
     """Check a certificate and sign it (DSSE envelope)."""
-    from safexplain.cli.run.verify import sign
+    from safexplain.verdict.certificate.read import load_any
+    from safexplain.verdict.certificate.sign import sign_certificate
+    from safexplain.verdict.certificate.write import write_json
 
-    return sign(certificate, key, out)
+    found = load_any(certificate)
+    if found.signature != "none":
+        raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
+    path = write_json(out or certificate, sign_certificate(found.statement, key))
+    typer.echo(f"{path} is signed.")
+    return 0

@@ -18,8 +18,7 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict import words
 from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate, load_any
-from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
+from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 SIGNATURES = {
@@ -84,16 +83,6 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
         lines["serves_here"] = [*said, *here.notes]
         content["serves_here"] = {"serves": not here.problems, **asdict(here)}
     return lines, content
-
-
-def sign(certificate: Path, key: Path, out: Path | None) -> int:
-    """Check a certificate and put it into a signed envelope (DSSE)."""
-    found = load_any(certificate)
-    if found.signature != "none":
-        raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
-    path = write_json(out or certificate, sign_certificate(found.statement, key))
-    typer.echo(f"{path} is signed.")
-    return 0
 
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
