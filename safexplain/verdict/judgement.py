@@ -72,10 +72,11 @@ Reason = Literal[
 
 
 WRITTEN = (
-    "verdict", "claim", "limit", "bound", "could_certify", "levels", "split", "uses", "forced", "members",
-    "non_members", "grouped", "references", "target", "targets",
+    "verdict", "policy", "claim", "limit", "bound", "levels", "split", "uses", "forced", "members", "non_members",
+    "grouped", "references", "omitted", "target", "targets", "evidence", "controls", "could_certify", "needed",
+    "others",
 )  # fmt: skip
-"""What is written as it is, of a judgement and what follows from it."""
+"""What is written, of a judgement and what follows from it, in its order."""
 
 
 def main_of(policy: Policy) -> str:
@@ -424,14 +425,16 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types without words; `from_dict` reads the counts and computes everything else again."""
-        return {
-            **{name: getattr(self, name) for name in WRITTEN},
+        plain = {
             "policy": self.policy.to_dict(),
             "omitted": list(self.omitted),
             "evidence": [self._evidence(e) for e in self.evidence],
             "controls": [asdict(c) for c in self.controls],
             "needed": None if self.needed is None else asdict(self.needed),
             "others": [o.to_dict() for o in self.others],
+        }
+        return {
+            **{name: plain[name] if name in plain else getattr(self, name) for name in WRITTEN},
             **({"quick": True} if self.quick else {}),
             **({} if self.implied is None else {"implied": asdict(self.implied), "basis": self.basis}),
         }

@@ -232,7 +232,7 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(cli: Cli, arguments
 def test_a_certificate_that_is_damaged_is_a_refusal_and_no_wrong_usage(cli: Cli, path: str) -> None:
     code, out, err = cli("verify", path)
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith(f"error: {path} is not")
+    assert err.startswith(f"error: the certificate {path} cannot be read as JSON")
 
 
 def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> None:

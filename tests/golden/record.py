@@ -513,6 +513,12 @@ def command_line() -> dict[str, Any]:
 # --- 5. canaries and bounds -------------------------------------------------------------------------------------------
 
 
+def _in_order(bound: Any) -> dict[str, Any]:
+    """The fields of a `LowerBound` in the order that is recorded."""
+    found = asdict(bound)
+    return {name: found.pop(name) for name in ("method", "delta", "confidence", "threshold")} | found
+
+
 def bounds() -> dict[str, Any]:
     """Lower bounds on epsilon from fixed counts and fixed scores, by each method."""
     a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
@@ -520,6 +526,7 @@ def bounds() -> dict[str, Any]:
     fixed = stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", seed=1)  # whose threshold is chosen alike
     split = ErrorCounts(fixed.false_positives, fixed.negatives, fixed.false_negatives, fixed.positives)
     sampled = {"sample_rate": 0.25, "steps": 4}
+    bound = stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)
     return {
         "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods}
         | {published: credible_bound(ErrorCounts(7, 200, 11, 250), 1e-5)},
@@ -528,7 +535,7 @@ def bounds() -> dict[str, Any]:
         "sampled": stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, "pld", **sampled),
         "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods}
         | {published: credible_bound(split, 1e-5)},
-        "fixed threshold": asdict(stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)) | {"family": None},
+        "fixed threshold": _in_order(bound) | {"family": None},
         "one run": {m: stats.one_run_lower_bound(88, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
         "one run, ceiling": {m: stats.one_run_lower_bound(100, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
         "interval": list(stats.clopper_pearson(7, 200, 0.95)),

@@ -54,8 +54,8 @@ FREE = ("clopper-pearson", "steinke")
 
 
 _STATED = (
-    "epsilon_lower", "confidence", "ceiling", "verdict", "power", "runs", "seconds_per_run", "keeps_claim",
-    "sentence", "seconds", "scenario", "method",
+    "epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "power", "runs",
+    "seconds_per_run", "keeps_claim", "sentence", "seconds", "scenario", "method",
 )  # fmt: skip
 
 
@@ -177,11 +177,9 @@ class Finding(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: what outside scripts read, with what it was computed from."""
-        content = {name: getattr(self, name) for name in _STATED} | {
-            "epsilon_add_remove": _finite(self.claim.add_remove),
-            "epsilon_substitute": _finite(self.claim.substitute),
-            "claim": self.claim.to_dict(),
-        }
+        claimed = {f"epsilon_{name}": _finite(getattr(self.claim, name)) for name in ("add_remove", "substitute")}
+        content = {name: claimed[name] if name in claimed else getattr(self, name) for name in _STATED}
+        content["claim"] = self.claim.to_dict()
         counts = {k: v for k, v in asdict(self).items() if k not in {*content, "setting"}}  # type: ignore[call-overload]
         for at in counts.get("errors", ()):
             at["threshold"] = at["threshold"] if math.isfinite(at["threshold"]) else str(at["threshold"])
