@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from certificates import sealed
 from results import POLICY, WHOLE, audited, of_targets
 from sklearn.datasets import load_digits
 from torch import nn
@@ -228,6 +229,18 @@ def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path
     assert (code, err) == (1, "")
     assert json.loads(out)["verified"] is False
     assert said in json.loads(out)["reason"]
+
+
+def test_names_in_the_audit_of_a_forger_override_nothing_that_was_checked(cli: Cli, tmp_path: Path) -> None:
+    content = json.loads((tmp_path / "certificate.json").read_text())
+    forged = {"signature": "valid", "subject": {"any": {}}, "kind": "by construction", "serves_here": 1, "notes": []}
+    content["predicate"]["audit"] |= forged
+    (tmp_path / "certificate.json").write_text(json.dumps(sealed(content)))
+    code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--json")
+    found = json.loads(out)
+    assert (code, found["signature"], found["kind"], list(found["subject"])) == (0, "none", "by audit", ["model.pt"])
+    assert found["serves_here"]["serves"] is True
+    assert found["notes"] == content["predicate"]["notes"]
 
 
 def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
     if found.verdict != "certified" and not given.any_verdict:
         raise CertificateError(f"{path}: the verdict is {found.verdict}. {words.sentence(found.judgement)}")
     lines = _lines(found)
-    content |= {**content.pop("audit"), **words.written(found.judgement), "endpoint": found.endpoint}
+    content = {**content.pop("audit"), **content}  # a stranger's audit may hold any name, and overrides none of ours
+    content |= {**words.written(found.judgement), "endpoint": found.endpoint, "serves_here": None}
     if found.endpoint is None:
         here = compatibility(found.environment, found.libraries)
         if here.problems and not given.any_version:
