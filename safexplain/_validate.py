@@ -12,6 +12,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -172,9 +173,11 @@ def from_table(kind: type[Made], values: Any, what: str) -> Made:
     needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if needed:
         raise ConfigurationError(f"{what} lacks {', '.join(needed)}")
-    check_types(kind, values, what)
-    hints = get_type_hints(kind)
+    hints = check_types(kind, values, what)
     return kind(**{name: _converted(v, hints[name], f"{what}: {name}") for name, v in values.items()})
+
+
+_hints = cache(get_type_hints)  # which evaluates annotations each time; a certificate has a table for every attack
 
 
 def _converted(value: Any, hint: Any, what: str) -> Any:
@@ -187,12 +190,13 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
     return tuple(value) if isinstance(value, list) and hint is not Any else value
 
 
-def check_types(kind: type, values: Mapping[str, Any], what: str) -> None:
-    """Raise ConfigurationTypeError where a value is of another type than the field of a dataclass that has its name."""
-    hints = get_type_hints(kind)
+def check_types(kind: type, values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The types of a dataclass's fields by name; ConfigurationTypeError where the value of that name has another."""
+    hints = _hints(kind)
     for name, value in values.items():
         if not _has_type(value, hints[name]):
             raise ConfigurationTypeError(f"{what}: {name} must be {_type_name(hints[name])}, got {value!r:.60}")
+    return hints
 
 
 def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:
