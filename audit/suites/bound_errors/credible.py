@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr
 
 from safexplain.verdict.stats.bound_methods import ErrorCounts
+from safexplain.verdict.stats.one_run import smallest_root
 
 Array = NDArray[np.float64]
 
@@ -38,12 +38,7 @@ def credible_bound(errors: ErrorCounts, delta: float) -> float:
         least = np.maximum(np.maximum(1 - delta - grown * fpr, (1 - delta - fpr) / grown), 1e-300)
         return float(weight @ ndtr(-np.interp(np.log(least), log_fnr, SCORES))) - (1 - errors.confidence)
 
-    if excess(0.0) >= 0:
-        return 0.0
-    top = 1.0
-    while excess(top) < 0:
-        top *= 2
-    return float(brentq(excess, 0.0, top, xtol=1e-6))
+    return smallest_root(excess)
 
 
 @lru_cache(maxsize=4096)

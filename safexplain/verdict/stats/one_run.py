@@ -7,6 +7,7 @@ several numbers is no bound, unless each has its part of 1 - confidence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Unpack
 
 import numpy as np
@@ -80,6 +81,11 @@ def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: floa
     def excess(epsilon: float) -> float:
         return _probability(correct, guesses, canaries, epsilon, delta) - risk
 
+    return smallest_root(excess)
+
+
+def smallest_root(excess: Callable[[float], float]) -> float:
+    """Where a rising function of epsilon becomes 0, at least 0, within 1e-6."""
     if excess(0.0) >= 0:
         return 0.0
     top = 1.0
