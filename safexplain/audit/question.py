@@ -366,8 +366,9 @@ class Question:
 
     def puts_softmax(self, like: nn.Module | None) -> bool:
         """Whether probabilities are explained of models that, as `like`, return logits; None: taken to do so."""
-        logits = like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS])
-        return self.output == "probability" and logits
+        if self.output == "logit":
+            return False
+        return like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS])
 
     def released_by(self, hardening: HardeningLike, softmax: bool) -> Release:
         """The explainers under this hardening; `softmax` as `puts_softmax`."""

@@ -262,7 +262,9 @@ def judge(question: Question, models: Models) -> AuditRun:
         explainer=f"{question.method} of the predicted {explained}" if question.explains else "predictions alone",
         configurations=tuple(configurations),
         provenance={},
-        pictures=pictures(population.x, models.shadows.membership[0], signals, name) if pictured else None,
+        pictures=pictures(population.x, models.shadows.membership[0], signals, configurations[-1].name)
+        if pictured
+        else None,
         notes=tuple(notes),
         privacy=options.privacy,
         canaries=options.canaries,

@@ -21,7 +21,6 @@ class Evidence:
     """How many members one attack found, alone and beside the baseline of its level.
 
     Counts are of independent units (see `thresholds.weights_of`): whole numbers where every example is one.
-
     """
 
     attack: str

@@ -173,6 +173,8 @@ class PrivacyStatement:
                 f"pure_add_remove: expected above 0 and at most pure_epsilon {self.pure_epsilon}, got"
                 f" {self.pure_add_remove}"
             )
+        if self.selection is not None and not isinstance(self.selection, RepeatAndSelect):
+            raise ConfigurationError(f"selection: expected a RepeatAndSelect, got {self.selection!r:.60}")
         if self.phases:
             check_delta(self.delta)
         size = self.expected_batch_size
