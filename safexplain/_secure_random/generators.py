@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +32,10 @@ Size = int | tuple[int, ...] | None
 
 GENERATOR = "the operating system's cryptographic generator and AES-256 in counter mode under fresh keys from it"
 """What a guarantee says of its randomness."""
+
+ENTROPY: ContextVar[Callable[[int], bytes]] = ContextVar("entropy", default=os.urandom)
+"""Where all bits come from. An audit that repeats a training step by step puts a seeded source here, for itself alone
+(`safexplain.audit.canaries.white_box`)."""
 
 KEY_BYTES = 32
 DIRECT = 1024
@@ -45,7 +50,7 @@ _ROWS = 1 << 14
 
 def fresh_key() -> bytes:
     """256 bits from the operating system."""
-    return os.urandom(KEY_BYTES)
+    return ENTROPY.get()(KEY_BYTES)
 
 
 def _cipher(key: bytes, start: bytes) -> CipherContext:
@@ -70,7 +75,7 @@ class SecureGenerator:
     def bytes(self, count: int) -> bytearray:
         """So many random bytes."""
         direct = count <= DIRECT
-        return bytearray(os.urandom(count)) if direct else _keystream(_cipher(fresh_key(), bytes(16)), count)
+        return bytearray(ENTROPY.get()(count)) if direct else _keystream(_cipher(fresh_key(), bytes(16)), count)
 
     def words(self, count: int) -> Ints:
         """(count,) whole numbers of 64 random bits each, sign included."""

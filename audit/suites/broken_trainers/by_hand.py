@@ -1,9 +1,9 @@
 """DP-SGD loops written by hand: a right one, and what people get wrong, each as the few lines in which it differs.
 
-`Loop` clips the gradient of every record, adds Gaussian noise to the sum, divides by the expected batch size and lets a
-torch optimizer step. Gradients of single records are the rows of one matrix (batch, P): in closed form for the linear
+`Loop` clips the gradient of every record, adds Gaussian noise to the sum (by `noisy`, which hands the step to a white box
+that watches), divides by the expected batch size and lets a torch optimizer step. Gradients of single records are the rows of one matrix (batch, P): in closed form for the linear
 model of `Loop`, by `torch.autograd.grad` for the networks of `NetworkLoop`. The method `train` of each class is what
-`CanaryProbe` and `safexplain canaries` call.
+`CanaryProbe`, `WhiteBox` and `safexplain canaries` call.
 """
 
 # ruff: noqa: D102  (what a method does where it is replaced stands in the docstring of its class)
@@ -12,9 +12,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
+
+from safexplain.audit.canaries import add_noise
 
 FEATURES, CLASSES, RARE = 5, 2, 1
 """Class `RARE` has the fewest records."""
@@ -56,13 +59,21 @@ class Loop:
 
     sigma, bound, lr, steps, rate = 3.5, 1.0, 0.1, 8, 1.0
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
+    mean_of_all = False
+    """Whether the sum and the noise are divided by the expected batch size before they are added."""
+
+    def __init__(self, generator: torch.Generator, step: Any = add_noise) -> None:
+        self.generator, self.watched = generator, step
 
     @classmethod
-    def train(cls, dataset: Any, generator: torch.Generator) -> nn.Module:
+    def train(cls, dataset: Any, generator: torch.Generator, step: Any = add_noise) -> nn.Module:
         """A model of D or D'."""
-        return cls(generator).run(*fetched(dataset))
+        return cls(generator, step).run(*fetched(dataset))
+
+    @classmethod
+    def clip(cls, records: int) -> float:
+        """C in the units of what is handed to `step`."""
+        return cls.bound / (cls.rate * records) if cls.mean_of_all else cls.bound
 
     @classmethod
     def accounted(cls) -> int:
@@ -78,7 +89,7 @@ class Loop:
         self.optimizer = self.make_optimizer()
         for t in range(self.steps):
             self.t = t
-            batch = self.batch(len(y))
+            self.drawn = batch = self.batch(len(y))
             self.update(self.step(x[batch], y[batch]))
         return self.released(x, y)
 
@@ -101,7 +112,12 @@ class Loop:
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """(P,) what the optimizer is given as gradient."""
         total = self.total(self.clipped(self.gradients(x, y), y), y)
-        return (total + self.noise()) / self.expected
+        return self.noisy(total, self.noise()) / self.expected
+
+    def noisy(self, total: Tensor, noise: Tensor) -> Tensor:
+        """(P,) the sum with its noise."""
+        found: Tensor = self.watched(total, noise, self.drawn)
+        return found
 
     @torch.no_grad()
     def gradients(self, x: Tensor, y: Tensor) -> Tensor:
@@ -228,6 +244,28 @@ class LowRank(NetworkLoop):
         return nn.Sequential(LoRA(model[0]), nn.ReLU(), LoRA(model[2]))
 
 
+class Functional(Loop):
+    """NumPy only, parameters in a dictionary, as with jax: no module, no torch optimizer."""
+
+    @classmethod
+    def train(cls, dataset: Any, generator: torch.Generator, step: Any = add_noise) -> Any:
+        x, y = (part.numpy().astype(float) for part in fetched(dataset))
+        rng = np.random.default_rng(generator.initial_seed())
+        theta = {"w": np.zeros((CLASSES, FEATURES)), "b": np.zeros(CLASSES)}
+        for _ in range(cls.steps):
+            logits = x @ theta["w"].T + theta["b"]
+            odds = np.exp(logits - logits.max(1, keepdims=True))
+            residual = odds / odds.sum(1, keepdims=True) - np.eye(CLASSES)[y.astype(int)]
+            rows = {"w": residual[:, :, None] * x[:, None], "b": residual}
+            norms = np.sqrt(sum((g**2).reshape(len(x), -1).sum(1) for g in rows.values()))
+            factor = np.minimum(1, cls.bound / np.maximum(norms, 1e-12))
+            clipped = {k: np.tensordot(factor, g, 1) for k, g in rows.items()}
+            noise = {k: cls.sigma * cls.bound * rng.normal(size=g.shape) for k, g in clipped.items()}
+            noisy = step(clipped, noise, np.arange(len(x)))
+            theta = {k: theta[k] - cls.lr * noisy[k] / len(x) for k in theta}
+        return theta
+
+
 # ------------------------------------------------------------------------------------------- noise
 
 
@@ -280,8 +318,8 @@ class NoNoiseOnBias(Loop):
 class ConstantSeed(Loop):
     """A seed in the code: the same noise in every training, known to all who have the code."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__(torch.Generator().manual_seed(0))
+    def __init__(self, generator: torch.Generator, step: Any = add_noise) -> None:
+        super().__init__(torch.Generator().manual_seed(0), step)
 
 
 class SameNoiseEveryStep(Loop):
@@ -319,17 +357,39 @@ class NoiseInEveryMicroBatch(Loop):
 class ClipAfterAveraging(Loop):
     """`clip_grad_norm_` on the gradient of the batch."""
 
+    mean_of_all = True
+
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         mean = to_norm(self.gradients(x, y).mean(0), self.bound)
-        return mean + self.noise() / self.expected
+        return self.noisy(mean, self.noise() / self.expected)
 
 
 class MicroBatchesClipped(Loop):
     """The means of micro-batches of four records are clipped, and averaged with the noise of clipped records."""
 
+    mean_of_all = True
+
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         means = torch.stack([part.mean(0) for part in self.gradients(x, y).split(4)])
-        return to_norm(means, self.bound).mean(0) + self.noise() / self.expected
+        return self.noisy(to_norm(means, self.bound).mean(0), self.noise() / self.expected)
+
+
+class MicroBatchesScaledBack(Loop):
+    """The means of micro-batches of four records are clipped and multiplied by four again: a sum as if of records."""
+
+    def total(self, rows: Tensor, y: Tensor) -> Tensor:
+        means = torch.stack([part.mean(0) for part in rows.split(4)])
+        return 4 * to_norm(means, self.bound).sum(0)
+
+    def clipped(self, rows: Tensor, y: Tensor) -> Tensor:
+        return rows
+
+
+class WeightsAndBiasEach(Loop):
+    """Weights and bias are each clipped to C."""
+
+    def clipped(self, rows: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([to_norm(rows[:, :-CLASSES], self.bound), to_norm(rows[:, -CLASSES:], self.bound)], dim=1)
 
 
 class UpsideDown(Loop):
@@ -434,16 +494,18 @@ class MomentumFromCleanSums(Loop):
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         clean = self.clipped(self.gradients(x, y), y).sum(0)
         self.buffer = clean + (0.9 * self.buffer if self.t else 0.0)
-        return (self.buffer + self.noise()) / self.expected
+        return self.noisy(self.buffer, self.noise()) / self.expected
 
 
 class AdamFromCleanSums(Adam):
     """Adam steps on clean gradients, and the parameters get the noise of an SGD step."""
 
+    mean_of_all = True
+
     lr = 0.3
 
     def update(self, gradient: Tensor) -> None:
-        noise = self.noise() / self.expected
+        noise = self.noisy(gradient, self.noise() / self.expected) - gradient
         super().update(gradient)
         with torch.no_grad():
             for p, piece in zip(self.parameters, noise.split(self.sizes), strict=True):
@@ -451,6 +513,17 @@ class AdamFromCleanSums(Adam):
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         return self.clipped(self.gradients(x, y), y).sum(0) / self.expected
+
+
+class SecondMomentFromCleanSums(Loop):
+    """Adam by hand: the first moment is of noisy gradients, the second of clean ones, "which only scales"."""
+
+    lr = 0.05
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        clean = self.clipped(self.gradients(x, y), y).sum(0) / self.expected
+        self.second = 0.1 * clean.square() + (0.9 * self.second if self.t else 0.0)
+        return self.noisy(clean * self.expected, self.noise()) / self.expected / (self.second.sqrt() + 1e-3)
 
 
 class CleanGradientsAddedAgain(Loop):
@@ -576,7 +649,8 @@ class ActualBatchSize(Loop):
     """Divided by the number of records that were drawn, with the noise for the expected number."""
 
     sigma, steps, rate = 1.0, 20, 0.125
+    mean_of_all = True
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         mean = self.clipped(self.gradients(x, y), y).sum(0) / max(len(y), 1)
-        return mean + self.noise() / self.expected
+        return self.noisy(mean, self.noise() / self.expected)

@@ -114,6 +114,11 @@ class Case:
         return Claim(mechanism, DELTA, adjacency=self.adjacency)
 
     @property
+    def clip(self) -> float:
+        """C in the units of the sums that the white box sees."""
+        return float(self.trainer.clip(RECORDS)) if hasattr(self.trainer, "clip") else 1.0
+
+    @property
     def repeats(self) -> int:
         """Audits with the first canary; loops around an engine take long."""
         return REPEATS if self.name.startswith("by_hand") and self.found else REPEATS // 2
@@ -142,6 +147,8 @@ BROKEN = (
     # clipping
     Case("by_hand:ClipAfterAveraging", OUTLIER),
     Case("by_hand:MicroBatchesClipped", OUTLIER),
+    Case("by_hand:MicroBatchesScaledBack", OUTLIER),
+    Case("by_hand:WeightsAndBiasEach", OUTLIER, 200, found=False),
     Case("by_hand:UpsideDown", OUTLIER),
     Case("by_hand:SquaredNorm", SWAPPED),
     Case("by_hand:ValueClipping", OUTLIER),
@@ -154,6 +161,7 @@ BROKEN = (
     # what is not noisy
     Case("by_hand:MomentumFromCleanSums", OUTLIER),
     Case("by_hand:AdamFromCleanSums", OUTLIER),
+    Case("by_hand:SecondMomentFromCleanSums", OUTLIER, 200, found=False),
     Case("by_hand:CleanGradientsAddedAgain", OUTLIER),
     Case("by_hand:PullTowardsPrivateMeans", OUTLIER),
     Case("with_engines:InnerOptimizerSteps", OUTLIER),
@@ -197,6 +205,7 @@ RIGHT = (
     Case("by_hand:PoissonMomentum", ("mislabelled",), 100),
     Case("by_hand:Adam", ("mislabelled",), 100),
     Case("by_hand:PublicStandardisation", ("mislabelled",), 280),
+    Case("by_hand:Functional", ("mislabelled",), 100, seeds=0),
     Case("by_hand:AveragedViews", ("mislabelled",), 100),
     Case("by_hand:Dropout", ("mislabelled",), 100, seeds=3),
     Case("by_hand:FrozenBatchNorm", ("mislabelled",), 100, seeds=3),

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 from safexplain.audit.canaries.run import run_canaries, run_once
 from safexplain.audit.canaries.setting import Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.white_box import WhiteBox, add_noise
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import load_finding
 
 if TYPE_CHECKING:
     from safexplain.audit.canaries.finetuning import audit_training
 
-__all__ = ["CanaryProbe", "Claim", "Setting", "audit_training", "load_finding", "preset", "run_canaries", "run_once"]
+__all__ = [
+    "CanaryProbe", "Claim", "Setting", "WhiteBox", "add_noise", "audit_training", "load_finding", "preset",
+    "run_canaries", "run_once",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

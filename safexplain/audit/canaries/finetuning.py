@@ -29,6 +29,7 @@ from safexplain.audit.canaries.run import (
 )
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features
 from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
@@ -37,6 +38,7 @@ from safexplain.dp.sgd.records import InMemory
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
+from safexplain.verdict.canaries.white_box import WhiteBoxResult
 from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["audit_training"]
@@ -62,12 +64,14 @@ def audit_training(
     workers: int = 1,
     cache: str | Path | None = None,
     progress: Progress = silent,
-) -> CanaryResult:
-    """Put a tuner's guarantee to the test: train many times, half of the times with one record substituted.
+) -> CanaryResult | WhiteBoxResult:
+    """Put a tuner's guarantee to the test: watch its steps, or train many times, half of the times with one record
+    substituted.
 
     Args:
         tuner: whose model, data, plan and options are taken.
-        scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
+        scenario: "white-box" watches the tuner's steps (`WhiteBox`); of the other arguments, `seed` and `progress` are
+            used. "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
             "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
             what the mechanism gives away, not whether the tuner's code is right. With `groups=`, one record of a person
             is substituted, and "gradient" is none. None: crafted for a head, otherwise
@@ -91,7 +95,15 @@ def audit_training(
     how: dict[str, Any] = {
         "runs": runs, "method": method, "threshold": threshold, "confidence": confidence, "seed": seed,
     }  # fmt: skip
+
+    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
+        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
+
+    records = tuner.records
+    given = (records.x, records.y) if isinstance(records, InMemory) else records.dataset
     name = None if scenario is None else scenario_of(scenario)
+    if name == "white-box":
+        return WhiteBox(train, given, claim, tuner.config.clipping.bound, seed=seed).run(progress)
     if name == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
     if tuner.persons is not None and name in ("gradient", "layers"):
@@ -106,14 +118,9 @@ def audit_training(
             return run_canaries(setting, "gradient", device=tuner.device, cache=cache, progress=progress, **how)
         return _audit_heads(setting, start, name or "crafted", progress=progress, **how)
 
-    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
-        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
-
-    records = tuner.records
     probe = CanaryProbe(
-        train, (records.x, records.y) if isinstance(records, InMemory) else records.dataset, claim=claim,
-        scenario=name or "mislabelled", model=model, auxiliary=auxiliary, workers=workers, cache=cache,
-        version=_version(tuner), **how,
+        train, given, claim=claim, scenario=name or "mislabelled", model=model, auxiliary=auxiliary, workers=workers,
+        cache=cache, version=_version(tuner), **how,
     )  # fmt: skip
     return probe.run(progress=progress)
 

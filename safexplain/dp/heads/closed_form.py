@@ -10,7 +10,8 @@ the constant 1. Outputs are the classes, or one logit for class 1 of two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,10 @@ from safexplain.dp.heads.recipe import Generators, HeadRecipe, common_batches, o
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import Source, gaussian
 from safexplain.errors import ConfigurationError, InputError
+
+STEP: ContextVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = ContextVar("step", default=None)
+"""Who watches the steps of a training of one head: it gets the sum, the noise and the rows, and gives what is released
+(`safexplain.audit.canaries.white_box`)."""
 
 _TOLD = 50
 """Times that progress is told of each block of runs."""
@@ -180,7 +185,8 @@ def train_heads(
             batch = rows if index is None else rows.take(index)
             total = clipped_sum(part, batch, weight, recipe.clipping)
             if noisy:
-                total += _noise(part, own, float_safe).mul_(std[block, None, None])
+                noise = _noise(part, own, float_safe).mul_(std[block, None, None])
+                total = _released(total, noise, index, weight, len(x))
             update(total.div_(recipe.expected_batch_size))
             if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
@@ -190,6 +196,17 @@ def train_heads(
     d = x.shape[1]
     bias = theta[..., d] if recipe.bias else torch.zeros_like(theta[..., 0])
     return Heads(theta[..., :d].contiguous(), bias.contiguous())
+
+
+def _released(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
+    """The sum (runs, outputs, columns) plus noise; a watcher of one run is told which of n rows were in the batch."""
+    watcher = STEP.get()
+    if watcher is None or len(total) > 1:
+        return total.add_(noise)
+    batch = torch.arange(n, device=total.device) if index is None else index.flatten()
+    kept = batch if weight is None else batch[weight.flatten() > 0]
+    released: Tensor = watcher(total, noise, kept)
+    return released
 
 
 def _noise(part: Tensor, generator: Generators, float_safe: bool) -> Tensor:

@@ -139,7 +139,9 @@ class Claim:
             raise InputError(str(error)) from None
 
 
-ScenarioName = Literal["worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison"]
+ScenarioName = Literal[
+    "worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box"
+]
 
 
 SCENARIOS: dict[ScenarioName, str | None] = {
@@ -151,6 +153,7 @@ SCENARIOS: dict[ScenarioName, str | None] = {
     "natural": "S5",
     "outlier": None,
     "poison": None,
+    "white-box": None,
 }
 """The paper's number of each; None: not in the paper. docs/canaries.md says what stands in the record's place."""
 

@@ -1,0 +1,661 @@
+"""The white box: the steps of a training are watched, one by one, and what the mechanism promises is checked in each.
+
+A training by DP-SGD with seeded randomness is a function of its data and of what is released in each step, the clipped
+sum plus noise. So the same seeds are run on neighbouring data sets, and in every step the later runs are given what the
+first one released (*replayed*): all of them then go through the same models, and
+
+- what a record adds to the sum of a step is seen directly, as the difference of two sums of the same model;
+- noise and batches must be the same in both, as they may not depend on what records contain;
+- the model that is returned must be the same, as it may depend on the records through the released sums alone: not by
+  buffers, by the optimizer's state, by its start, by a learning rate or a checkpoint chosen on the records, nor by what
+  is done after the last step.
+
+Trainings with other seeds show how large the noise is, how it is distributed, and how batches are drawn. Nothing is
+assumed of the loop but that it hands over its steps. An optimizer of Opacus or `safexplain.dp` does so by itself; a
+hand-written loop takes a third argument, and adds its noise by `step(clipped, noise, batch)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats as distributions
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from safexplain._progress import Progress, silent
+from safexplain._secure_random.generators import ENTROPY
+from safexplain._validate import check_number
+from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked
+from safexplain.audit.canaries.trainer.runs import seed_of_run, seeded
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
+
+__all__ = ["WhiteBox", "add_noise"]
+
+Array = NDArray[np.float64]
+Step = Callable[[Any, Any, Any], Any]
+
+STEPS_SEEN = 400
+"""Steps of all trainings together, at least, from which the noise and the batches are judged."""
+
+FEWEST, MOST = 3, 60
+"""Trainings with seeds of their own."""
+
+BYTES = 2**24
+"""Of the sums and of the noise of one training that are kept; of longer ones, every so many steps."""
+
+COORDINATES = 4096
+"""Of the noise, at most, that are tested one by one."""
+
+PAIRS, LAGS = 400, 8
+"""Pairs of coordinates, and steps between two draws of noise, of which the correlation is tested."""
+
+ALIKE = 1e-4
+"""Relative difference up to which two numbers are called the same: sums in another order differ by rounding."""
+
+SLACK = 1.01
+"""How much more a record may add than C, and noise be smaller than claimed, and count as rounding."""
+
+RISK = 1e-6
+"""Probability, at most, with which a test calls a right training wrong."""
+
+FAR, NEAR = 200.0, 3.0
+"""Distance of records that are made from the mean of the data, in distances of the records (root mean square)."""
+
+
+def add_noise(clipped: Any, noise: Any, batch: Any = None) -> Any:
+    """What `step` does when nobody watches: the clipped sum plus the noise.
+
+    Args:
+        clipped: a tensor or array, or lists or dictionaries of these: the sum of clipped gradients, before any noise.
+        noise: the same shapes.
+        batch: (b,) numbers of the records in the batch, or (n,) bool; only looked at by `WhiteBox`.
+    """
+    (sums, spec), (noises, _) = tree_flatten(clipped), tree_flatten(noise)
+    return tree_unflatten([s + n for s, n in zip(sums, noises, strict=True)], spec)
+
+
+@dataclass(eq=False)
+class Watched:
+    """The steps of one training, as they were handed over; with `replay`, each is given what that one released."""
+
+    records: int
+    steps: int  # that are claimed
+    replay: Watched | None = None
+    keep: bool = False  # what is released in each step, to be replayed
+    taken: int = 0
+    sums: dict[int, Array] = field(default_factory=dict)  # step -> (P,), of the steps that are kept
+    noises: dict[int, Array] = field(default_factory=dict)
+    released: list[Array] = field(default_factory=list)
+    batches: list[NDArray[np.bool_] | None] = field(default_factory=list)  # (n,) of each step; None: not told
+    parts: list[int] = field(default_factory=list)  # numbers in each tensor
+    result: list[Array] = field(default_factory=list)  # the model that was returned, and an optimizer's state
+    fetched: Fetched = field(default_factory=Fetched)
+    optimizer: Any = None
+
+    def __call__(self, clipped: Any, noise: Any, batch: Any = None) -> Any:
+        """Note a step, and return what is released in it."""
+        (sums, spec), (noises, _) = tree_flatten(clipped), tree_flatten(noise)
+        if [np.shape(s) for s in sums] != [np.shape(n) for n in noises]:
+            raise InputError(
+                "step(clipped, noise, batch): expected noise of the shapes of the sums,"
+                f" {[tuple(np.shape(s)) for s in sums]}, got {[tuple(np.shape(n)) for n in noises]}"
+            )
+        t, self.taken = self.taken, self.taken + 1
+        self.parts = [math.prod(np.shape(s)) for s in sums]
+        total, drawn = _flat(sums), _flat(noises)
+        if t % max(1, total.nbytes * self.steps // BYTES) == 0:
+            self.sums[t], self.noises[t] = total, drawn
+        self.batches.append(self._members(batch))
+        if self.keep:
+            self.released.append(total + drawn)
+        first = self.replay
+        if first is None or t >= len(first.released) or first.parts != self.parts:
+            return add_noise(clipped, noise)
+        pieces = np.split(first.released[t], np.cumsum(self.parts)[:-1])
+        return tree_unflatten([_like(s, piece) for s, piece in zip(sums, pieces, strict=True)], spec)
+
+    def _members(self, batch: Any) -> NDArray[np.bool_] | None:
+        if batch is None:
+            return None
+        found = np.asarray(batch.detach().cpu() if isinstance(batch, Tensor) else batch)
+        if found.dtype == np.bool_:
+            return found if found.shape == (self.records,) else None
+        if found.ndim != 1 or (found.size and not 0 <= found.min() <= found.max() < self.records):
+            return None
+        return np.isin(np.arange(self.records), found)
+
+    @contextmanager
+    def watching(self, seed: int) -> Iterator[None]:
+        """Optimizers of Opacus and `safexplain.dp`, and heads trained in closed form, hand their steps over.
+
+        What would come from the operating system's cryptographic generator is seeded meanwhile, in this context.
+        """
+        from opacus.optimizers import DPOptimizer  # a second to import
+
+        from safexplain.dp.heads.closed_form import STEP
+
+        original = DPOptimizer.__init__
+
+        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            self._attach(made)
+
+        DPOptimizer.__init__ = init
+        watched, entropy = STEP.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
+        try:
+            yield
+        finally:
+            DPOptimizer.__init__ = original
+            STEP.reset(watched)
+            ENTROPY.reset(entropy)
+
+    def _attach(self, optimizer: Any) -> None:
+        if "AdaClip" in type(optimizer).__name__:
+            raise RefusedError("adaptive clipping is another mechanism than the sampled Gaussian one that is claimed")
+        self.optimizer = optimizer
+        add, clip = optimizer.add_noise, optimizer.clip_and_accumulate
+        rows: list[int] = []
+        self.fetched.take()  # looked at before training
+
+        def clipped() -> None:
+            rows.append(max(map(rows_of, optimizer.params)))
+            clip()
+
+        def noisy() -> None:
+            sums = [torch.zeros_like(p) if p.summed_grad is None else p.summed_grad.clone() for p in optimizer.params]
+            add()
+            noises = [p.grad - s for p, s in zip(optimizer.params, sums, strict=True)]
+            drawn, count = self.fetched.take(), sum(rows)
+            if not self.taken and count and len(drawn) == count + 1:
+                drawn = drawn[1:]  # make_private looks at one record
+            rows.clear()
+            told = count < len(drawn) or count % max(1, len(drawn)) == 0  # persons of several records; views of one
+            for p, released in zip(optimizer.params, self(sums, noises, drawn if told else None), strict=True):
+                p.grad.copy_(released)
+
+        optimizer.clip_and_accumulate, optimizer.add_noise = clipped, noisy
+
+
+@dataclass(frozen=True, eq=False)
+class WhiteBox:
+    """Watches the steps of a training, and checks whether they are those of the claimed mechanism.
+
+    In seconds it finds what models that are trained with canaries do not show: a bias without noise, layers that are
+    clipped to the whole bound each, batches that are not drawn, moments of clean gradients. Where every check passes,
+    the verdict is "as claimed": as far as it was run, this training is the claimed mechanism.
+
+    Args:
+        train: `train(dataset, generator)` that trains with an optimizer of Opacus or `safexplain.dp`, fetching each
+            batch from the data set right before its step; or `train(dataset, generator, step)` with a loop of its own,
+            which adds noise by `noisy = step(clipped, noise, batch)` (`add_noise`, its default, trains as before).
+            `dataset` has (x, y) tensors; `generator` is seeded for the run, as are the global ones of torch, NumPy and
+            Python. It returns the model: a module, or arrays in lists and dictionaries.
+        data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
+        claim: with its mechanism.
+        clip: C, in the units of the sums that are handed over: what one record may add to them, in 2-norm.
+        targets: how many records are substituted, one after another, of different classes.
+        seed: of everything random.
+
+    Raises:
+        ConfigurationError: the claim names no mechanism with noise, or C is not above 0.
+        InputError: no records.
+    """
+
+    train: Callable[..., Any]
+    data: Any
+    claim: Claim
+    clip: float = 1.0
+    targets: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        mechanism = self.claim.mechanism
+        if mechanism is None or not mechanism.noise_multiplier or not mechanism.steps:
+            raise ConfigurationError(
+                "claim: the white box checks the steps of a mechanism with noise; give Claim(Steps(...), delta)"
+            )
+        check_number("clip", self.clip, above=0.0)
+        object.__setattr__(self, "data", records(self.data))
+
+    def run(self, progress: Progress = silent) -> WhiteBoxResult:
+        """Train some dozens of times, watch every step, and judge.
+
+        Raises:
+            InputError: the function seeds its noise, so that every run is the same; or is not repeatable with the same
+                seeds; or raised an error.
+            RefusedError: no step was seen.
+        """
+        began = time.monotonic()
+        plain = self._watched(0)
+        if not plain.taken and plain.optimizer is not None:
+            return self._without_steps(plain, began)
+        if not plain.taken:
+            raise RefusedError(
+                "no step was seen: the training uses no Opacus optimizer, made it before it was called, or runs in"
+                " another process. Let train(dataset, generator, step) add its noise by"
+                " noisy = step(clipped, noise, batch)"
+            )
+        seeds = min(max(FEWEST, math.ceil(STEPS_SEEN / plain.taken)), MOST)
+        targets = self._targets(plain.batches)
+        new = {target: self._new_records(target) for target in targets}
+        total = 2 + seeds + len(targets) + sum(len(v) for v in new.values()) + len(new[targets[0]])
+        done = iter(range(2, total + 1))
+
+        def watched(number: int, instead: Mapping[int, Record], replay: Watched | None = None) -> Watched:
+            found = self._watched(number, instead, replay)
+            progress("watching steps", next(done, total), total)
+            return found
+
+        if not _repeats(plain, watched(0, {})):
+            raise InputError(
+                "two trainings on the same data with the same seeds differ: draw batches and noise from the generator"
+                " that is given, or from the global ones of torch, NumPy and Python"
+            )
+        others = [watched(number, {}) for number in range(1, seeds + 1)]
+        if _difference(plain, others[0]) == 0 and _repeats(plain, others[0]):
+            raise InputError(
+                "your function seeds its noise: every run is the same. Pass the generator that you are given, as in"
+                " torch.randn(shape, generator=generator), and leave torch.manual_seed out"
+            )
+        changed: list[list[Watched]] = [[] for _ in targets]  # with one new record in its place, then with others
+        refused: list[InputError] = []
+        for runs, (target, instead) in zip(changed, new.items(), strict=True):
+            for one in instead:
+                with _collected(refused):
+                    runs.append(watched(0, {target: one}, runs[0] if runs else None))
+        copies = list[Watched]()
+        for one in new[targets[0]]:
+            with _collected(refused):
+                copies.append(watched(0, dict.fromkeys(range(len(self.data)), one), plain))
+        changed = [runs for runs in changed if len(runs) > 1]
+        if not changed:
+            raise refused[0]
+        checks = (
+            *self._accounted([plain, *others]),
+            self._sensitivity(changed, copies),
+            *self._noise([plain, *others], changed),
+            *self._batches([plain, *others], changed),
+            _released(changed),
+        )
+        name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
+        setting = {"trained": name, "records": len(self.data), "clip": self.clip, "steps seen": plain.taken}
+        return WhiteBoxResult(self.claim, checks, total, time.monotonic() - began, setting)
+
+    def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
+        """A private optimizer was made, and its step never called: whatever trained has no noise."""
+        target = self._targets([])[0]
+        others = [self._watched(0, {target: new}) for new in self._new_records(target)]
+        checks = (_released([[plain, *others]]),)
+        return WhiteBoxResult(self.claim, checks, 1 + len(others), time.monotonic() - began, {"steps seen": 0})
+
+    # ------------------------------------------------------------------------------------ trainings
+
+    def _watched(
+        self, number: int, instead: Mapping[int, Record] | None = None, replay: Watched | None = None
+    ) -> Watched:
+        """One training with these records in place of others."""
+        assert self.claim.mechanism is not None
+        found = Watched(len(self.data), self.claim.mechanism.steps, replay, keep=replay is None and number == 0)
+        seed = seed_of_run(self.seed, "white box", number)
+        dataset = NeighbouringData(self.data, instead, found.fetched)
+        given = [dataset, torch.Generator().manual_seed(seed)]
+        try:
+            with seeded(seed), found.watching(seed):
+                model = self.train(*given, found) if _takes_step(self.train) else self.train(*given)
+            with seeded(seed):
+                found.result = self._result(model, found.optimizer)
+        except (RefusedError, ConfigurationError):
+            raise
+        except Exception as error:
+            what = "on the data" if not instead else f"with {len(instead)} of the records replaced by made ones"
+            raise InputError(f"a training {what} stopped with {type(error).__name__}: {error}") from error
+        return found
+
+    def _result(self, model: Any, optimizer: Any) -> list[Array]:
+        """All numbers of what was returned, of its outputs for a few records, and of an optimizer's state."""
+        found: list[Any] = []
+        if isinstance(model, nn.Module):
+            found = [*model.state_dict().values(), *self._outputs(model)]
+        else:
+            found = [leaf for leaf in tree_flatten(model)[0] if isinstance(leaf, Tensor | np.ndarray | float | int)]
+        if optimizer is not None:
+            found += [v for state in optimizer.original_optimizer.state.values() for v in state.values()]
+        return [_flat([v]) for v in found if isinstance(v, Tensor | np.ndarray | float | int)]
+
+    def _outputs(self, model: nn.Module) -> list[Tensor]:
+        x = torch.stack([self.data[i][0] for i in range(min(8, len(self.data)))])
+        parameter = next(model.parameters(), x)
+        try:
+            with torch.no_grad():
+                output = model.eval()(x.to(parameter.device, parameter.dtype if x.is_floating_point() else x.dtype))
+        except Exception:  # a model that takes something else
+            return []
+        return [output] if isinstance(output, Tensor) else []
+
+    def _targets(self, batches: Sequence[NDArray[np.bool_] | None]) -> list[int]:
+        """Of each class, the rarest first, the record that was in most batches."""
+        _, y = stacked(self.data)
+        often = np.zeros(len(y))
+        for batch in batches:
+            often += 0 if batch is None else batch
+        labels = y.flatten(1).sum(1) if y.dim() > 1 else y
+        classes, sizes = np.unique(labels.numpy(), return_counts=True)
+        chosen = [int(np.where(labels.numpy() == classes[c], often, -1).argmax()) for c in sizes.argsort(kind="stable")]
+        return chosen[: max(1, self.targets)]
+
+    def _new_records(self, target: int) -> list[Record]:
+        """Records that are put in its place: far on either side and near, under two labels; z under another."""
+        x, y = stacked(self.data)
+        z, own = self.data[target]
+        values, counts = np.unique(y.numpy(), return_counts=True) if y.dim() == 1 else (np.zeros(0), np.zeros(0))
+        if y.is_floating_point() or len(values) < 2:
+            spread = y.double().std().clamp(min=1.0)
+            labels = [(y.double().mean(0) + sign * FAR * spread).to(y).reshape(own.shape) for sign in (1, -1)]
+        else:
+            rare, often = (torch.as_tensor(values[i]).to(own) for i in (counts.argmin(), counts.argmax()))
+            labels = [rare, often if counts.argmin() != counts.argmax() else torch.as_tensor(values[-1]).to(own)]
+        other = labels[0] if not torch.equal(labels[0], own) else labels[1]
+        if x.is_floating_point():
+            mean = x.double().mean(0)
+            size = (x.double() - mean).flatten(1).norm(dim=1).square().mean().sqrt().clamp(min=1e-6)
+            generator = torch.Generator().manual_seed(self.seed)
+            away, aside = z.double() - mean, torch.randn(z.shape, generator=generator, dtype=torch.float64)
+            away = away if float(away.norm()) else aside
+            made = [(FAR, away), (-FAR, away), (NEAR, aside)]
+            most = torch.finfo(x.dtype).max / 4
+            inputs = [(mean + r * size / d.norm() * d).clamp(-most, most).to(x.dtype) for r, d in made]
+        else:
+            inputs = [x[i] for i in np.linspace(0, len(x) - 1, 3).astype(int)]
+        return [*((one, label) for one in inputs for label in labels), (z, other)]
+
+    # ------------------------------------------------------------------------------------ checks
+
+    def _accounted(self, runs: Sequence[Watched]) -> Iterator[Check]:
+        """As many steps as the accountant was told, and an epsilon that is not below what it finds."""
+        claim = self.claim
+        assert claim.mechanism is not None
+        most = max(run.taken for run in runs)
+        yield Check("steps", most, claim.mechanism.steps, f"{most:,} noisy sums were released")
+        if claim.epsilon is not None and claim.accounted is not None:
+            spent = claim.accounted.of(claim.adjacency)
+            says = f"these steps spend epsilon {spent:.3g} under {claim.adjacency}"
+            yield Check("accounting", spent, claim.epsilon * SLACK, says)
+
+    def _sensitivity(self, changed: Sequence[Sequence[Watched]], copies: Sequence[Watched]) -> Check:
+        """What one record adds to the sum, in C: half of what it changes if it is substituted by any other, or its
+        share of a sum to which all records add alike."""
+        most = 0.0
+        for runs in changed:
+            for one, other in combinations(runs, 2):
+                for t in one.sums.keys() & other.sums.keys():
+                    most = max(most, _norm(one.sums[t] - other.sums[t]) / 2)
+        assert self.claim.mechanism is not None
+        for run in copies:
+            for t, total in run.sums.items():
+                batch = run.batches[t]
+                size = len(self.data) if self.claim.mechanism.sample_rate == 1 else 0 if batch is None else batch.sum()
+                most = max(most, _norm(total) / size if size else 0.0)
+        found = most / self.clip
+        if found < 0.5:
+            says = f"no made record added more than {found:.2g} C to a sum: whether clipping works was not seen"
+            return Check("sensitivity", None, SLACK, says)
+        return Check("sensitivity", found, SLACK, f"one record adds up to {found:.3g} C to the sum of a step")
+
+    def _noise(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]]) -> Iterator[Check]:
+        """Its size, distribution and independence, over the steps of all runs, and that records do not change it."""
+        assert self.claim.mechanism is not None
+        std = self.claim.mechanism.noise_multiplier * self.clip
+        steps = sorted(runs[0].noises)
+        runs = [run for run in runs if sorted(run.noises) == steps and run.parts == runs[0].parts]
+        tensor = np.repeat(np.arange(len(runs[0].parts)), runs[0].parts)
+        rng = np.random.default_rng(self.seed)
+        at = np.sort(rng.permutation(len(tensor))[:COORDINATES])
+        z = np.stack([[run.noises[t][at] for t in steps] for run in runs]).astype(np.float64) / std  # (runs, steps, k)
+        squares = np.stack([[_by(run.noises[t], tensor) for t in steps] for run in runs]) / std**2  # (..., tensors)
+        sizes = np.array(runs[0].parts, dtype=np.float64)
+        groups = [
+            (squares.sum((0, 2)), np.full(len(steps), len(runs) * sizes.sum()), [f"step {t + 1}" for t in steps]),
+            (squares.sum((0, 1)), len(runs) * len(steps) * sizes, [f"tensor {i}" for i in range(len(sizes))]),
+            ((z**2).sum((0, 1)), np.full(len(at), z.shape[0] * z.shape[1]), [f"coordinate {i}" for i in at]),
+        ]
+        worst, where = np.inf, ""
+        for found, numbers, names in groups:
+            # the largest standard deviation with which squares as small as these are likely enough
+            largest = np.sqrt(found / distributions.chi2.ppf(RISK / len(found), numbers))
+            i = int(largest.argmin())
+            if largest[i] < worst:
+                worst, where = float(largest[i]), names[i]
+        small = 1 / max(worst, 1e-6)
+        mean = math.sqrt(squares.sum() / (len(runs) * len(steps) * sizes.sum()))
+        says = f"the noise has {mean:.3g} of the claimed standard deviation"
+        says += f", in {where} at most {worst:.3g} of it" if small > SLACK else ""
+        yield Check("size of the noise", small, SLACK, says)
+        yield _normal(z, rng)
+        yield _independent(z, rng)
+        apart = [_noise_change(one, runs[0]) for runs in changed for one in runs[1:]]
+        if any(change is None for change in apart):
+            says = "with another record the noise is drawn otherwise, so that it could not be compared"
+            yield Check("noise apart from the records", None, ALIKE, says)
+            return
+        worst = max((change for change in apart if change is not None), default=0.0)
+        says = f"another record changes the noise by {worst:.2g} of its size"
+        yield Check("noise apart from the records", worst, ALIKE, says)
+
+    def _batches(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]]) -> Iterator[Check]:
+        """How often records are in a batch, and whether they are drawn each by itself, anew in each step."""
+        mechanism = self.claim.mechanism
+        assert mechanism is not None
+        if mechanism.sample_rate == 1:
+            return
+        steps = min(run.taken for run in runs)
+        told = [[b for b in run.batches[:steps] if b is not None] for run in runs]
+        if any(len(batches) < steps for batches in told):
+            says = (
+                "which records were in the batches was not told: hand them over by step(clipped, noise, batch), or"
+                " fetch each batch from the data set right before its step"
+            )
+            yield Check("batches", None, 0.0, says)
+            return
+        drawn = np.array(told)  # (runs, steps, n)
+        q, trials = mechanism.sample_rate, drawn.shape[0] * drawn.shape[1]
+        often = drawn.sum((0, 1))
+        p = min(
+            float(distributions.binom.sf(often.sum() - 1, trials * drawn.shape[2], q)),
+            float(distributions.binom.sf(often.max() - 1, trials, q)) * drawn.shape[2],
+        )
+        says = f"a record was in {drawn.mean():.3g} of the batches, the most frequent one in {often.max() / trials:.3g}"
+        yield Check("sample rate", -math.log10(max(p, 1e-300)), -math.log10(RISK), f"{says}; claimed is {q:.3g}")
+        says, worst = _draws(drawn, sizes=mechanism.sampling == "poisson")
+        yield Check("batches drawn anew", worst, _normal_limit(8), says)
+        same = all(
+            np.array_equal(a, b)
+            for first, *others in changed
+            for one in others
+            for a, b in zip(first.batches, one.batches, strict=False)
+            if a is not None and b is not None
+        )
+        says = "another record " + ("leaves the batches as they are" if same else "changes who is in the batches")
+        yield Check("batches apart from the records", float(not same), 0.0, says)
+
+
+@contextmanager
+def _collected(errors: list[InputError]) -> Iterator[None]:
+    """A training may refuse records that it never saw the like of; others then tell."""
+    try:
+        yield
+    except InputError as error:
+        errors.append(error)
+
+
+def _takes_step(train: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(train).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def rows_of(p: Any) -> int:
+    """Rows of a parameter's per-example gradients."""
+    found = getattr(p, "grad_sample", None)
+    return 0 if found is None else sum(map(len, found)) if isinstance(found, list) else len(found)
+
+
+def _flat(tensors: Sequence[Any]) -> Array:
+    """All their numbers, in one array on the CPU."""
+    arrays = [t.detach().cpu().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in tensors]
+    found = np.concatenate([a.ravel() for a in arrays]) if arrays else np.zeros(0)
+    return found.astype(np.float64 if found.dtype == np.float64 else np.float32)
+
+
+def _like(given: Any, values: Array) -> Any:
+    if isinstance(given, Tensor):
+        return torch.from_numpy(values.copy()).reshape(given.shape).to(given)
+    return values.reshape(np.shape(given)).astype(np.asarray(given).dtype)
+
+
+def _norm(values: Array) -> float:
+    """2-norm; 0 where there are numbers that are not finite, which tell nothing of clipping."""
+    found = float(np.linalg.norm(values.astype(np.float64)))
+    return found if math.isfinite(found) else 0.0
+
+
+def _by(noise: Array, tensor: NDArray[np.int64]) -> Array:
+    """(tensors,) sums of squares."""
+    return np.bincount(tensor, noise.astype(np.float64) ** 2)
+
+
+def _repeats(one: Watched, other: Watched) -> bool:
+    """Whether two trainings took the same steps, up to rounding."""
+    return one.taken == other.taken and all(
+        a[t].shape == b[t].shape and np.linalg.norm(a[t] - b[t]) <= ALIKE * max(np.linalg.norm(a[t]), 1e-12)
+        for a, b in ((one.sums, other.sums), (one.noises, other.noises))
+        for t in a
+    )
+
+
+def _difference(one: Watched, other: Watched) -> float:
+    """The largest relative difference of what two trainings returned; infinite where shapes differ."""
+    if [a.shape for a in one.result] != [b.shape for b in other.result]:
+        return math.inf
+    worst = 0.0
+    for a, b in zip(one.result, other.result, strict=True):
+        if a.size and not np.array_equal(a, b, equal_nan=True):
+            gap = np.abs(a - b).max() / max(np.abs(a).max(), np.abs(b).max(), 1e-12)
+            worst = max(worst, float(gap) if np.isfinite(gap) else math.inf)
+    return worst
+
+
+def _released(changed: Sequence[Sequence[Watched]]) -> Check:
+    """Whether the model depends on a record by anything but the released sums."""
+    name = "released by the sums alone"
+    if not changed[0][0].result:
+        says = "train returned no module and no arrays, so that models could not be compared"
+        return Check(name, None, ALIKE, says)
+    worst = max(_difference(first, one) for first, *others in changed for one in others)
+    says = "given the same noisy sums, " + (
+        "the model and the optimizer's state are the same whatever a record is"
+        if worst <= ALIKE
+        else "the model or the optimizer's state still changes with a record, which no noise hides"
+    )
+    return Check(name, min(worst, 1e6), ALIKE, says)
+
+
+def _noise_change(one: Watched, first: Watched) -> float | None:
+    """How much longer or shorter, relatively, the noise is with another record; None: it is other noise."""
+    worst = 0.0
+    for t in first.noises.keys() & one.noises.keys():
+        a, b = first.noises[t].astype(np.float64), one.noises[t].astype(np.float64)
+        size = max(np.linalg.norm(a), 1e-12)
+        if a.shape != b.shape or not np.isfinite(b).all():
+            return None
+        if np.linalg.norm(a - b) > ALIKE * size:
+            if a @ b < (1 - ALIKE) * size * np.linalg.norm(b):
+                return None
+            worst = max(worst, abs(float(np.linalg.norm(b) / size - 1)))
+    return worst
+
+
+def _normal(z: Array, rng: np.random.Generator) -> Check:
+    """Whether noise (runs, steps, k), scaled to variance 1, is normally distributed."""
+    values = z[z != 0]
+    if len(values) < 100:
+        return Check("distribution of the noise", None, 6.0, "too few numbers of noise were drawn to tell how")
+    values = rng.permutation(values)[:50_000] / values.std()
+    tests = (
+        distributions.kstest(values, "norm").pvalue, distributions.skewtest(values).pvalue,
+        distributions.kurtosistest(values).pvalue,
+    )  # fmt: skip
+    p = max(min(1.0, len(tests) * min(map(float, tests))), 1e-300)
+    says = f"the noise is {'' if p > RISK else 'not '}normally distributed (p = {p:.2g})"
+    return Check("distribution of the noise", -math.log10(p), -math.log10(RISK), says)
+
+
+def _independent(z: Array, rng: np.random.Generator) -> Check:
+    """Whether noise (runs, steps, k) is drawn anew in each step, each run and each coordinate."""
+    z = z / max(float(z.std()), 1e-12)
+    found = {"two trainings": _correlation(z[1:], z[:-1])}
+    for lag in range(1, min(z.shape[1], LAGS + 1)):
+        found[f"steps {lag} apart"] = _correlation(z[:, lag:], z[:, :-lag])
+    flat = z.reshape(-1, z.shape[2])
+    k = flat.shape[1]
+    pairs = [*pairwise(range(min(k, PAIRS))), *(tuple(rng.choice(k, 2, replace=False)) for _ in range(PAIRS * (k > 2)))]
+    of_pairs = [_correlation(flat[:, a], flat[:, b]) for a, b in pairs]
+    found["two coordinates"] = max(of_pairs, default=0.0)
+    where = max(found, key=lambda name: found[name])
+    limit = _normal_limit(len(found) + len(pairs))
+    says = "noise is drawn anew in each step, training and coordinate"
+    if found[where] > limit:
+        says = f"the noise of {where} is correlated: it is not drawn anew"
+    return Check("independence of the noise", found[where], limit, says)
+
+
+def _correlation(a: Array, b: Array) -> float:
+    """Sum of products of independent numbers of variance 1, in standard deviations."""
+    products = a * b
+    return abs(float(products.sum())) / math.sqrt(max(products.size, 1))
+
+
+def _normal_limit(tests: int) -> float:
+    """Standard deviations that none of so many tests exceeds; a half more, as sums of products have heavier tails."""
+    return 1.5 * float(distributions.norm.isf(RISK / tests / 2))
+
+
+def _draws(drawn: NDArray[np.bool_], *, sizes: bool) -> tuple[str, float]:
+    """How far batches (runs, steps, n) are from being drawn anew, in standard deviations, and what is wrong with them.
+
+    For independent draws with probability q, counts of m draws have the variance m q (1 - q), and their squared
+    deviations, over that, the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
+    """
+    q = float(drawn.mean())
+    v = max(q * (1 - q), 1e-12)
+
+    def spread(counts: Array, m: int) -> float:
+        squares = (counts - m * q) ** 2 / (m * v)
+        return float((squares - 1).sum() / math.sqrt(squares.size * (2 + (1 - 6 * v) / (m * v))))
+
+    centred = (drawn - q) / math.sqrt(v)
+    found = {
+        "two trainings have like batches": _correlation(centred[1:], centred[:-1]),
+        "steps have like batches": _correlation(centred[:, 1:], centred[:, :-1]),
+        "records are in more alike numbers of batches than if they were drawn": -spread(drawn.sum(1), drawn.shape[1]),
+    }
+    if sizes:
+        alike = -spread(drawn.sum(2), drawn.shape[2])
+        found["batches are more alike in size than Poisson batches"] = alike
+    where = max(found, key=lambda name: found[name])
+    says = "batches are drawn anew in each step"
+    return (where if found[where] > _normal_limit(8) else says), max(found[where], 0.0)
