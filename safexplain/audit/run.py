@@ -47,7 +47,6 @@ from safexplain.errors import ConfigurationError, DataWarning, InputError, Refus
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability
-from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.release import as_written, in_words
@@ -535,8 +534,6 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
             stated.check_model(target)
         except RefusedError as error:
             raise InputError(str(error)) from None
-    if found is not None:
-        check_certifiable(found)
     if stated is None or found is None:
         return
     if found.claim.mechanism not in stated.phases:
@@ -544,7 +541,7 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
             f"the canaries are about another training than the privacy statement: {found.claim.mechanism},"
             f" not {', '.join(map(str, stated.phases))}; audit the training that was stated"
         )
-    if found.keeps_claim is False:
+    if found.verdict == "refuted":
         raise InputError(f"the canaries refute the privacy statement, which cannot be certified: {found}")
 
 

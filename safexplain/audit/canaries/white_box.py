@@ -535,15 +535,15 @@ def _norm(values: Array) -> float:
 
 def _by(noise: Array, tensor: NDArray[np.int64]) -> Array:
     """(tensors,) sums of squares."""
-    return np.bincount(tensor, noise.astype(np.float64) ** 2)
+    return np.asarray(np.bincount(tensor, noise.astype(np.float64) ** 2), dtype=np.float64)
 
 
 def _repeats(one: Watched, other: Watched) -> bool:
     """Whether two trainings took the same steps, up to rounding."""
+    pairs = [(a[t], b[t]) for a, b in ((one.sums, other.sums), (one.noises, other.noises)) for t in a if t in b]
     return one.taken == other.taken and all(
-        a[t].shape == b[t].shape and np.linalg.norm(a[t] - b[t]) <= ALIKE * max(np.linalg.norm(a[t]), 1e-12)
-        for a, b in ((one.sums, other.sums), (one.noises, other.noises))
-        for t in a
+        a.shape == b.shape and np.allclose(a, b, rtol=0.0, atol=ALIKE * float(np.abs(a).max(initial=0.0)))
+        for a, b in pairs
     )
 
 
@@ -579,7 +579,7 @@ def _noise_change(one: Watched, first: Watched) -> float | None:
     worst = 0.0
     for t in first.noises.keys() & one.noises.keys():
         a, b = first.noises[t].astype(np.float64), one.noises[t].astype(np.float64)
-        size = max(np.linalg.norm(a), 1e-12)
+        size = max(float(np.linalg.norm(a)), 1e-12)
         if a.shape != b.shape or not np.isfinite(b).all():
             return None
         if np.linalg.norm(a - b) > ALIKE * size:

@@ -30,7 +30,7 @@ from safexplain.cli.run.tables import result_table, screen, show_files
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import Finding, Verdict
+from safexplain.verdict.canaries.finding import BoundFinding, Finding
 from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.one_run import OneRunMethod
@@ -176,15 +176,7 @@ def _scenarios(o: CanaryOptions, default: str, every: tuple[str, ...]) -> tuple[
     return names
 
 
-SHORT: dict[Verdict, str] = {
-    "consistent with substitute": "consistent",
-    "violates add/remove as a claim about records or attributes": "violates add/remove",
-    "violates the claim: a bug": "A BUG",
-    "inconclusive: weak canary": "inconclusive",
-}
-"""Verdicts, for a column of the table."""
-
-COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
+COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
 
 
 def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
@@ -209,9 +201,9 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
             notes.append("The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here.")
-        if len(judged) > 1:
+        if len(bounds := [one for one in judged if isinstance(one, BoundFinding)]) > 1:
             notes.append(
-                f"Each bound holds at {judged[0].confidence:.1%}, so all of them together at {o.confidence:.0%}."
+                f"Each bound holds at {bounds[0].confidence:.1%}, so all of them together at {o.confidence:.0%}."
             )
         for note in notes:
             console.print(note, style="dim", highlight=False)
@@ -235,7 +227,8 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
     table.add_column("verdict", overflow="fold")
     for finding in found:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
-        numbers = (finding.epsilon_lower, finding.ceiling, finding.claim.substitute, finding.claim.add_remove)
+        bounds = (finding.epsilon_lower, finding.detectable) if isinstance(finding, BoundFinding) else (None, None)
+        numbers = (*bounds, finding.claim.substitute, finding.claim.add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
-        table.add_row(_name(finding), *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
+        table.add_row(_name(finding), *shown, f"{finding.runs:,}", f"[{style}]{finding.verdict}[/]")
     return table

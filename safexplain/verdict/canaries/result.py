@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,14 +21,15 @@ from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import strict_json
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import FREE, POWER, Finding
+from safexplain.verdict.canaries.finding import FREE, BoundFinding, Finding
+from safexplain.verdict.canaries.white_box import white_box_of
 from safexplain.verdict.stats import (
     bound_epsilon,
     epsilon_from_errors,
     one_run_lower_bound,
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.bound_power import MOST_CANARIES, many_runs_power, one_run_power, runs_needed
+from safexplain.verdict.stats.detectable import Promise, detectable, detectable_once
 from safexplain.verdict.stats.lower_bounds import choose_score
 from safexplain.verdict.stats.one_run import OneRunMethod
 
@@ -120,7 +121,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class CanaryResult(Finding):
+class CanaryResult(BoundFinding):
     """Errors of the adversary at each audited step, and what follows from them for the claim.
 
     Bounds are computed from the counts, never stored beside them. Each holds at `confidence` by itself; the verdict
@@ -155,24 +156,20 @@ class CanaryResult(Finding):
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
-    def _power_of(self, times: float) -> float:
-        at, excess = self.errors[-1], self._excess
-        if excess is None:
-            return 0.0
-        counts = [round(times * n) for n in (at.false_positives, at.negatives, at.false_negatives, at.positives)]
-        errors = ErrorCounts(counts[0], counts[1], counts[2], counts[3], self.confidence)
-        fixed = at.negatives + at.positives == self.runs
-        return many_runs_power(errors, self.method, excess, fixed=fixed)
+    def _detectable(self, promise: Promise) -> float | None:
+        at = self.errors[-1]
+        errors = ErrorCounts(at.false_positives, at.negatives, at.false_negatives, at.positives, self.confidence)
+        return detectable(errors, self.method, promise, fixed=at.negatives + at.positives == self.runs)
 
-    def _advice(self) -> str:
-        needed = runs_needed(self.runs, self._power_of, POWER)
-        if needed is not None:
-            return f"About {needed:,} runs with this canary would do; or use a stronger one (gradient, outlier)."
-        return "No number of runs with this canary would do: use a stronger one (gradient, outlier)."
+    def _counts(self) -> dict[str, Any]:
+        rows = [asdict(at) for at in self.errors]
+        for row in rows:
+            row["threshold"] = row["threshold"] if math.isfinite(row["threshold"]) else str(row["threshold"])
+        return {"errors": rows}
 
 
 @dataclass(frozen=True)
-class OneRunResult(Finding):
+class OneRunResult(BoundFinding):
     """Guesses of the coins of many canaries in one training.
 
     Raises:
@@ -205,17 +202,11 @@ class OneRunResult(Finding):
         counts = (correct, self.guesses, self.canaries)
         return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
-    def _power_of(self, times: float) -> float:
-        if self._excess is None:
-            return 0.0
-        correct, guesses, canaries = (round(times * n) for n in (self.correct, self.guesses, self.canaries))
-        return one_run_power(correct, guesses, canaries, self.method, self._excess, self.confidence)
+    def _detectable(self, promise: Promise) -> float | None:
+        return detectable_once(self.correct, self.guesses, self.canaries, self.method, promise, self.confidence)
 
-    def _advice(self) -> str:
-        needed = runs_needed(self.canaries, self._power_of, POWER, MOST_CANARIES)
-        if needed is not None:
-            return f"About {needed:,} canaries as strong as these would do; or train many runs."
-        return f"Not even {MOST_CANARIES:,} such canaries would do: use stronger ones, or train many runs."
+    def _counts(self) -> dict[str, Any]:
+        return {"canaries": self.canaries, "guesses": self.guesses, "correct": self.correct}
 
 
 def judge_once(
@@ -334,26 +325,21 @@ def judge(
 def decisive(findings: Sequence[Found]) -> Found:
     """Of several findings about one claim, the one that decides.
 
-    One that refutes the claim; otherwise, of those with enough power, one that shows more than add/remove promises;
-    otherwise the one with most power, and of equal ones the one with the highest bound. Each bound must hold at a
-    confidence that allows for their number.
+    One that refutes the claim, that with the highest bound; otherwise the white box, if every check passed; otherwise
+    the canaries that would have found the smallest epsilon. Each bound must hold at a confidence that allows for their
+    number.
     """
     if not findings:
         raise InputError("expected one finding or more, got none")
 
-    def rank(found: Finding) -> tuple[bool, bool, bool, bool, float, float]:
-        bug, kept = found.verdict == "violates the claim: a bug", found.keeps_claim is True
-        above = kept and found.verdict != "consistent with substitute"
-        return found.keeps_claim is False, bug, kept, above, found.power, found.epsilon_lower
+    def rank(found: Finding) -> tuple[int, float, float]:
+        if not isinstance(found, BoundFinding):
+            return {"refuted": 3, "as claimed": 2, "not refuted": 0}[found.verdict], 0.0, 0.0
+        would = math.inf if found.detectable is None else found.detectable
+        refuted = found.verdict == "refuted"
+        return 4 if refuted else 1, found.epsilon_lower - found.claimed if refuted else -would, found.epsilon_lower
 
     return max(findings, key=rank)
-
-
-def check_certifiable(found: Finding) -> Finding:
-    """The finding; InputError if it leaves open whether the claim is kept: a certificate would pass on nothing."""
-    if found.keeps_claim is None:
-        raise InputError(f"the canaries are inconclusive and say nothing for a certificate: {found}")
-    return found
 
 
 def finding_of(content: Any) -> Finding:
@@ -376,6 +362,8 @@ def finding_of(content: Any) -> Finding:
 
 def counted(content: Mapping[str, Any]) -> Finding:
     """What follows from the counts that `to_dict` gave; nothing is compared with what is stated beside them."""
+    if "checks" in content:
+        return white_box_of(content)
     kind = OneRunResult if "guesses" in content else CanaryResult
     values = {f.name: content[f.name] for f in fields(kind)}
     values |= {"scenario": scenario_of(content["scenario"]), "claim": Claim.from_dict(content["claim"])}

@@ -18,7 +18,7 @@ from safexplain._validate import check_follows, from_table
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.result import check_certifiable, finding_of
+from safexplain.verdict.canaries.result import finding_of
 from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     ANSWERS_DIGEST,
@@ -363,7 +363,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
         notes=p.notes,
         limits=tuple((one.headline, one.says) for one in p.limits),
         privacy=privacy,
-        canaries=_read_optional(content, "canaries", lambda found: check_certifiable(finding_of(found))),
+        canaries=_read_optional(content, "canaries", finding_of),
         signature=signature,
         statement=content,
     )

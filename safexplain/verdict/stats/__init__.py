@@ -3,7 +3,7 @@
 `roc` counts what scores find at each threshold, and limits rates exactly. For epsilon, `tradeoff` says what a mechanism
 allows an attack, and which noise its errors refute; `bound_methods` are the ways from counted errors to a bound;
 `lower_bounds` takes them from the scores or the errors of many runs, `one_run` from the right guesses of a single one,
-and `bound_power` says how surely they would find a training that spends more than is claimed.
+and `detectable` says from which epsilon on they would find a training that spends more than is claimed.
 One orientation everywhere: a higher score says "member" (or "trained on D"), which is the positive.
 """
 

@@ -1,0 +1,244 @@
+"""What an audit by canaries would have found: the smallest epsilon that it would have shown in 95 of 100 audits.
+
+A weak canary finds nothing in any training. How weak it was is read from its errors, and asked of a training with less
+noise:
+
+1. The canary's strength. A score is taken to be the number of batches that the record joined, up on D and down on D',
+   plus Gaussian noise. Two error rates give that noise, in units of the canary's effect, and the threshold. The rates
+   are their `CAUTION` quantiles under Jeffreys' prior, so that few errors in few runs do not pass for strength.
+2. The same canary in a training whose noise multiplier is smaller by a factor, for the same sampling rate, steps and
+   sampling; where no mechanism is claimed, by that of one Gaussian mechanism.
+3. The probability that as many runs, judged by the same method at the same confidence, then give a bound above the
+   claim. A threshold that was fixed stays; one that is chosen on some of the runs is placed where it serves best.
+
+The strength is that in the training at hand, taken to be as claimed. Were it broken already, a weak canary in it would
+look like a stronger one in a right training: from one number of errors nobody can tell these apart.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+from scipy.optimize import brentq
+from scipy.special import betaincinv, ndtr, ndtri
+
+from safexplain._privacy_loss import SMALLEST_DELTA, VACUOUS, Adjacency, Steps, epsilon_of
+from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
+from safexplain.verdict.stats.one_run import OneRunMethod, shows_more
+from safexplain.verdict.stats.tradeoff import SMALLEST_NOISE, Family, gaussian_epsilon, trade_off
+
+Array = NDArray[np.float64]
+
+OFTEN = 0.95
+"""Share of audits that are to find it."""
+
+CAUTION = 0.8
+"""Quantile of each error rate's posterior that is taken for the canary's."""
+
+LEAST, MOST = math.log(1e-3), math.log(1e3)
+"""Logarithms of the noise of a score over the canary's mean effect, between which it is looked for."""
+
+ACCURACY = 2e-3
+"""Relative accuracy of noise multipliers that are looked for, and of epsilons that are taken to be equal."""
+
+QUANTILES = (np.arange(200) + 0.5) / 200
+"""At which a number of false positives is read."""
+
+PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
+"""Normal scores of the false-negative rates among which a chosen threshold is placed."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is claimed, for `group` records; mechanism None: not known, and taken for one Gaussian."""
+
+    epsilon: float
+    delta: float
+    mechanism: Steps | None
+    adjacency: Adjacency
+    group: int = 1
+
+    @cached_property
+    def family(self) -> Family:
+        """The mechanism but for its noise."""
+        m = self.mechanism
+        if m is None:
+            return Family()
+        return Family(m.sample_rate, m.steps, m.sampling, self.group, m.largest_batch, m.records)
+
+    @cached_property
+    def mu(self) -> float:
+        """The Gaussian trade-off whose epsilon is the claimed one."""
+        return float(brentq(lambda mu: gaussian_epsilon(mu, self.delta) - self.epsilon, 1e-9, 1e3))
+
+    def spent(self, shrink: float, adjacency: Adjacency | None = None) -> float:
+        """Epsilon of the training with so much of the noise."""
+        if self.mechanism is None:
+            return gaussian_epsilon(self.mu / shrink, self.delta)
+        less = replace(self.mechanism, noise_multiplier=shrink * self.mechanism.noise_multiplier)
+        return epsilon_of([less], self.delta, adjacency or self.adjacency, group=self.group)
+
+    def curve(self, fpr: Array, method: BoundMethod | OneRunMethod) -> Array:
+        """False-negative rates below which a method refutes the claim, at these false-positive rates."""
+        e, delta = self.epsilon, self.delta
+        if method == "clopper-pearson":
+            return np.maximum(1 - delta - math.exp(e) * fpr, (1 - delta - fpr) * math.exp(-e))
+        if method == "gdp" or self.family.is_gaussian:
+            return np.asarray(ndtr(-ndtri(fpr) - self.mu))
+        return np.asarray(trade_off(self.limit, delta, self.group)(fpr))
+
+    @cached_property
+    def limit(self) -> Steps:
+        """The mechanism whose epsilon under substitution, which bounds are of, is the claimed one."""
+        assert self.mechanism is not None
+        if self.adjacency == "substitute" and abs(self.spent(1.0) / self.epsilon - 1) < ACCURACY:
+            return self.mechanism
+        log_shrink = _root(lambda s: self.spent(math.exp(s), "substitute") - self.epsilon, -8.0, 8.0)
+        return replace(self.mechanism, noise_multiplier=math.exp(log_shrink) * self.mechanism.noise_multiplier)
+
+    def smallest_found(self, found: Callable[[float], bool]) -> float | None:
+        """Epsilon of the training with the most noise that is found; None: not even that of one without promise.
+
+        `found` says whether a training with so much of the noise is, and with less then too.
+        """
+        lowest = 1e-6 if self.mechanism is None else SMALLEST_NOISE / 2 / self.mechanism.noise_multiplier
+        low, high = math.log(min(lowest, 0.5)), 0.0
+        while high - low > ACCURACY:
+            middle = (low + high) / 2
+            low, high = (middle, high) if found(math.exp(middle)) else (low, middle)
+        if not found(math.exp(low)):
+            return None
+        spent = self.spent(math.exp(low))
+        return spent if spent < VACUOUS else None
+
+
+def promise_of(
+    epsilon: float, delta: float, mechanism: Steps | None, adjacency: Adjacency, group: int = 1
+) -> Promise | None:
+    """What is claimed; None where nothing is promised, or no noise makes it."""
+    if not 0 < epsilon < VACUOUS or delta < SMALLEST_DELTA:
+        return None
+    if mechanism is not None and not (mechanism.steps and mechanism.noise_multiplier):
+        return None
+    return Promise(epsilon, delta, mechanism, adjacency, group)
+
+
+@lru_cache(maxsize=256)
+def detectable(errors: ErrorCounts, method: BoundMethod, promise: Promise, *, fixed: bool) -> float | None:
+    """The smallest epsilon that as many runs would show to be above the claim in 95 of 100 audits; None: none.
+
+    The canary's errors are those in the training at hand; `fixed` says whether the threshold was fixed beforehand, not
+    chosen on some of the runs.
+    """
+    fpr, fnr = (
+        float(betaincinv(k + 0.5, n - k + 0.5, CAUTION))
+        for k, n in ((errors.false_positives, errors.negatives), (errors.false_negatives, errors.positives))
+    )
+    if fpr + fnr >= 1:
+        return None
+    sums = _CanarySums(promise.family)
+    noise, threshold = sums.fit(fpr, fnr)
+
+    def found(shrink: float) -> bool:
+        at = np.array([threshold]) if fixed else sums.quantiles(ndtr(PLACES), noise * shrink)
+        rates = zip(sums.below(-at, noise * shrink), sums.below(at, noise * shrink), strict=True)
+        return max(_refuted(a, b, errors, method, promise) for a, b in rates) >= OFTEN
+
+    return promise.smallest_found(found)
+
+
+def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, promise: Promise) -> float:
+    """Probability that runs with these error rates give a bound above the claim.
+
+    The upper limit of a rate with k errors is below r where P(X <= k) at r is below the limit's tail.
+    """
+    tail, n, m = (1 - errors.confidence) / 2, errors.negatives, errors.positives
+    wrong = distributions.binom.ppf(QUANTILES, n, fpr)
+    limits = np.where(wrong < n, betaincinv(wrong + 1, np.maximum(n - wrong, 1), 1 - tail), 1.0)
+    allowed = np.clip(promise.curve(limits, method), 0.0, 1.0)
+    most = distributions.binom.ppf(tail, m, allowed) - 1
+    return float(np.where(most >= 0, distributions.binom.cdf(most, m, fnr), 0.0).mean())
+
+
+@lru_cache(maxsize=256)
+def detectable_once(
+    correct: int, guesses: int, canaries: int, method: OneRunMethod, promise: Promise, confidence: float
+) -> float | None:
+    """The same of one training with many canaries, of whose guessed coins so many were correct.
+
+    Coins are guessed by the sign of their scores, those of the largest ones; the guesses count as independent.
+    """
+    curve = None if method == "steinke" else trade_off(promise.limit, promise.delta, promise.group)
+
+    def shown(right: int) -> bool:
+        return shows_more(right, guesses, canaries, promise.epsilon, promise.delta, curve, 1 - confidence)
+
+    if not shown(guesses):
+        return None
+    least = guesses // 2 + bisect_left(range(guesses // 2, guesses), True, key=shown)
+    sums, share = _CanarySums(promise.family), guesses / canaries
+    likely = float(betaincinv(correct + 0.5, guesses - correct + 0.5, 1 - CAUTION))
+    if likely <= 0.5:
+        return None
+    noise = math.exp(_root(lambda log: sums.accuracy(share, math.exp(log)) - likely, LEAST, MOST))
+
+    def found(shrink: float) -> bool:
+        return float(distributions.binom.sf(least - 1, guesses, sums.accuracy(share, noise * shrink))) >= OFTEN
+
+    return promise.smallest_found(found)
+
+
+class _CanarySums:
+    """Scores of a canary: how many batches each record of a group joined, over the mean, and Gaussian noise."""
+
+    def __init__(self, family: Family) -> None:
+        draws, q = family.steps * family.group, family.sample_rate
+        low, high = (int(distributions.binom.ppf(p, draws, q)) for p in (1e-9, 1 - 1e-9))
+        counts = np.unique(np.linspace(low, high, 200).round())
+        edges = np.concatenate([[-1.0], np.floor((counts[1:] + counts[:-1]) / 2), [float(draws)]])
+        self.counts = counts / (q * draws)
+        self.weights = np.diff(distributions.binom.cdf(edges, draws, q))
+
+    def below(self, threshold: Array, noise: float) -> Array:
+        """(k,) probabilities that a score on D is below; a score on D' is above minus the threshold as often."""
+        return np.asarray(ndtr((threshold[:, None] - self.counts) / noise) @ self.weights)
+
+    def quantiles(self, rates: Array, noise: float) -> Array:
+        """(k,) thresholds below which scores on D are so often."""
+        ends = self.counts[0] - 9 * noise, self.counts[-1] + 9 * noise
+        at = np.unique(np.concatenate([np.linspace(*ends, 400), self.counts, self.counts + 1e-6]))
+        return np.interp(rates, self.below(at, noise), at)
+
+    def fit(self, fpr: float, fnr: float) -> tuple[float, float]:
+        """Noise and threshold at which a canary makes these errors."""
+
+        def gap(log_noise: float) -> float:
+            near, far = self.quantiles(np.array([fnr, fpr]), math.exp(log_noise))
+            return float(near + far)  # both thresholds, from either side; above 0: fewer errors would be made
+
+        noise = math.exp(_root(gap, LEAST, MOST))
+        near, far = self.quantiles(np.array([fnr, fpr]), noise)
+        return noise, float(near - far) / 2
+
+    def accuracy(self, share: float, noise: float) -> float:
+        """Of the guesses of this share of the coins: of the largest scores, by their sign."""
+        ends = np.linspace(0.0, float(self.counts[-1] + 9 * noise), 2001)
+        wrong, right = self.below(-ends, noise), 1 - self.below(ends, noise)
+        at = int(np.abs(wrong + right - share).argmin())
+        return float(right[at] / max(wrong[at] + right[at], 1e-300))
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, or the end that is nearer to it."""
+    if falling(low) <= 0:
+        return low
+    if falling(high) >= 0:
+        return high
+    return float(brentq(falling, low, high, xtol=ACCURACY))
