@@ -126,8 +126,14 @@ class CanaryOptions:
     preset_: str | None = option(
         None, "NAME", f"Built-in training, instead of --config: {', '.join(PRESETS)}.", TRAINING, "--preset"
     )
-    scenario: str = option("", "NAMES", f"Kind of canary: {', '.join(SCENARIOS)}, or all.", CANARY)
-    runs: int = option(1000, "N", "Models to train, half on D and half on D'.", TRAINING)
+    scenario: str = option("", "NAMES", f"What to try: {', '.join(SCENARIOS)}, or all.", CANARY)
+    runs: int | None = option(
+        None, "N", "Models to train, half on D and half on D'.  \\[default: 1000; with --scenario all by --minutes]",
+        TRAINING, show_default=False,
+    )  # fmt: skip
+    minutes: float = option(
+        10.0, "MINUTES", "For the runs of --scenario all, most for the strongest canaries.", TRAINING
+    )
     every: int = option(0, "N", "Audit every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False)
     method: str = option("", "NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)
     threshold: str = option("auto", "T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)

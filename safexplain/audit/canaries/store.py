@@ -16,19 +16,21 @@ Array = NDArray[np.float64]
 
 class FinishedRuns:
     """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there; the key
-    is a digest of all else that they depend on. Without a folder nothing is kept."""
+    is a digest of all else that they depend on. Without a folder they are kept in memory."""
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
-        self.folder = folder
+        self.folder, self._memory = folder, dict[int, Array]()
         self._files, self._key = None if folder is None else PieceStore(folder, "finished runs"), key
 
     def load(self, number: int) -> Array | None:
         """What was saved; None: nothing."""
         if self._files is None:
-            return None
+            return self._memory.get(number)
         return self._files.load(f"{self._key}-{number}.npz", lambda path: read_arrays(path, "values")["values"])
 
     def save(self, number: int, values: Array) -> None:
         """All or nothing."""
-        if self._files is not None:
+        if self._files is None:
+            self._memory[number] = values
+        else:
             self._files.save(f"{self._key}-{number}.npz", lambda path: write_npz(path, {"values": values}))

@@ -37,7 +37,7 @@ from safexplain._progress import Progress, silent
 from safexplain._secure_random.generators import ENTROPY
 from safexplain._validate import check_number
 from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked
-from safexplain.audit.canaries.trainer.runs import seed_of_run, seeded
+from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
@@ -266,10 +266,7 @@ class WhiteBox:
             )
         others = [watched(number, {}) for number in range(1, seeds + 1)]
         if _difference(plain, others[0]) == 0 and _repeats(plain, others[0]):
-            raise InputError(
-                "your function seeds its noise: every run is the same. Pass the generator that you are given, as in"
-                " torch.randn(shape, generator=generator), and leave torch.manual_seed out"
-            )
+            raise InputError(SEEDED)
         changed: list[list[Watched]] = [[] for _ in targets]  # with one new record in its place, then with others
         refused: list[InputError] = []
         for runs, (target, instead) in zip(changed, new.items(), strict=True):
@@ -326,16 +323,12 @@ class WhiteBox:
 
     def _result(self, model: Any, optimizer: Any) -> list[Array]:
         """All numbers of what was returned, of its outputs for a few records, and of an optimizer's state."""
-        found: list[Any] = []
-        if isinstance(model, nn.Module):
-            found = [*model.state_dict().values(), *self._outputs(model)]
-        else:
-            found = [leaf for leaf in tree_flatten(model)[0] if isinstance(leaf, Tensor | np.ndarray | float | int)]
+        found = numbers_of(model) + (self._outputs(model) if isinstance(model, nn.Module) else [])
         if optimizer is not None:
-            found += [v for state in optimizer.original_optimizer.state.values() for v in state.values()]
-        return [_flat([v]) for v in found if isinstance(v, Tensor | np.ndarray | float | int)]
+            found += numbers_of([[*state.values()] for state in optimizer.original_optimizer.state.values()])
+        return [_flat([values]) for values in found]
 
-    def _outputs(self, model: nn.Module) -> list[Tensor]:
+    def _outputs(self, model: nn.Module) -> list[Array]:
         x = torch.stack([self.data[i][0] for i in range(min(8, len(self.data)))])
         parameter = next(model.parameters(), x)
         try:
@@ -343,7 +336,7 @@ class WhiteBox:
                 output = model.eval()(x.to(parameter.device, parameter.dtype if x.is_floating_point() else x.dtype))
         except Exception:  # a model that takes something else
             return []
-        return [output] if isinstance(output, Tensor) else []
+        return numbers_of(output)
 
     def _targets(self, batches: Sequence[NDArray[np.bool_] | None]) -> list[int]:
         """Of each class, the rarest first, the record that was in most batches."""

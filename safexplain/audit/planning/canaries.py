@@ -12,6 +12,7 @@ from safexplain.audit.canaries.batched.blocks import blocks_of
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.run import Threshold, poison_size, scores_of
 from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.trainer.halving import runs_within, stages_of
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.plan import Plan, Stage, resident
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
@@ -56,11 +57,20 @@ def plan_canaries(
     return _plan(stages, _best(claim, scenarios[0], runs, method, fixed, confidence), began)
 
 
-def plan_probes(probes: Sequence[CanaryProbe]) -> Plan:
-    """The same for one training function and several scenarios; it is called once, as it cannot be stopped."""
+def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> Plan:
+    """The same for one training function and several scenarios, of a budget of minutes or of their own runs; the
+    function is called twice, with different seeds."""
     began, first = time.perf_counter(), probes[0]
-    first.reference_model()
-    one = time.perf_counter() - began
+    one = first.seconds_each
+    if minutes is not None:
+        runs = runs_within(first, minutes)
+        last = stages_of(len(probes), runs)[-1][1]
+        what = f"{len(probes)} scenarios, up to {last:,} of one"
+        return _plan(
+            [Stage("canaries", runs * one / first.workers, runs, "runs", what)],
+            _best_of(first, last, len(probes)),
+            began,
+        )
     stages = []
     for probe in probes:
         name, targets = probe.scenario, probe.targets
@@ -69,8 +79,12 @@ def plan_probes(probes: Sequence[CanaryProbe]) -> Plan:
             stages.append(Stage(f"{name}: crafting", one * crafting, targets, "canary", "by one whole training"))
         runs = targets * probe.runs
         stages.append(Stage(f"{name}: training", one * runs / probe.workers, runs, "runs", "by one whole training"))
-    share, fixed = 1 - (1 - first.confidence) / first.targets, not isinstance(first.threshold, str)
-    return _plan(stages, _best(first.claim, first.scenario, first.runs, first.method, fixed, share), began)
+    return _plan(stages, _best_of(first, first.runs, first.targets), began)
+
+
+def _best_of(probe: CanaryProbe, runs: int, shares: int) -> CanaryResult:
+    fixed, confidence = not isinstance(probe.threshold, str), 1 - (1 - probe.confidence) / shares
+    return _best(probe.claim, probe.scenario, runs, probe.method, fixed, confidence)
 
 
 def _seconds(setting: Setting, runs: int) -> float:

@@ -19,7 +19,9 @@ from safexplain._progress import Progress, shown
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.run import run_canaries, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
+from safexplain.audit.canaries.trainer.halving import audit_within
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
@@ -35,6 +37,9 @@ from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.one_run import OneRunMethod
 
+RUNS = 1000
+"""Of each scenario, unless told otherwise."""
+
 Found = tuple[list[Finding], dict[str, str]]
 """Findings, and why scenarios were skipped that "all" has."""
 
@@ -46,7 +51,7 @@ def audit_by_canaries(o: CanaryOptions) -> int:
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
     read = None if o.config is None else load_canary_config(o.config)
     many = (o.runs, o.every, o.threshold, o.records, o.target, o.canary, o.score, o.plan)
-    if o.one_run and many != (1000, 0, "auto", 2, "", None, "", False):
+    if o.one_run and many != (None, 0, "auto", 2, "", None, "", False):
         raise ConfigurationError(
             "--one-run trains a single model: leave out --runs, --every, --threshold, --target, --canary, --score,"
             " --records and --plan"
@@ -82,7 +87,8 @@ def _of_setting(
         return [once], {}
     natural = () if setting.auxiliary is None else ("natural",)
     names = _scenarios(o, "gradient", ("worst-case", "gradient", "crafted", "mislabelled", *natural))
-    how: dict[str, Any] = {"runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "device": device}
+    how: dict[str, Any] = {"method": o.method or "pld", "threshold": o.threshold, "device": device}
+    how["runs"] = RUNS if o.runs is None else o.runs
     how["confidence"] = _each(o, names)
     if o.plan:
         return plan_canaries(setting, names, records=o.records, **how)
@@ -108,34 +114,51 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
         return [probe.run_once(o.one_run, method=cast(OneRunMethod, o.method or "f-dp"))], {}
     natural = () if config.auxiliary is None else ("natural",)
     inside: tuple[ScenarioName, ...] = () if o.score else ("gradient", "layers")
-    names = _scenarios(o, "mislabelled", (*inside, "crafted", "mislabelled", *natural, "outlier"))
+    names = _scenarios(o, "mislabelled", ("white-box", *inside, "mislabelled", "crafted", *natural, "outlier"))
     if o.canary and len(names) > 1:
         raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
+    everything, found, skipped = o.scenario == "all", list[Finding](), dict[str, str]()
     common |= {
-        "runs": o.runs, "method": o.method or "pld", "threshold": o.threshold, "canary": _given(o),
-        "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs", "workers": o.workers,
-        "target": _target(o),
+        "runs": RUNS if o.runs is None else o.runs, "method": o.method or "pld", "threshold": o.threshold,
+        "canary": _given(o), "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs",
+        "workers": o.workers, "target": _target(o),
     }  # fmt: skip
-
-    def probes(names: Sequence[ScenarioName]) -> dict[ScenarioName, CanaryProbe]:
-        common["confidence"] = _each(o, names)
-        poison = {"poison": o.records}
-        return {name: CanaryProbe(*what, scenario=name, records=poison.get(name), **common) for name in names}
-
-    made = probes(names)
+    if not o.plan:
+        make_folder(folder)
+    if "white-box" in names and not o.plan:
+        try:
+            white = WhiteBox(*what, config.claim, clip=config.training.clip, seed=o.seed).run(
+                _about("white-box", progress)
+            )
+        except RefusedError as reason:  # no step was seen
+            if not everything:
+                raise
+            skipped["white-box"] = str(reason)
+        else:
+            found.append(white)
+            if white.verdict == "refuted":
+                skipped |= dict.fromkeys(names[1:], "the white box refutes the claim, so that no canaries are needed")
+                return found, skipped
+    canaries = [name for name in names if name != "white-box"]
+    if not canaries:
+        return found, skipped
+    common["confidence"] = o.confidence if everything and o.runs is None else _each(o, canaries)
+    probes: dict[str, CanaryProbe] = {
+        name: CanaryProbe(*what, scenario=name, records=o.records if name == "poison" else None, **common)
+        for name in canaries
+    }
     if o.plan:
-        return plan_probes(list(made.values()))
-    make_folder(folder)
+        return plan_probes(list(probes.values()), o.minutes if everything and o.runs is None else None)
     with importable_in_workers():
-        skipped: dict[str, str] = {}
-        if o.scenario == "all":
+        for name in inside if everything else ():
             try:
-                for name in inside:
-                    _ = made[name].canary
+                _ = probes[name].canary
             except RefusedError as reason:  # the loop has no optimizer of Opacus
-                skipped = dict.fromkeys(inside, str(reason))
-                made = probes([name for name in names if name not in inside])
-        return [one for name in made for one in made[name].each(_about(name, progress))], skipped
+                skipped[name] = str(reason)
+                del probes[name]
+        if everything and o.runs is None:
+            return [*found, *audit_within(probes, o.minutes, progress)], skipped
+        return [*found, *(one for name in probes for one in probes[name].each(_about(name, progress)))], skipped
 
 
 def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
@@ -160,7 +183,7 @@ def _given(o: CanaryOptions) -> tuple[Any, Any] | None:
 
 def _each(o: CanaryOptions, names: Sequence[str]) -> float:
     """Confidence of each scenario, so that all that are trained hold together."""
-    return 1 - (1 - o.confidence) / max(1, len([name for name in names if name != "worst-case"]))
+    return 1 - (1 - o.confidence) / max(1, len({*names} - {"worst-case"}))
 
 
 def _about(name: str, progress: Progress) -> Progress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,7 +42,17 @@ from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
 from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.canaries.trainer.one_run import train_once
-from safexplain.audit.canaries.trainer.runs import Array, Run, Train, call_watched, run_all, seed_of_run, seeded
+from safexplain.audit.canaries.trainer.runs import (
+    SEEDED,
+    Array,
+    Run,
+    Train,
+    call_watched,
+    numbers_of,
+    run_all,
+    seed_of_run,
+    seeded,
+)
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_method, decisive, judge
@@ -60,8 +71,8 @@ class CanaryProbe:
 
     `train` is called once a run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
     `torch.Generator` seeded for the run. The global generators of torch, NumPy and Python are seeded too, and restored
-    afterwards. It must train anew each time and return the model. A training that seeds itself always alike, or batches
-    or noise by its own constant, is audited as it is: that is a bug which shows.
+    afterwards. It must train anew each time and return the model. Two trainings on the same data with different seeds
+    come first: if they return the same bits, the function seeds its noise itself, and no run is spent on it.
 
     Args:
         train: (dataset, generator) -> model; with `devices`, (dataset, generator, device) -> model.
@@ -195,6 +206,7 @@ class CanaryProbe:
             one._classes, one._target = False, row
             one.confidence = 1 - (1 - self.confidence) / len(targets)
             one.folder = one._folder()
+            one.__dict__.pop("_store", None)
             result = one.run(progress and (lambda stage, *rest, c=label: progress(f"class {c}: {stage}", *rest)))
             found.append(replace(result, setting={**result.setting, "class": label}))
         return tuple(found)
@@ -206,18 +218,20 @@ class CanaryProbe:
             progress: told after each run; None shows a bar with the time left on a terminal.
 
         Raises:
-            InputError: a run, or the reference training before them, failed (it says which; what is finished is kept
-                with `cache`), or the model cannot be scored.
+            InputError: the function seeds its noise; a run, or the reference training before them, failed (it says
+                which; what is finished is kept with `cache`), or the model cannot be scored.
             RefusedError: the target's row cannot be told in the loop, for a gradient canary.
         """
         if self._classes:
             return decisive(self.each(progress))
         with nullcontext(progress) if progress else shown() as told:
+            store = self._store
             told("canary", 0, 1)
+            if store.load(0) is None:
+                _ = self.plain_model
             canary = self.canary
             told("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
-            store = FinishedRuns(self.folder, "run")
             d, d_prime = run_all(run, self.runs, store, workers=self.workers, devices=self.devices, progress=told)
         name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
         return judge(
@@ -252,6 +266,7 @@ class CanaryProbe:
                 ' target="classes", or judge scores of your own by'
                 " safexplain.verdict.canaries.result.judge_once"
             )
+        _ = self.plain_model
         return train_once(
             self.train, self.data, claim=self.claim, scenario=self.scenario, canaries=canaries, guesses=guesses,
             model=self.model, auxiliary=self.auxiliary, method=method, confidence=self.confidence, seed=self.seed,
@@ -275,7 +290,8 @@ class CanaryProbe:
             return tuple(f"score {i}" for i in range(scores))
         if isinstance(self.canary, LayersCanary):
             return ("move of all parameters", *(f"move of {name}" for name in self.canary.names))
-        return OUTLIER_SCORES
+        own = OUTLIER_SCORES if self.scenario == "outlier" else ("logits at z and z'",)
+        return (*own, *(f"bias or statistic {i}" for i in range(scores - len(own))))
 
     def _made(self) -> Canary:
         if self.scenario == "gradient":
@@ -290,7 +306,7 @@ class CanaryProbe:
     @cached_property
     def _reference(self) -> nn.Module:
         """For which record canaries are crafted."""
-        model = self.reference_model() if self.model is None else self.model
+        model = self.plain_model if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
@@ -298,9 +314,42 @@ class CanaryProbe:
             )
         return model
 
-    def reference_model(self, hook: GradientHook | None = None) -> Any:
-        """What `train` gives on D."""
-        seed = seed_of_run(self.seed, "reference", 0)
+    @cached_property
+    def _store(self) -> FinishedRuns:
+        return FinishedRuns(self.folder, "run")
+
+    @property
+    def plain_model(self) -> Any:
+        """What `train` gives on D; InputError if it gives the same with another seed."""
+        return self._plain[0]
+
+    @property
+    def seconds_each(self) -> float:
+        """Of one training, as the second one took, for which everything is loaded."""
+        return self._plain[1]
+
+    @cached_property
+    def _plain(self) -> tuple[Any, float]:
+        first = self.reference_model()
+        began = time.perf_counter()
+        second = self.reference_model(number=1)
+        seconds = time.perf_counter() - began
+        both = [numbers_of(first), numbers_of(second)]
+        if not both[0] and self.score is not None:
+            both = [[np.asarray(self.score(model))] for model in (first, second)]
+        if both[0] and all(np.array_equal(a, b) for a, b in zip(*both, strict=False)):
+            raise InputError(SEEDED)
+        return first, seconds
+
+    def alike(self, other: CanaryProbe, confidence: float) -> CanaryProbe:
+        """Another probe of the same function at this confidence, for which its first trainings are not repeated."""
+        one = copy.copy(other)
+        one.__dict__["_plain"], one.confidence = self._plain, confidence
+        return one
+
+    def reference_model(self, hook: GradientHook | None = None, number: int = 0) -> Any:
+        """What `train` gives on D, with a seed of this number."""
+        seed = seed_of_run(self.seed, "reference", number)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
         what = f"the reference training on the data (seed {seed}), before any run,"
         return call_watched(self.train, dataset, seed, self.devices[0] if self.devices else None, hook, what)

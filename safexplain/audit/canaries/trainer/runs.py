@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from joblib import parallel_config  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, RecordCanary, record_scores
@@ -26,9 +27,18 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.references.parallel import each
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["Run", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
+__all__ = ["SEEDED", "Run", "Train", "call", "call_watched", "numbers_of", "run_all", "seed_of_run", "seeded"]
 
 Array = NDArray[np.float64]
+
+READ = 8
+"""Numbers of a bias, or of running statistics, that are scores of a run beside those of its outputs."""
+
+SEEDED = (
+    "your function seeds its noise: every run is the same. Pass the generator that you are given, as in"
+    " torch.randn(shape, generator=generator), and leave torch.manual_seed out; or the function adds no noise at all"
+)
+"""Where trainings with different seeds give the same bits, which canaries would only call a bug."""
 
 Train = Callable[..., Any]
 """(dataset, generator) -> model, or (dataset, generator, device) -> model."""
@@ -93,11 +103,13 @@ class Run:
         pair = torch.stack([z[0], instead[0]])
         if canary.scenario != "outlier":
             logits = logits_of(model, pair)
-            return (float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario)),)
+            score = float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario))
+            return (score, *biases_and_statistics(model))
         others = [self.data[row] for row in probe_rows(len(self.data), canary.rows)]
         logits = logits_of(model, torch.cat([pair, torch.stack([x for x, _ in others])]), finite=False)
         labels = torch.stack([y for _, y in others]).reshape(-1)
-        return tuple(outlier_scores(logits[None, :2], logits[None, 2:], int(z[1]), canary.y, labels)[0].tolist())
+        scores = outlier_scores(logits[None, :2], logits[None, 2:], int(z[1]), canary.y, labels)[0].tolist()
+        return (*scores, *biases_and_statistics(model))
 
 
 def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None) -> Any:
@@ -122,6 +134,22 @@ def call_watched(
         raise
     except Exception as error:
         raise InputError(f"{what} stopped with {type(error).__name__}: {error}") from error
+
+
+def biases_and_statistics(model: nn.Module) -> list[float]:
+    """The first numbers of the last layer's bias and of running statistics, in which what has no noise shows."""
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias") and p.dim() == 1]
+    buffers = [b for b in model.buffers() if b.dim() == 1 and b.is_floating_point()]
+    several = [part.detach().flatten()[:READ] for part in (*biases[-1:], *buffers[:1])]
+    return [0.0 if math.isnan(value) else float(value) for part in several for value in part.tolist()]
+
+
+def numbers_of(result: Any) -> list[NDArray[Any]]:
+    """All that a training returned, as arrays: a module's parameters and buffers, or arrays in lists and dictionaries;
+    nothing of other objects."""
+    given = [*result.state_dict().values()] if isinstance(result, nn.Module) else tree_flatten(result)[0]
+    kept = [leaf for leaf in given if isinstance(leaf, Tensor | np.ndarray | float | int)]
+    return [leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in kept]
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:

@@ -1,0 +1,83 @@
+"""Several scenarios within a time: runs go where the signs are (successive halving, Jamieson and Talwalkar 2016, arXiv
+1502.07943).
+
+Every scenario gets as many runs; the half with the stronger signs gets twice as many more, and so on until one is left.
+Each look at a scenario is a judgement at the confidence 1 - risk / (scenarios * stages). There are so many looks at
+most, whichever scenarios were left out in between, so that by the union bound no more than the risk is the probability
+that any of them refutes a right training. A refutation therefore ends the audit, and what was left out is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from safexplain._progress import Progress, silent
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.result import CanaryResult
+
+__all__ = ["audit_within", "runs_within", "stages_of"]
+
+FEWEST = 20
+"""Runs of a scenario at its first look."""
+
+MOST = 20_000
+"""Runs in all, beyond which more time shows little more."""
+
+
+def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
+    """How many scenarios are left at each look, and how many runs each of them has had by then.
+
+    The looks share the runs equally. With too few runs for all scenarios, the last ones are not tried.
+    """
+    scenarios = max(1, min(scenarios, runs // FEWEST))
+    left = [scenarios]
+    while left[-1] > 1:
+        left.append(math.ceil(left[-1] / 2))
+    found, had = [], 0
+    for count in left:
+        had += max(FEWEST, runs // len(left) // count)
+        found.append((count, had - had % 2))
+    return found
+
+
+def audit_within(probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent) -> list[CanaryResult]:
+    """Audit one training function by several scenarios, within about so many minutes.
+
+    Args:
+        probes: name -> probe of a scenario, all of the same function, data and claim; their `runs` are not used, and
+            the first one's `confidence` is that of the whole.
+        minutes: that the runs may take.
+        progress: told after each run.
+
+    Returns:
+        The last judgement of each scenario that was tried, each at a confidence with which all of them hold together.
+
+    Raises:
+        ConfigurationError: no probes, or no time.
+        InputError, RefusedError: as `CanaryProbe.run`.
+    """
+    if not probes or not minutes > 0:
+        raise ConfigurationError(f"expected scenarios, and minutes above 0; got {len(probes)} and {minutes!r}")
+    first = next(iter(probes.values()))
+    plan = stages_of(len(probes), runs_within(first, minutes))
+    confidence = 1 - (1 - first.confidence) / (plan[0][0] * len(plan))
+    tried = {name: first.alike(probes[name], confidence) for name in [*probes][: plan[0][0]]}
+    found: dict[str, CanaryResult] = {}
+    for count, had in plan:
+        for name in sorted(tried, key=lambda name: _signs(found[name]) if found else (0.0, 0.0), reverse=True)[:count]:
+            tried[name].runs = had
+            found[name] = tried[name].run(lambda stage, *rest, n=name: progress(f"{n}: {stage}", *rest))
+            if found[name].verdict == "refuted":
+                return [*found.values()]
+        tried = {name: probe for name, probe in tried.items() if found[name].runs == had}
+    return [*found.values()]
+
+
+def _signs(found: CanaryResult) -> tuple[float, float]:
+    """How strong a canary looks: its bound at even odds, and how few errors it made."""
+    at = found.errors[-1]
+    errors = at.false_positives / max(at.negatives, 1) + at.false_negatives / max(at.positives, 1)
+    return replace(found, confidence=0.5).epsilon_lower, -errors
