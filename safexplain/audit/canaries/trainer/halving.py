@@ -43,6 +43,11 @@ def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
     return found
 
 
+def runs_within(probe: CanaryProbe, minutes: float) -> int:
+    """How many runs take about so many minutes, at most `MOST`."""
+    return min(MOST, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4)))
+
+
 def audit_within(probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent) -> list[CanaryResult]:
     """Audit one training function by several scenarios, within about so many minutes.
 
