@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
-from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting
+from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, gaps
 from safexplain.audit.controls.accuracy import accuracy
 from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
 from safexplain.audit.controls.holdout_uses import Uses, uses_of
@@ -40,7 +40,7 @@ from safexplain.verdict.thresholds import (
     upper_bound_rank,
     weights_of,
 )
-from safexplain.verdict.words import title
+from safexplain.verdict.words import VERDICTS, title
 
 SplitName = Literal["certification", "selection"]
 Bools = NDArray[np.bool_]
@@ -56,6 +56,7 @@ def certify(
     suite: Sequence[SuiteRow] | None = None,
     split: SplitName = "certification",
     uses: Uses | None = None,
+    counted: bool = True,
     force: bool = False,
     seed: int = 0,
     exposed: int = 0,
@@ -77,8 +78,8 @@ def certify(
         suite: attacks to run instead of those that fit; a suite that leaves some of those out certifies nothing.
         split: "selection" attacks the examples set aside for choosing a configuration, as often as one likes; nothing
             is decided there.
-        uses: where verdicts on the same examples are counted. None: in this user's file (`holdout_uses`), unless the
-            policy says uncounted.
+        uses: where verdicts on the same examples are counted. None: in this user's file (`holdout_uses`).
+        counted: whether this is a use of the examples; not where nothing is decided by it, as beside another release.
         force: certify although the examples were used for other configurations; the certificate says so.
         seed: of ties, of the controls and of attacks that learn.
         exposed: how many of the members that are found most surely are listed, for the owner of the data.
@@ -99,12 +100,12 @@ def certify(
     signals, copies = copies_together(signals)
     rows, policy = _rows(signals, policy or Policy(), suite)
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
-    counted = None
-    if split == "certification" and not policy.uncounted:
-        names = [f"{r.name} on {r.signal}" for r in rows]
-        counted = uses_of(signals, policy, names, seed, force) if uses is None else uses
-    if counted is not None:
-        counted.check()
+    if not counted or split != "certification":
+        uses = None
+    elif uses is None:
+        uses = uses_of(signals, policy, [f"{r.name} on {r.signal}" for r in rows], seed, force)
+    else:
+        uses.check()
     scored = splits.selection if split == "selection" else splits.certification
     for target in signals.targets:  # before anything long
         if len(np.unique(member := signals.membership[target, scored])) < 2:
@@ -144,6 +145,7 @@ def certify(
             "references": len(references) if any(rows[i].needs_references for i in judged) else 0,
             "controls": controls,
             "omitted": tuple(n for n in families_allowed(signals, policy) if n not in {r.name for r in rows}),
+            "gaps": gaps(signals, rows, policy) if suite is None and not policy.suite else (),
             "split": split,
             "sizes": splits.sizes,
             "target": target if targets > 1 else None,
@@ -157,10 +159,15 @@ def certify(
             result = replace(result, slices=slices, exposed=named)
         found.append(result)
 
-    used = None if counted is None else counted.record(signals, splits.certification)
-    found = [replace(r, uses=used, forced=counted is not None and counted.force) for r in found]
     first = max(found, key=_exposure)
-    return replace(first, others=tuple(r for r in found if r is not first))
+    others = [r for r in found if r is not first]
+    noted: dict[str, Any] = {"uses": None}
+    if uses is not None:
+        alone = replace(first, uses=1, others=tuple(replace(r, uses=1) for r in others))
+        says = f"{policy.says}: {VERDICTS[alone.verdict].lower()}"
+        used, tried = uses.record(signals, splits.certification, says)
+        noted = {"uses": used, "tried": tried, "forced": uses.force}
+    return replace(first, **noted, others=tuple(replace(r, **noted) for r in others))
 
 
 def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) -> tuple[list[SuiteRow], Policy]:

@@ -27,7 +27,7 @@ from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
 from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
-from safexplain.audit.controls.splits import refuse_copies
+from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
@@ -150,7 +150,8 @@ def trained(question: Question) -> Models:
     target, population, member, options = question.target, question.population, question.member, question.options
     recipe, shadows, references, endpoint = question.recipe, question.shadows, question.references, question.endpoint
     assert isinstance(references, int)
-    refuse_copies(hash_examples(population.x.cpu().numpy()), member)  # before anything long
+    x = population.x.cpu().numpy()
+    refuse_copies(copies_of(hash_examples(x), x), member)  # before anything long
     _check_privacy(options, target)
     rows = question.scored_rows
     scored, inside = population.part(rows), member[rows]
@@ -441,6 +442,7 @@ def _configuration(
         replace(policy, patience=(1,), uncounted=True) if beside else policy,
         inputs=None if beside and options.quick else population.x.numpy(),
         scorers=scorers,
+        counted=not (beside or options.quick),
         force=options.force,
         seed=question.seed,
         exposed=options.exposed,

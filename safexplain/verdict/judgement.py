@@ -61,6 +61,7 @@ Reason = Literal[
     "control failed",
     "selection split",
     "level missing",
+    "release incomplete",
     "not compared",
     "suite incomplete",
     "few references",
@@ -72,9 +73,9 @@ Reason = Literal[
 
 
 WRITTEN = (
-    "verdict", "policy", "claim", "limit", "bound", "levels", "split", "uses", "forced", "members", "non_members",
-    "grouped", "references", "omitted", "target", "targets", "evidence", "controls", "could_certify", "needed",
-    "others",
+    "verdict", "policy", "claim", "limit", "bound", "levels", "split", "uses", "forced", "tried", "members",
+    "non_members", "grouped", "references", "omitted", "gaps", "target", "targets", "evidence", "controls",
+    "could_certify", "needed", "others",
 )  # fmt: skip
 """What is written, of a judgement and what follows from it, in its order."""
 
@@ -107,9 +108,11 @@ class Judgement:
         references: models that stood in for the target; 0 when only thresholds could be tried.
         controls: that were run, or could not be.
         omitted: attacks that the signals allow and the whole suite has, but that were not run.
+        gaps: what of the release no attack read, or was not asked for at each level of the policy.
         split: "certification", or "selection": then nothing can be decided.
-        uses: which configuration this is that was judged on these examples; None: not counted.
+        uses: which verdict this is on these examples, the first being 1; None: not counted.
         forced: certify although it is not the first.
+        tried: the other verdicts on these examples, a line each: when, under which policy, with which outcome.
         grouped: examples that were scored, where groups of them are the units; None: each is a unit.
         target: which model this is about, where there are several.
         targets: how many are judged, each on its own.
@@ -126,9 +129,11 @@ class Judgement:
     references: int
     controls: tuple[Control, ...] = ()
     omitted: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     split: str = "certification"
     uses: int | None = None
     forced: bool = False
+    tried: tuple[str, ...] = ()
     grouped: int | None = None
     target: int | None = None
     targets: int = 1
@@ -333,6 +338,7 @@ class Judgement:
             "control failed": bool(self.failed),
             "selection split": self.split != "certification",
             "level missing": bool(self.missing),
+            "release incomplete": bool(self.gaps),
             "not compared": bool(self.uncompared),
             "suite incomplete": bool(self.omitted),
             "few references": self.references < self.policy.references,
@@ -428,6 +434,8 @@ class Judgement:
         plain = {
             "policy": self.policy.to_dict(),
             "omitted": list(self.omitted),
+            "tried": list(self.tried),
+            "gaps": list(self.gaps),
             "evidence": [self._evidence(e) for e in self.evidence],
             "controls": [asdict(c) for c in self.controls],
             "needed": None if self.needed is None else asdict(self.needed),

@@ -21,6 +21,13 @@ AVERAGING = 200
 """How often is asked beside that where a release has noise, which averages out only over many queries."""
 
 
+MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.5, 1e-4, 1_000_000
+"""A limit above the first is refused: a certificate that nothing could fail is no certificate."""
+
+RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.5, 1 - 1e-6)}
+"""Between which numbers of a policy mean something."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """What counts as a leak, and what is said to be measured.
@@ -79,9 +86,12 @@ class Policy:
         for name in ("fpr", "max_tpr", "confidence", "max_excess", "selection", "training"):
             if (value := getattr(self, name)) is not None or name != "max_excess":
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
-        for name in ("fpr", "max_tpr", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigurationError(f"policy: {name} lies in (0, 1), got {getattr(self, name)!r}")
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                why = "nothing could fail a certificate that allows more" if name == "max_tpr" else "others say nothing"
+                raise ConfigurationError(
+                    f"policy: {name} lies between {low:g} and {high:g} ({why}), got {getattr(self, name)!r}"
+                )
         if self.max_tpr < self.fpr:
             raise ConfigurationError(
                 f"policy: max_tpr {self.max_tpr:g} is below the false-positive rate {self.fpr:g};"
@@ -92,8 +102,11 @@ class Policy:
                 raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         if self.release == "prediction" and self.claim == "excess":
             object.__setattr__(self, "claim", "whole")
-        if self.max_excess is not None and not 0 < self.max_excess < 1:
-            raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
+        if self.max_excess is not None and not LEAST_EXCESS <= self.max_excess <= MOST_TOLERATED:
+            raise ConfigurationError(
+                f"policy: max_excess lies between {LEAST_EXCESS:g} and {MOST_TOLERATED:g} (nothing could fail a"
+                f" certificate that allows more), got {self.max_excess!r}"
+            )
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
                 "policy: an excess is judged against max_excess > 0; give it, or max_tpr above fpr"
@@ -107,6 +120,8 @@ class Policy:
         if not isinstance(self.patience, Sequence) or not self.patience or isinstance(self.patience, str):
             raise ConfigurationTypeError(f"policy: patience is a list of numbers of queries, got {self.patience!r}")
         levels = [check_whole("policy: patience", level, 1) for level in self.patience]
+        if max(levels) > MOST_PATIENCE:
+            raise ConfigurationError(f"policy: patience is at most {MOST_PATIENCE:,} queries, got {max(levels):,}")
         object.__setattr__(self, "patience", tuple(sorted(set(levels))))
         for name in ("references", "look", "looks"):
             object.__setattr__(self, name, check_whole(f"policy: {name}", getattr(self, name), 1))
@@ -138,6 +153,35 @@ class Policy:
     def limit(self) -> float:
         """What bounds are compared with: `max_tpr`, or the tolerated excess."""
         return self.max_tpr if self.claim == "whole" else self.tolerated_excess
+
+    @property
+    def weaker(self) -> tuple[str, ...]:
+        """In which ways it asks for less than the default policy, in words; empty if in none."""
+        default, found = Policy(), list[str]()
+        if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
+            found.append(f"excess {100 * self.tolerated_excess:.3g} points instead of 2")
+        if self.claim == "whole" and self.max_tpr > default.max_tpr * max(1.0, self.fpr / default.fpr) * (1 + 1e-9):
+            found.append(f"{self.max_tpr:.3g} of members instead of {default.max_tpr:g}")
+        if self.fpr != default.fpr:
+            found.append(f"{100 * self.fpr:.3g}% false positives instead of 1%")
+        if self.confidence < default.confidence:
+            found.append(f"{100 * self.confidence:.3g}% confidence instead of 95%")
+        if missing := sorted(set(default.patience) - set(self.patience)):
+            found.append(f"not asked {' or '.join('once' if m == 1 else f'{m} times' for m in missing)}")
+        if self.references < default.references:
+            found.append(f"{self.references} reference models instead of {default.references}")
+        if self.suite:
+            found.append(f"only the attacks {', '.join(self.suite)}")
+        if self.uncounted:
+            found.append("uses need not be counted")
+        return tuple(found)
+
+    @property
+    def says(self) -> str:
+        """What differs from the default policy, a line."""
+        default, own = Policy().to_dict(), self.to_dict()
+        changes = [f"{k} = {v}" for k, v in own.items() if k != "reason" and v != default.get(k)]
+        return ", ".join(changes) or "default policy"
 
     def patient(self, *, noise: bool) -> Policy:
         """The same, with `AVERAGING` queries too where the release has noise and the patience is the default."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
@@ -160,12 +161,13 @@ SEES = {
 
 
 def sentence(j: Judgement) -> str:
-    """The verdict in one sentence of at most 30 words: how often is asked, and what that finds."""
+    """The verdict in one sentence: how often is asked, what that finds; of a certificate, how much weaker than the
+    default its policy is."""
     word = f"{VERDICTS[j.verdict]}{_subject(j)}"
     if j.basis == "by guarantee":
         assert j.implied is not None
         most = _finds(j, "more than", j.implied.tpr)
-        return f"Certified by guarantee: if trained as stated, no attacker {most}, however often they ask."
+        return f"Certified by guarantee{_weaker(j)}: if trained as stated, no attacker {most}, however often they ask."
     if j.undecided_target is not None and j.undecided_target.own_reasons[0] != "too wide":
         return f"{word}: {reasons(j)[0].partition(':')[0]}."
     on = "on predictions" if j.policy.release == "prediction" else "on explanations"
@@ -173,6 +175,7 @@ def sentence(j: Judgement) -> str:
     often = times(j.strongest.level)
     match j.verdict:
         case "certified":
+            word += _weaker(j)
             often, found = _often(j), f"no judged attack {on} {_finds(j, 'more than', j.bound)}"
         case "leak":
             found = f"an attack {on} {_finds(j, 'at least', low)}"
@@ -245,8 +248,8 @@ def details(j: Judgement) -> tuple[str, ...]:
         found.append(f"Not judged, because it {_why_not_judged(one, e)}: {what}.")
     if j.grouped is not None:
         found.append(f"Members and non-members are groups of related examples, {j.grouped:,} examples in all.")
-    if j.verdict == "certified" and j.uses is None:
-        found.append("How many configurations were judged on these examples was not counted.")
+    if j.tried:
+        found.append(f"Also judged on these examples: {'; '.join(j.tried)}.")
     return tuple(found)
 
 
@@ -286,6 +289,10 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
             return [f"these are the examples of the {j.split} split, on which nothing is certified"]
         case "level missing":
             return [_missing(j)]
+        case "release incomplete":
+            more = f" and {len(j.gaps) - 6} more" if len(j.gaps) > 6 else ""
+            what = "not all that the signals hold was judged at every level of the policy"
+            return [f"{what}: {', '.join(j.gaps[:6])}{more}"]
         case "not compared":
             what = title(j.uncompared[0].attack, j.uncompared[0].signal)
             return [f"a judged attack was not compared with the {j.anyway} of the same queries: {what}"]
@@ -296,15 +303,16 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
             return [f"{many} stood behind the judged attacks, and the policy asks for {j.policy.references}"]
         case "uses not counted":
             return [
-                "how many configurations were judged on these examples is not counted: the signals name neither inputs"
-                " nor population, or the count could not be kept (uncounted = true in the policy allows it)"
+                "how many verdicts were taken on these examples cannot be counted: the signals have neither inputs nor"
+                " hashes of them (array examples), or the count could not be kept; with uncounted = true the policy"
+                " allows it, and the certificate says so first"
             ]
         case "used before":
             before = (j.uses or 1) - 1
             return [
-                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before, so"
-                " a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
-                " certify on fresh examples, or force it, and the certificate counts the uses"
+                f"{before} other verdict{'s were' if before > 1 else ' was'} taken on these examples before, so"
+                " a certificate is refused: if you try until one passes, you have certified luck. Choose on a selection"
+                " split and certify on fresh examples, or force it, and the certificate says how many there were"
             ]
         case "too wide":
             return ["the interval is too wide to decide"]
@@ -333,6 +341,19 @@ def _subject(j: Judgement) -> str:
 def _often(j: Judgement) -> str:
     most = max(j.policy.patience)
     return "once" if most == 1 else f"up to {most:,} times"
+
+
+def _weaker(j: Judgement) -> str:
+    """What a certificate does not have that one under the default policy has, for its first sentence."""
+    policy = replace(j.policy, claim=j.claim, uncounted=False)
+    found = f" under a weaker policy ({'; '.join(policy.weaker)})" if policy.weaker else ""
+    if j.basis == "by guarantee":  # which holds however often the examples were used
+        return found
+    if j.uses is None:
+        return f"{found}, uses of these examples not counted"
+    if j.uses > 1 or j.tried:
+        return f"{found}, after {count(max(j.uses - 1, len(j.tried)), 'other verdict')} on the same examples"
+    return found
 
 
 def _finds(j: Judgement, how: str, *values: float) -> str:

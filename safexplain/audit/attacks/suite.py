@@ -144,6 +144,7 @@ PREDICTIONS: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
     Line("RMIA", RMIA(), "loss", "loss", widest=1, once=True),
     Line("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss", widest=MOST_COLUMNS),
+    Line("LikelihoodRatio", IDENTITY, "predictions", "loss"),
 )
 
 RECOURSE: tuple[Line, ...] = (
@@ -171,7 +172,11 @@ SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
 LABEL_SIGNALS = ("label", "kept", "shares")
 OWN_LABEL = ("loss", "margin")
 ALL_CLASSES = ("prediction", "predictions")
-"""Signals of predictions: of the example's own label, and log odds of every class (of several queries one by one)."""
+"""Signals of predictions: of the example's own label, and log odds of every class (of several queries one by one). Any
+other name is an explanation's: there is no third kind, so that nothing in a file goes unread by its name."""
+
+AT_SOME_LEVELS = ("label", "kept", "shares", "predictions")
+"""Signals that there are of one query alone, or of several alone."""
 
 STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
 
@@ -261,6 +266,25 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
     return [r for r in rows if r.name in kept or (r.baseline and r.level in levels)]
 
 
+def gaps(signals: Signals, rows: Sequence[SuiteRow], policy: Policy) -> tuple[str, ...]:
+    """What stands against a certificate by being left out: arrays that no row reads, and those that are missing because
+    all that is released must have been asked for at every level of the policy. Arrays in which nothing differs count as
+    read."""
+    read = {s.stored for row in rows for s in row.reads}
+    there = [*signals.values, *([WHOLE_MAP] if signals.attributions is not None else [])]
+    unread = [n for n in there if n not in read and _varies(signals, Signal(*split_level(n)))]
+    kinds = set[str]() if policy.release == "explanation" else {*OWN_LABEL, *ALL_CLASSES}
+    named = {split_level(name)[0] for name in there if split_level(name)[1] in {1, *policy.patience}}
+    explained = named - {*LABEL_SIGNALS, *OWN_LABEL, *ALL_CLASSES} if policy.release != "prediction" else set[str]()
+    needed = [
+        at_level(n, at) for at in policy.patience for n in sorted((explained | named & kinds) - {*AT_SOME_LEVELS})
+    ]
+    for at in (at for at in policy.patience if at > 1):
+        needed += [at_level(n, at) for n in ("kept", "shares") if n in named or (n == "kept" and "label" in named)]
+    missing = [name for name in needed if name not in there]
+    return (*(f"{name} is missing" for name in missing), *(f"{name} is read by no attack" for name in unread))
+
+
 def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[str, ...]:
     """Names of the attacks that the complete suite would run on these signals, whatever the policy's suite says."""
     return tuple(dict.fromkeys(r.name for r in fitting(signals, replace(policy or Policy(), suite=()))))
@@ -317,10 +341,10 @@ def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]
     """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
     recourse = RECOURSE if "recourse" in signals.meta else ()
     alone, any_signal = ((), ANY_SIGNAL) if _compared(signals) else (WITHOUT_REFERENCES, ANY_SIGNAL_ALONE)
-    lines = (*EXPLANATION, *alone, *LABELS, *PREDICTIONS, *recourse)
-    named = {signal.name for line in lines for signal in line.reads} | {*ALL_CLASSES}
+    lines = [line for line in (*EXPLANATION, *alone, *recourse) if _fits(signals, line, level)]
+    known = {signal.name for line in lines for signal in line.reads} | {*LABEL_SIGNALS, *OWN_LABEL, *ALL_CLASSES}
     there = [name for name, at in map(split_level, signals.values) if at == level]
-    others = [any_signal._replace(signal=s) for s in there if s not in named and not s.startswith("label")]
+    others = [any_signal._replace(signal=s) for s in there if s not in known]
     wanted = _chosen((*EXPLANATION, *others, *recourse), signals, policy)
     return _suitable(signals, level, wanted, "explanation", one=True)
 

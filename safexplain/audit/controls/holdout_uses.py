@@ -1,17 +1,24 @@
-"""How often examples have been used for a verdict. Whoever tries configurations until one is certified certifies luck.
+"""How often examples have been used for a verdict: if you try hardenings until one passes, you have certified luck.
 
-A use is one configuration judged on a set of examples. Two uses are of the same examples where they share more than one
-in a hundred of the smaller set: another order, seed or model, or some examples more or less, do not make new ones. The
-same configuration again is the same use, and so is a verdict against another limit.
+A use is one verdict on a set of examples, the *holdout*: what was released about them, under a policy. The same release
+under the same policy is the same use, whatever the order of rows and models, the precision of the numbers or the title;
+anything else is another: another policy, also one that is merely softer; other answers, also under the same name of a
+configuration; another seed.
 
-What is kept, in one SQLite file of the user: for each use a digest of the configuration, the digest of the population,
-the time, and hashes of the examples, at most 65,536 of them (half a megabyte); a set that is used again is kept once.
-Whoever has the file and an example can tell whether a verdict was taken on it, not whether it was a member.
+Two holdouts are the same people, however they are written, where
+- they share more than one in twenty of the smaller set, by hashes that near-duplicates have in common
+  (`hash_examples`), or
+- their models' membership matrices are the same, with the labels that these models predicted, up to the order of rows
+  and models and to rows that were left out: inputs may be rescaled or standardised, and hashes invented.
+
+What is kept, in one SQLite file of the user: for each use the policy, the verdict, the time, a few sums over what was
+released, and hashes of the examples and of their columns of the matrix, at most 65,536 of each (half a megabyte). The
+file and an example tell whether a verdict was taken on it, not whether it was a member. That the file was deleted, or
+another one named, cannot be noticed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -34,31 +41,34 @@ from safexplain.audit.store import parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.policy import Policy
 
+Hashes = NDArray[np.uint64]
+
 VARIABLE = "SAFEXPLAIN_USES"
 """Environment variable that names the file in which uses are counted."""
 
 MOST_HASHES = 2**16
 """Hashes kept of one set: of a larger one the smallest, after `spread`, which are a random sample of it."""
 
-SAME = 0.01
+SAME = 0.05
 """Two sets are the same examples where they share more than this of the smaller one."""
+
+MATRIX, CHANCE = 0.975, 0.93
+"""Two membership matrices are the same where they share more than `MATRIX` of their columns, if those of another target
+would be expected to share at most `CHANCE`."""
+
+CLOSE = 1e-5
+"""Relative difference up to which sums over what was released are the same."""
 
 CONFIGURES = frozenset(
     {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
 )
 """Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
 
-LIMITS = ("max_tpr", "reason", "uncounted", "look")
-"""Entries of the policy that do not: any limit may be compared with a bound that was taken once, and all looks of one
-audit, which ask ever more models, share its risk."""
-
-GROWS = ("references", "models", "suite")
-"""What may differ between the looks of one audit: some attacks need more reference models."""
-
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS example_sets (digest TEXT PRIMARY KEY, hashes BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS judged (id INTEGER PRIMARY KEY, configuration TEXT NOT NULL, population TEXT NOT NULL,"
-    " examples TEXT NOT NULL, at TEXT NOT NULL, UNIQUE (configuration, population, examples))",
+    "CREATE TABLE IF NOT EXISTS holdouts (digest TEXT PRIMARY KEY, content BLOB NOT NULL, given BLOB NOT NULL,"
+    " sorted BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS verdicts (id INTEGER PRIMARY KEY, holdout TEXT NOT NULL, configuration TEXT NOT NULL,"
+    " released TEXT NOT NULL, says TEXT NOT NULL, at TEXT NOT NULL)",
 )
 
 
@@ -90,40 +100,50 @@ class Uses:
     path: Path  # of an SQLite file; it and its folder are made
     configuration: str  # digest of what is judged, see `uses_of`
     force: bool = False  # certify although the examples were used for others; the certificate says so
+    look: int = 0  # of an audit that declared several, which are one use; 0: it declared one
 
-    def record(self, signals: Signals, certified: NDArray[np.bool_]) -> int:
-        """Note a use of the (n,) certified examples; which configuration this is on these examples, the first being 1.
+    def record(self, signals: Signals, certified: NDArray[np.bool_], says: str = "") -> tuple[int, tuple[str, ...]]:
+        """Note a use of the (n,) certified examples.
+
+        Args:
+            signals: what was released.
+            certified: the holdout.
+            says: the policy and the verdict, in words.
+
+        Returns:
+            Which use this is of these examples, the first being 1; and what the others were, a line each.
 
         Raises:
-            InputError: the signals have neither hashes of examples nor the digest of their population, which stands for
-                them all, or the file cannot be read or written.
+            InputError: the signals have no hashes of examples, or the file cannot be read or written.
         """
-        pool = _population(signals)
-        if signals.examples is None and not pool:
+        if signals.examples is None:
             raise InputError(
-                "uses are counted by hashes of the examples (array examples, or inputs) or the digest of their"
-                " population (meta['population']); the signals have neither"
+                "uses are counted by hashes of the examples, and the signals have none: give inputs, or the array"
+                " examples (hash_examples)"
             )
-        sample = np.zeros(0, np.uint64) if signals.examples is None else sample_of(signals.examples[certified])
-        blob = sample.astype("<u8").tobytes()
-        name = sha256(blob) if len(sample) else ""
+        hashes = [sample_of(signals.examples[certified]), *map(sample_of, _columns(signals, certified))]
+        blobs = [kept.astype("<u8").tobytes() for kept in hashes]
+        found = {"look": [float(self.look)], **released_sums(signals, certified)}
+        this = (self.configuration, json.dumps(found), says, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
         with self._table() as table:
             table.execute("BEGIN IMMEDIATE")  # nobody writes between the look and the note
-            before = table.execute("SELECT configuration, population, examples FROM judged ORDER BY id").fetchall()
-            sets = dict(table.execute("SELECT digest, hashes FROM example_sets")) if len(sample) else {}
-            same = {digest for digest, kept in sets.items() if are_same(np.frombuffer(kept, "<u8"), sample)}
-            configurations = []
-            for configuration, population, examples in before:
-                if examples in same if examples and name else pool and pool == population:
-                    configurations.append(configuration)
-            if name:
-                table.execute("INSERT OR IGNORE INTO example_sets VALUES (?, ?)", (name, blob))
-            now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+            digest = sha256(b"".join(blobs))
+            names = "INSERT OR IGNORE INTO holdouts (digest, content, given, sorted) VALUES (?, ?, ?, ?)"
+            table.execute(names, (digest, *blobs))
+            every = table.execute("SELECT digest, content, given, sorted FROM holdouts")
+            same = {one for one, *kept in every if _are_same([np.frombuffer(k, "<u8") for k in kept], hashes)}
+            rows = table.execute("SELECT holdout, configuration, released, says, at FROM verdicts ORDER BY id")
+            before = [tuple(row) for holdout, *row in rows if holdout in same | {digest}]
             table.execute(
-                "INSERT OR IGNORE INTO judged (configuration, population, examples, at) VALUES (?, ?, ?, ?)",
-                (self.configuration, pool, name, now),
+                "INSERT INTO verdicts (holdout, configuration, released, says, at) VALUES (?, ?, ?, ?, ?)",
+                (digest, *this),
             )
-        return list(dict.fromkeys([*configurations, self.configuration])).index(self.configuration) + 1
+        uses = list[tuple[str, ...]]()
+        for use in (*before, this):
+            if not any(_are_one_use(use, other) for other in uses):
+                uses.append(use)
+        number = next(i for i, use in enumerate(uses) if _are_one_use(use, this))
+        return number + 1, tuple(f"{use[3]}: {use[2]}" for i, use in enumerate(uses) if i != number)
 
     def check(self) -> None:
         """Raise `InputError` if uses cannot be counted, before anything long is begun."""
@@ -145,64 +165,112 @@ class Uses:
             ) from None
 
 
-def sample_of(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The set of the hashes, sorted, as `spread` makes it uniform; of a large one the `MOST_HASHES` smallest."""
-    return np.unique(spread(hashes))[:MOST_HASHES]
+def sample_of(hashes: Hashes) -> Hashes:
+    """The hashes, sorted, as `spread` makes them uniform; of many the `MOST_HASHES` smallest."""
+    return np.sort(spread(hashes))[:MOST_HASHES]
 
 
-def are_same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
-    """Whether two samples are of sets that share more than `SAME` of the smaller one.
+def shared(one: Hashes, other: Hashes) -> float:
+    """Share of the smaller of two sorted samples that is in the other too, repeated ones as often.
 
     A full sample says nothing above its largest number, so both are compared up to the smaller of these.
     """
     for sample in (one, other):
         if len(sample) == MOST_HASHES:
             one, other = one[one <= sample[-1]], other[other <= sample[-1]]
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared > SAME * min(len(one), len(other))
+    if not min(len(one), len(other)):
+        return 0.0
+    (a, n), (b, m) = (np.unique(sample, return_counts=True) for sample in (one, other))
+    _, i, j = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+    return float(np.minimum(n[i], m[j]).sum()) / min(len(one), len(other))
 
 
-def _population(signals: Signals) -> str:
-    """Digest of the population; "" where it is not known."""
-    return str(signals.meta.get("population") or "")
+def _are_same(kept: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
+    """Whether two holdouts are of the same people: by content, or by their columns in one of two orders of models."""
+    content, *columns = (shared(a, b) for a, b in zip(kept, new, strict=True))
+    return content > SAME or max(columns) > MATRIX
+
+
+def _columns(signals: Signals, certified: NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
+    """(n,) hashes of who was trained on each example and of the labels that models gave it: with the models as they
+    come, and in an order of their own; none where columns of other people could well be the same.
+
+    Of c examples with the same column in all but one model, two random targets divide X and X' ~ Bin(c, 1/2) alike but
+    for |X - X'|, sqrt(c / pi) on average.
+    """
+    models = list(signals.models)
+    member = signals.membership[models][:, certified].astype("<f4")
+    labels = signals.values.get("label")
+    label = 0 * member if labels is None or labels.ndim != 2 else labels[models][:, certified].astype("<f4")
+    _, counts = np.unique(hash_rows(member[1:].T), return_counts=True)
+    if 1 - float(np.sqrt(counts / math.pi).sum()) / max(member.shape[1], 1) > CHANCE:
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    often = member.sum(0)
+    own = np.lexsort([member @ often**2, member @ often, member.sum(1)])
+    given, ordered = (hash_rows(np.concatenate([member[o], label[o]]).T) for o in (np.arange(len(models)), own))
+    return given, ordered
+
+
+def hash_rows(rows: NDArray[Any]) -> Hashes:
+    """(n,) hashes of the bytes of rows."""
+    return np.array([int(sha256(row.tobytes())[:16], 16) for row in np.ascontiguousarray(rows)], dtype=np.uint64)
+
+
+def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:
+    """Of each signal a few sums over models, examples and features, with weights that follow from the examples' hashes:
+    the same in any order of models and examples, and other ones for other numbers."""
+    assert signals.examples is not None
+    rows = np.flatnonzero(certified)
+    weight = (spread(signals.examples[rows]) >> np.uint64(11)) * 2.0**-52 - 1.0
+    arrays = {**signals.values, **({} if signals.attributions is None else {"attributions": signals.attributions})}
+    target = np.isin(np.arange(len(signals.membership)), signals.targets)
+    found = {}
+    for name, values in arrays.items():
+        features = math.prod(values.shape[2:])
+        of_feature = np.random.RandomState(features).standard_normal(features)
+        sums = np.zeros(len(values))
+        for model in range(len(values)):
+            for part in parts(len(rows), features):
+                block = np.arcsinh(np.asarray(values[model, rows[part]], dtype=np.float64).reshape(-1, features))
+                sums[model] += float(weight[part] @ (block @ of_feature))
+        member = (signals.membership[:, rows] * weight).sum(1)
+        scale = math.sqrt(len(rows) * features)
+        found[name] = [
+            float(v) / scale for v in (sums.sum(), (sums**2).sum() / scale, sums[target].sum(), sums @ member / scale)
+        ]
+    return found
+
+
+def _are_one_use(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two rows of the table are of one configuration, and of the same release or of two looks at it."""
+    if one[0] != other[0]:
+        return False
+    a, b = json.loads(one[1]), json.loads(other[1])
+    if a["look"] != b["look"]:
+        return True
+    return a.keys() == b.keys() and all(np.allclose(a[k], b[k], rtol=CLOSE, atol=CLOSE) for k in a)
 
 
 def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
     """Where a verdict on these signals is counted, of a policy, a suite (names of its rows) and the audit's seed.
 
-    All of the policy but its limit makes another configuration. Where the signals' meta data name neither explainer nor
-    hardening, the signals themselves, in the order of the examples' hashes, are the configuration. None means "not
-    counted": the policy asks for that, examples cannot be recognised because the signals have neither hashes nor inputs
-    nor a population, or (with a warning) the file cannot be written.
+    All of the policy but its reason makes another use. Declared looks of one audit, which ask ever more models, are one
+    use, and share its risk. None means "not counted": examples cannot be recognised, because the signals have neither
+    hashes nor inputs (a name of the population is anybody's to choose), or (with a warning) the file cannot be written.
     """
-    if policy.uncounted or (signals.examples is None and not _population(signals)):
+    if signals.examples is None:
         return None
     known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES & signals.meta.keys()}
-    known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
-    known["policy"]["suite"] = sorted(policy.suite)
-    known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}
+    known["policy"] = {k: v for k, v in policy.to_dict().items() if k not in ("reason", "look")}
+    known |= {"suite": sorted(suite), "audit seed": seed}
     if policy.looks > 1:
-        known = {name: value for name, value in known.items() if name not in GROWS}
-    if "explainer" not in known and "hardening" not in known:
-        known["signals"] = _values_digest(signals)
-    text = json.dumps(known, sort_keys=True, default=repr)
-    uses = Uses(default_path(), sha256(text), force)
+        known = {name: value for name, value in known.items() if name not in ("suite", "references")}
+    digest = sha256(json.dumps(known, sort_keys=True, default=repr))
+    uses = Uses(default_path(), digest, force, policy.look if policy.looks > 1 else 0)
     try:
         uses.check()
     except InputError as error:
-        warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
+        if not policy.uncounted:
+            warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
         return None
     return uses
-
-
-def _values_digest(signals: Signals) -> str:
-    """Of all that was released, whatever the order of the examples, where they have hashes."""
-    order = np.arange(len(signals)) if signals.examples is None else np.argsort(signals.examples, kind="stable")
-    found = hashlib.sha256()
-    maps = {} if signals.attributions is None else {"attributions": signals.attributions}
-    for name, values in sorted({**signals.values, **maps}.items()):
-        found.update(f"{name} {values.dtype} {values.shape} ".encode())
-        for model in range(len(values)):
-            for part in parts(len(order), math.prod(values.shape[2:])):
-                found.update(values[model, order[part]].tobytes())
-    return found.hexdigest()

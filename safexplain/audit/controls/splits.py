@@ -76,13 +76,34 @@ def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
+CLOSE = 1e-4
+"""Relative difference of every number up to which two examples are copies."""
+
+
+def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
+    """(n,) a number for each example, the same for copies: those with one hash, if the (n, ...) inputs are close."""
+    _, which = np.unique(hashes, return_inverse=True)
+    which = which.reshape(-1).astype(np.int64)
+    if x is None:
+        return which
+    rows, fresh = x.reshape(len(x), -1), int(which.max(initial=-1)) + 1
+    for several in np.flatnonzero(np.bincount(which) > 1):
+        left = np.flatnonzero(which == several)
+        while len(left):
+            far = np.abs(rows[left] - rows[left[0]]) > CLOSE * np.abs(rows[left[0]]) + 1e-12
+            alike = ~far.any(1)
+            which[left[alike]] = fresh
+            left, fresh = left[~alike], fresh + 1
+    return which
+
+
 def refuse_copies(
-    examples: NDArray[np.uint64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
+    copies: NDArray[np.int64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
 ) -> None:
-    """Raise InputError where a member is an exact copy of a non-member, by the examples' hashes (n,): what is true of
-    one copy would be false of the other. Of several targets, (targets, n), each is looked at on its own."""
-    at = np.arange(len(examples)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
-    _, which = np.unique(examples[at], return_inverse=True)
+    """Raise InputError where a member is a copy of a non-member (`copies_of`): what is true of one copy would be false
+    of the other. Of several targets, (targets, n), each is looked at on its own."""
+    at = np.arange(len(copies)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
+    _, which = np.unique(copies[at], return_inverse=True)
     for one in np.atleast_2d(member)[:, at]:
         mixed = (np.bincount(which, one) > 0) & (np.bincount(which, ~one) > 0)
         if not mixed.any():
@@ -93,7 +114,7 @@ def refuse_copies(
             same = both[which[both] == copy]
             pairs.append(f"{at[same[one[same]][0]]} and {at[same[~one[same]][0]]}")
         raise InputError(
-            f"{int((mixed[which] & one).sum())} members are exact copies of {int((mixed[which] & ~one).sum())}"
+            f"{int((mixed[which] & one).sum())} members are copies of {int((mixed[which] & ~one).sum())}"
             f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): whether such an"
             " example is a member has no answer. Keep one copy of each, or all its copies on one side, and train"
             " again; or leave all copies that are on both sides out (--drop-copies)"
@@ -101,19 +122,19 @@ def refuse_copies(
 
 
 def copies_together(signals: Signals) -> tuple[Signals, Control]:
-    """Signals in which exact copies are in one group, and a line that says so: a copy is no independent example.
+    """Signals in which copies are in one group, and a line that says so: a copy is no independent example.
     Signals without hashes or inputs are returned as they are; raises as `refuse_copies`."""
     name, hashes = "exact copies", signals.examples
     if hashes is None:
-        says = "neither inputs nor hashes of the examples are in the signals, so exact copies cannot be looked for"
+        says = "neither inputs nor hashes of the examples are in the signals, so copies cannot be looked for"
         return signals, Control(name, None, says, {})
-    refuse_copies(hashes, signals.membership[list(signals.targets)], signals.out_of_distribution)
-    distinct, which = np.unique(hashes, return_inverse=True)
-    copies = len(hashes) - len(distinct)
+    which = copies_of(hashes, signals.inputs)
+    refuse_copies(which, signals.membership[list(signals.targets)], signals.out_of_distribution)
+    copies = len(which) - len(np.unique(which))
     if not copies:
         return signals, Control(name, False, "no two examples are equal", {"copies": 0.0})
-    groups = _joined(np.arange(len(hashes)) if signals.groups is None else signals.groups, which.reshape(-1))
-    says = f"{copies} examples are exact copies of others on the same side: copies count as one example"
+    groups = _joined(np.arange(len(hashes)) if signals.groups is None else signals.groups, which)
+    says = f"{copies} examples are copies of others on the same side: copies count as one example"
     return replace(signals, groups=groups), Control(name, False, says, {"copies": float(copies)})
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from safexplain._digest import file_sha256, model_digest
 from safexplain._progress import Shown, shown
 from safexplain.audit import Population, Recipe
+from safexplain.audit.controls.splits import copies_of
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
@@ -335,7 +336,7 @@ def _asked_about(asked: Asked, found: Found) -> tuple[AuditData, tuple[str, ...]
     if asked.pool is not None:
         pool = load_data(asked.pool, group=given.group_column, slices=given.slice_by or [])
         data, _ = as_the_model_takes(pool, found.loaded.preprocessing)
-    _, which = np.unique(hash_examples(data.x), return_inverse=True)
+    which = copies_of(hash_examples(data.x), data.x)
     mixed = ((np.bincount(which, data.member) > 0) & (np.bincount(which, ~data.member) > 0))[which]
     if not given.drop_copies or not mixed.any():
         return data, ()

@@ -17,7 +17,7 @@ from safexplain._digest import sha256
 from safexplain._progress import named
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
 from safexplain.audit.asked import predict
-from safexplain.audit.controls.splits import refuse_copies
+from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.question import Question, SubjectData
 from safexplain.audit.references.fine_tuning import Trainable, replace_head
 from safexplain.audit.references.recipe import check_examples
@@ -59,7 +59,7 @@ class TwoStages:
     def __post_init__(self) -> None:
         check_data(self.downstream, num_classes=self.outputs, both_sides=False)
         check_model_fits(self.loaded.model, self.pool)
-        refuse_copies(hash_examples(self.pool.x), self.pool.member)
+        refuse_copies(copies_of(hash_examples(self.pool.x), self.pool.x), self.pool.member)
         if self.trains:
             check_examples(self.pretraining.examples, len(self.pool.x) // 2)
             fresh = self.fresh(self.seed)
