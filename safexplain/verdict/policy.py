@@ -88,9 +88,9 @@ class Policy:
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
-                why = "nothing could fail a certificate that allows more" if name == "max_tpr" else "others say nothing"
+                why = "nothing could fail a certificate that allows more; " if name == "max_tpr" else ""
                 raise ConfigurationError(
-                    f"policy: {name} lies between {low:g} and {high:g} ({why}), got {getattr(self, name)!r}"
+                    f"policy: {name} lies in [{low:g}, {high:g}]; {why}got {getattr(self, name)!r}"
                 )
         if self.max_tpr < self.fpr:
             raise ConfigurationError(
@@ -104,8 +104,8 @@ class Policy:
             object.__setattr__(self, "claim", "whole")
         if self.max_excess is not None and not LEAST_EXCESS <= self.max_excess <= MOST_TOLERATED:
             raise ConfigurationError(
-                f"policy: max_excess lies between {LEAST_EXCESS:g} and {MOST_TOLERATED:g} (nothing could fail a"
-                f" certificate that allows more), got {self.max_excess!r}"
+                f"policy: max_excess lies in [{LEAST_EXCESS:g}, {MOST_TOLERATED:g}]; nothing could fail a certificate"
+                f" that allows more; got {self.max_excess!r}"
             )
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
@@ -157,23 +157,23 @@ class Policy:
     @property
     def weaker(self) -> tuple[str, ...]:
         """In which ways it asks for less than the default policy, in words; empty if in none."""
-        default, found = Policy(), list[str]()
+        default, found, most = Policy(), list[str](), max(self.patience)
         if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
-            found.append(f"excess {100 * self.tolerated_excess:.3g} points instead of 2")
+            found.append(f"excess {100 * self.tolerated_excess:.3g} points")
         if self.claim == "whole" and self.max_tpr > default.max_tpr * max(1.0, self.fpr / default.fpr) * (1 + 1e-9):
-            found.append(f"{self.max_tpr:.3g} of members instead of {default.max_tpr:g}")
-        if self.fpr != default.fpr:
-            found.append(f"{100 * self.fpr:.3g}% false positives instead of 1%")
+            found.append(f"{100 * self.max_tpr:.3g}% of members")
+        if self.fpr > default.fpr:
+            found.append(f"{100 * self.fpr:.3g}% false positives")
         if self.confidence < default.confidence:
-            found.append(f"{100 * self.confidence:.3g}% confidence instead of 95%")
-        if missing := sorted(set(default.patience) - set(self.patience)):
-            found.append(f"not asked {' or '.join('once' if m == 1 else f'{m} times' for m in missing)}")
+            found.append(f"{100 * self.confidence:.3g}% confidence")
+        if most < max(default.patience):
+            found.append("asked once only" if most == 1 else f"asked {most} times at most")
+        elif 1 not in self.patience:
+            found.append("not asked once")
         if self.references < default.references:
-            found.append(f"{self.references} reference models instead of {default.references}")
+            found.append(f"{self.references} reference{'' if self.references == 1 else 's'}")
         if self.suite:
-            found.append(f"only the attacks {', '.join(self.suite)}")
-        if self.uncounted:
-            found.append("uses need not be counted")
+            found.append(f"only {', '.join(self.suite)}")
         return tuple(found)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
 from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
+from safexplain.verdict.policy import PATIENCE, Policy
 
 ATTACK_NAMES = {
     "Threshold": "Threshold",
@@ -345,14 +346,16 @@ def _often(j: Judgement) -> str:
 
 def _weaker(j: Judgement) -> str:
     """What a certificate does not have that one under the default policy has, for its first sentence."""
-    policy = replace(j.policy, claim=j.claim, uncounted=False)
-    found = f" under a weaker policy ({'; '.join(policy.weaker)})" if policy.weaker else ""
-    if j.basis == "by guarantee":  # which holds however often the examples were used
+    policy = replace(j.policy, claim=j.claim)
+    if j.basis == "by guarantee":  # which holds against all attacks, however often the examples were used
+        policy = replace(policy, patience=PATIENCE, suite=(), references=Policy.references)
+    found = f" under a weaker policy ({', '.join(policy.weaker)})" if policy.weaker else ""
+    if j.basis == "by guarantee":
         return found
     if j.uses is None:
-        return f"{found}, uses of these examples not counted"
+        return f"{found}, uses not counted"
     if j.uses > 1 or j.tried:
-        return f"{found}, after {count(max(j.uses - 1, len(j.tried)), 'other verdict')} on the same examples"
+        return f"{found}, after {count(max(j.uses - 1, len(j.tried)), 'other verdict')}"
     return found
 
 

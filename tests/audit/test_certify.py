@@ -109,7 +109,7 @@ def test_enough_data_without_a_leak_is_certified(seed):
     result = certify(synthetic(examples=3000, seed=seed), LOOSE)
     assert result.verdict == "certified"
     assert result.exit_code == 0
-    assert result.sentence.startswith("Certified: asking once, no judged attack on explanations finds more than ")
+    assert ": asking once, no judged attack on explanations finds more than " in result.sentence
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -408,12 +408,13 @@ def test_a_second_configuration_on_the_same_examples_is_refused_unless_forced(tm
     assert certify(signals, COUNTED, uses=Uses(path, "one")).uses == 1  # the same again is the same use
     second = certify(signals, COUNTED, uses=Uses(path, "two"))
     assert (second.uses, second.verdict) == (2, "inconclusive")
-    assert "1 other configuration was judged on these examples before" in str(second)
+    assert "1 other verdict was taken on these examples before" in str(second)
     forced = certify(signals, COUNTED, uses=Uses(path, "two", force=True))
     assert (forced.uses, forced.verdict, forced.to_dict()["forced"]) == (2, "certified", True)
     assert certify(signals, COUNTED, uses=Uses(path, "one")).verdict == "certified"  # it came first
     assert certify(signals, COUNTED, uses=Uses(path, "three")).uses == 3
-    assert certify(recognised(synthetic(examples=1500), seed=1), COUNTED, uses=Uses(path, "two")).uses == 1
+    others = recognised(synthetic(examples=1500, seed=9), seed=1)
+    assert certify(others, COUNTED, uses=Uses(path, "two")).uses == 1
     assert certify(signals, replace(COUNTED, selection=0.3), split="selection", uses=Uses(path, "four")).uses is None
 
 
@@ -438,11 +439,11 @@ def test_examples_that_nobody_can_recognise_certify_nothing_unless_the_policy_sa
     calm = synthetic(examples=1500)
     result = certify(calm, COUNTED)
     assert (result.uses, result.verdict) == (None, "inconclusive")
-    assert "the signals name neither inputs nor population" in str(result)
+    assert "the signals have neither inputs nor hashes of them" in str(result)
     assert certify(recognised(calm), COUNTED).verdict == "certified"
     allowed = certify(calm, replace(COUNTED, uncounted=True))
     assert (allowed.uses, allowed.verdict) == (None, "certified")
-    assert words.details(allowed)[-1].endswith("How many configurations were judged on these examples was not counted.")
+    assert "), uses not counted: asking" in words.sentence(allowed)
     assert certify(synthetic(leak=3.0), COUNTED).verdict == "leak"
 
 

@@ -46,7 +46,7 @@ def attack(capfd):
 )
 def test_d1_a_restricted_suite_never_certifies_a_file_that_leaks(attack, leaking, tmp_path, attacks):
     (tmp_path / "once.toml").write_text('claim = "whole"\npatience = [1]\n')
-    for policy in ((), ("--policy", tmp_path / "once.toml"), ("--policy", tmp_path / "once.toml", "--max-tpr", 0.9)):
+    for policy in ((), ("--policy", tmp_path / "once.toml"), ("--policy", tmp_path / "once.toml", "--max-tpr", 0.45)):
         code, found = attack(leaking, "--attacks", attacks, *policy)
         assert found["verdict"] != "certified"
         assert code != 0
@@ -63,7 +63,7 @@ def test_d1_a_suite_that_leaves_something_out_says_what_and_certifies_nothing(at
     code, found = attack(tmp_path / "calm.npz", "--policy", tmp_path / "once.toml")
     assert (code, found["omitted"]) == (3, [])
     assert found["uses"] == 2  # another suite is another configuration
-    assert "1 other configuration was judged on these examples before" in " ".join(found["details"])
+    assert "1 other verdict was taken on these examples before" in " ".join(found["details"])
 
 
 # ---------------------------------------------------------------- D2 and D3: what is judged, and what was run beside it
@@ -125,7 +125,7 @@ def test_d4_one_leaking_model_among_several_is_a_leak_and_is_named():
 def test_d4_several_models_are_certified_when_each_is_by_its_own_bounds():
     result = certify(of_many(0.0, 3, 3000, models=9), LOOSE)
     assert result.verdict == "certified"
-    assert result.sentence.startswith("Certified for each of 3 models: ")
+    assert result.sentence.startswith("Certified for each of 3 models under a weaker policy (5% false positives, ")
     assert result.bound == max(e["high"] for one in (result, *result.others) for e in one.to_dict()["evidence"])
     assert all(one.members < 1700 for one in (result, *result.others))  # nobody's examples are pooled
 
@@ -168,14 +168,17 @@ def test_d5_another_hardening_on_the_same_examples_is_a_second_use_in_any_dress(
     assert certify(first, COUNTED).verdict == "certified"
     again = certify(named(DRESSES[dress](first), hardening="second"), COUNTED)
     assert (again.uses, again.verdict) == (2, "inconclusive")
-    assert "a certificate is refused: choosing by verdicts certifies luck" in str(again)
+    assert "a certificate is refused: if you try until one passes, you have certified luck" in str(again)
 
 
-def test_d5_another_seed_of_the_audit_is_a_second_use_and_another_limit_is_not():
+def test_d5_another_seed_or_another_limit_of_the_audit_is_another_use():
     first = named(recognised(synthetic(examples=1500)))
-    assert [certify(first, COUNTED).uses, certify(first, replace(COUNTED, max_tpr=0.4)).uses] == [1, 1]
+    assert certify(first, COUNTED).uses == 1
+    softer = certify(first, replace(COUNTED, max_tpr=0.4))
+    assert (softer.uses, softer.verdict) == (2, "inconclusive")
+    assert "max_tpr = 0.3" in softer.tried[0]
     again = certify(first, COUNTED, seed=1)
-    assert (again.uses, again.verdict) == (2, "inconclusive")
+    assert (again.uses, again.verdict) == (3, "inconclusive")
 
 
 # ------------------------------------------------------------------ D6: references that are weaker than the target
@@ -311,7 +314,9 @@ def test_every_level_is_judged_and_the_first_sentence_names_the_highest():
     assert [level["patience"] for level in result.levels] == [1, 5]
     assert all(level[what] is not None for level in result.levels for what in ("labels", "added", "whole"))
     assert result.verdict == "certified"
-    assert result.sentence.startswith("Certified: asking up to 5 times, ")
+    assert result.sentence.startswith(
+        "Certified under a weaker policy (excess 10 points, 5% false positives, asked 5 times at most"
+    )
     often = calm.values["l1"] * np.exp(-3.0 * calm.membership)
     leaking = replace(calm, values={**calm.values, "l1@5": often})
     result = certify(leaking, replace(EXCESS, patience=(1, 5)))

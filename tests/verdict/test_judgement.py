@@ -70,7 +70,8 @@ def test_few_found_by_every_attack_is_certified():
     assert (j.verdict, j.exit_code, words.reasons(j)) == ("certified", 0, ())
     assert j.bound == max(j.bounds(e)[1] for e in j.judged) <= 0.15
     finds = f"no judged attack on explanations finds more than {j.bound:.1%} of members at 5% false positives."
-    assert words.sentence(j) == f"Certified: asking once, {finds}"
+    weaker = " under a weaker policy (5% false positives, asked once only, 1 reference), uses not counted"
+    assert words.sentence(j) == f"Certified{weaker}: asking once, {finds}"
     assert words.says(j)[0].startswith("The policy allows 15.0%; bounds hold with 95% confidence, from 1,000 members,")
     assert "Strongest judged attack: threshold of the s1, " in words.details(j)[0]
 
@@ -118,11 +119,11 @@ def test_an_incomplete_suite_certifies_nothing_and_proves_leaks():
 def test_uses_that_nobody_counts_certify_only_where_the_policy_says_so_and_then_the_certificate_does_too():
     counting = replace(LOOSE, uncounted=False)
     assert judged((60, 30), policy=counting).verdict == "inconclusive"
-    assert "is not counted" in words.reasons(judged((60, 30), policy=counting))[0]
+    assert "cannot be counted" in words.reasons(judged((60, 30), policy=counting))[0]
     assert judged((60, 30), policy=counting, uses=1).verdict == "certified"
     assert judged((60, 30), policy=counting, uses=2).verdict == "inconclusive"
     assert judged((60, 30), policy=counting, uses=2, forced=True).verdict == "certified"
-    assert words.details(judged((60, 30)))[-1].endswith("judged on these examples was not counted.")
+    assert "uses not counted: " in words.sentence(judged((60, 30)))
     assert "not counted" not in words.text(judged((60, 30), policy=counting, uses=1))
 
 
@@ -180,7 +181,7 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
     assert j.judged == (best, labels)
     assert j.baseline(1) is None
     assert j.levels[0]["labels"] is None
-    assert words.sentence(j).startswith("Certified: asking once, no judged attack on predictions finds more than ")
+    assert ": asking once, no judged attack on predictions finds more than " in words.sentence(j)
     assert "sees the prediction alone" in words.says(j)[1]
     assert "Not judged, because it reads what is not released: threshold of the L1 norm finds" in words.text(j)
     assert "explanation" not in words.text(j).partition("Not judged")[0]
@@ -250,7 +251,10 @@ def test_every_level_of_patience_must_be_judged_and_the_sentence_names_the_highe
     far = compared(pair(20, 20), policy=patient, level=200)
     both = replace(one, evidence=(*one.evidence, *far.evidence))
     assert both.verdict == "certified"
-    assert words.sentence(both).startswith("Certified: asking up to 200 times, ")
+    assert words.sentence(both).startswith(
+        "Certified under a weaker policy (excess 10 points, 5% false positives, 1 reference)"
+    )
+    assert ": asking up to 200 times, " in words.sentence(both)
     leak = compared(pair(400, 0), policy=patient, level=200)
     assert replace(one, evidence=(*one.evidence, *leak.evidence)).verdict == "leak"
 
@@ -287,7 +291,7 @@ def test_one_leaking_model_of_seventeen_is_a_leak_and_is_named():
 def test_several_models_are_certified_when_each_is():
     j = several(*[(50, 20)] * 17)
     assert j.verdict == "certified"
-    assert words.sentence(j).startswith("Certified for each of 17 models: ")
+    assert words.sentence(j).startswith("Certified for each of 17 models under a weaker policy (")
     assert several((50, 20), (170, 120)).verdict == "inconclusive"
 
 
@@ -512,7 +516,7 @@ def test_the_verdict_is_one_sentence_of_at_most_30_words_with_the_number_of_quer
     ]
     audits += [results.audited(leak, policy, references=2), replace(audits[0], quick=True), replace(audits[0], uses=3)]
     for j in audits:
-        assert len(j.sentence.split()) <= 30, j.sentence
+        assert len(re.sub(r" under a weaker policy \(.*\)", "", j.sentence).split()) <= 30, j.sentence
         assert re.search(r"\. [A-Z]", j.sentence) is None
         level = "up to 200 times" if j.verdict == "certified" else words.times(j.strongest.level)
         assert j.verdict == "inconclusive" or f": asking {level}, " in j.sentence

@@ -77,7 +77,7 @@ def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 CLOSE = 1e-4
-"""Relative difference of every number up to which two examples are copies."""
+"""Relative difference of every number up to which two examples are called exact copies: others differ by rounding."""
 
 
 def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
@@ -114,7 +114,7 @@ def refuse_copies(
             same = both[which[both] == copy]
             pairs.append(f"{at[same[one[same]][0]]} and {at[same[~one[same]][0]]}")
         raise InputError(
-            f"{int((mixed[which] & one).sum())} members are copies of {int((mixed[which] & ~one).sum())}"
+            f"{int((mixed[which] & one).sum())} members are exact copies of {int((mixed[which] & ~one).sum())}"
             f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): whether such an"
             " example is a member has no answer. Keep one copy of each, or all its copies on one side, and train"
             " again; or leave all copies that are on both sides out (--drop-copies)"
@@ -126,7 +126,7 @@ def copies_together(signals: Signals) -> tuple[Signals, Control]:
     Signals without hashes or inputs are returned as they are; raises as `refuse_copies`."""
     name, hashes = "exact copies", signals.examples
     if hashes is None:
-        says = "neither inputs nor hashes of the examples are in the signals, so copies cannot be looked for"
+        says = "neither inputs nor hashes of the examples are in the signals, so exact copies cannot be looked for"
         return signals, Control(name, None, says, {})
     which = copies_of(hashes, signals.inputs)
     refuse_copies(which, signals.membership[list(signals.targets)], signals.out_of_distribution)
@@ -134,7 +134,7 @@ def copies_together(signals: Signals) -> tuple[Signals, Control]:
     if not copies:
         return signals, Control(name, False, "no two examples are equal", {"copies": 0.0})
     groups = _joined(np.arange(len(hashes)) if signals.groups is None else signals.groups, which)
-    says = f"{copies} examples are copies of others on the same side: copies count as one example"
+    says = f"{copies} examples are exact copies of others on the same side: copies count as one example"
     return replace(signals, groups=groups), Control(name, False, says, {"copies": float(copies)})
 
 

@@ -151,9 +151,7 @@ class BoundFinding(Finding):
             return f"Refuted: {found}."
         beyond = ""
         if self.claim.adjacency == "substitute" and add_remove is not None and self.epsilon_lower > add_remove:
-            beyond = (
-                f" It is above the {add_remove:.2f} of an added or removed record, which promises nothing about it."
-            )
+            beyond = f" An added or removed record's {add_remove:.2f} promises nothing about what it contains."
         if self.detectable is None:
             would = "These canaries are too weak to tell: they would not have found even a training without noise."
         else:

@@ -223,7 +223,9 @@ class _CanarySums:
             near, far = self.quantiles(np.array([fnr, fpr]), math.exp(log_noise))
             return float(near + far)  # both thresholds, from either side; above 0: fewer errors would be made
 
-        noise = math.exp(_root(gap, LEAST, MOST))
+        grid = np.linspace(LEAST, MOST, 60)  # with less noise than a record's own chance makes, gaps are 0 for long
+        last = max((i for i, at in enumerate(grid[:-1]) if gap(at) > 0), default=0)
+        noise = math.exp(_root(gap, grid[last], grid[last + 1]))
         near, far = self.quantiles(np.array([fnr, fpr]), noise)
         return noise, float(near - far) / 2
 

@@ -474,7 +474,12 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
     assert "AveragingAttack" not in {name for name, _ in names}
     one = {k: v[:1] for k, v in overfitted.values.items()}
     alone = Signals(overfitted.membership[:1], one, None, {"recourse": {}})
-    assert {r.name for r in fitting(alone)} == {"CounterfactualDistance", "SignedDistance", "DirectionAttack"}
+    assert {r.name for r in fitting(alone)} == {
+        "CounterfactualDistance",
+        "SignedDistance",
+        "DirectionAttack",
+        "Threshold",
+    }
 
 
 def test_signals_of_the_same_names_that_are_no_recourse_get_the_general_attacks(overfitted):

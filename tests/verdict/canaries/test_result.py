@@ -23,6 +23,7 @@ from safexplain.verdict.canaries.result import (
     judge_once,
     load_finding,
 )
+from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
 from safexplain.verdict.stats import epsilon_lower_bound
 
 FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
@@ -39,45 +40,48 @@ def result(errors: int, runs: int = 2000, claim: Claim = FULL, **changes: Any) -
 @pytest.mark.parametrize(
     ("errors", "runs", "verdict", "code"),
     [
-        (0, 2000, "violates the claim: a bug", 1),
-        (185, 2000, "violates add/remove as a claim about records or attributes", 0),
-        (330, 2000, "inconclusive: weak canary", 3),
-        (495, 2000, "inconclusive: weak canary", 3),
-        (0, 16, "inconclusive: weak canary", 3),
-        (20, 200, "violates add/remove as a claim about records or attributes", 3),
+        (0, 2000, "refuted", 1),
+        (185, 2000, "not refuted", 3),
+        (495, 2000, "not refuted", 3),
+        (0, 16, "not refuted", 3),
     ],
 )
-def test_the_verdict_follows_from_the_bound_and_both_epsilons(errors, runs, verdict, code):
+def test_the_verdict_follows_from_the_bound_and_the_claim(errors, runs, verdict, code):
     found = result(errors, runs)
-    assert found.verdict == verdict
-    assert found.exit_code == code
+    assert (found.verdict, found.exit_code) == (verdict, code)
     assert f"at least {found.epsilon_lower:.2f}" in found.sentence
+    assert found.sentence.startswith(f"{verdict.capitalize()}: epsilon")
 
 
-def test_a_claim_is_kept_only_where_twice_of_it_would_have_been_found():
-    """Most canaries that could show twice a claim show more than add/remove promises, so this one is under that."""
-    claim = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove")
-    kept, few = result(440, claim=claim), result(44, 200, claim=claim)
-    assert (kept.verdict, kept.exit_code, kept.keeps_claim) == ("consistent with substitute", 0, True)
-    assert kept.power > 0.95
-    assert "would have found twice the claim with a probability of 98%" in kept.sentence
-    assert (few.verdict, few.exit_code, few.keeps_claim) == ("inconclusive: weak canary", 3, None)
-    assert few.power < 0.5
-    assert "runs with this canary would do" in few.sentence
+def test_what_is_not_refuted_says_from_which_epsilon_on_it_would_have_been_found():
+    strong, weak, blind = result(185), result(330), result(495)
+    assert FULL.substitute < strong.detectable < weak.detectable
+    assert f"leaks {strong.detectable:.2g} or more would have been found in 95 of 100" in strong.sentence
+    assert blind.detectable is None
+    assert "would not have found even a training without noise" in blind.sentence
+
+
+def test_canaries_that_found_nothing_never_acquit():
+    """However strong: the power to find twice the claim was called consistent, and acquitted broken trainings."""
+    close = result(4400, 20_000, claim=replace(CLOSE, adjacency="substitute"))
+    assert close.detectable < 2 * CLOSE.substitute
+    assert (close.verdict, close.exit_code) == ("not refuted", 3)
 
 
 def test_who_promised_the_smaller_epsilon_for_records_has_not_kept_it():
-    assert result(185).exit_code == 0
+    """185 errors show more than an added or removed record's epsilon, and less than a substituted one's."""
+    found = result(185)
+    assert found.claim.add_remove < found.epsilon_lower < found.claim.substitute
+    assert "4.38 promises nothing about what it contains" in found.sentence
     promised = result(185, claim=replace(FULL, adjacency="add_remove"))
-    assert promised.verdict == result(185).verdict
-    assert promised.keeps_claim is False
-    assert promised.exit_code == 1
+    assert (promised.verdict, promised.exit_code) == ("refuted", 1)
+    assert "which promises nothing about what a record contains" in promised.sentence
 
 
 def test_a_promised_epsilon_goes_before_the_accounted_one():
     claim = replace(FULL, epsilon=5.0)
     assert (claim.substitute, claim.add_remove) == (5.0, pytest.approx(4.378, abs=2e-3))
-    assert result(185, claim=claim).verdict == "violates the claim: a bug"
+    assert result(185, claim=claim).verdict == "refuted"
     assert replace(claim, adjacency="add_remove").add_remove == 5.0
 
 
@@ -85,7 +89,7 @@ def test_without_a_mechanism_an_epsilon_is_audited_alone():
     claim = Claim(None, 1e-5, epsilon=2.0)
     found = result(0, claim=claim, method="clopper-pearson")
     assert (found.claim.substitute, found.claim.add_remove) == (2.0, None)
-    assert found.verdict == "violates the claim: a bug"
+    assert found.verdict == "refuted"
     with pytest.raises(ConfigurationError, match=r"pld.*needs the mechanism"):
         result(0, claim=claim)
 
@@ -149,9 +153,9 @@ def test_a_result_survives_json_and_is_computed_again():
         ({"epsilon_lower": 1.0}, "epsilon_lower says 1.0"),
         ({"ceiling": 9.0}, "ceiling"),
         ({"epsilon_substitute": 20.0}, "epsilon_substitute"),
-        ({"verdict": "consistent with substitute"}, "verdict"),
-        ({"power": 0.8}, "power says 0.8"),
-        ({"power": None}, "canar"),
+        ({"verdict": "as claimed"}, "verdict"),
+        ({"detectable": 8.0}, "detectable says 8.0"),
+        ({"detectable": None}, "detectable says None"),
         ({"errors": []}, "errors"),
         ({"runs": 10}, "at most the 10 runs"),
         ({"method": "guess"}, "method"),
@@ -262,7 +266,7 @@ def test_any_scores_of_one_run_are_judged():
 def test_scores_that_are_all_shifted_are_judged_alike_unless_a_centre_is_given():
     scores, coins = coins_and_scores(60.0)
     found = judge_once(scores, coins, ONCE)
-    assert found.verdict == "violates the claim: a bug"
+    assert found.verdict == "refuted"
     shifted = np.exp((scores + 300) / 300)
     assert judge_once(shifted, coins.astype(int), ONCE).correct == found.correct
     assert judge_once(shifted, coins, ONCE, centre=0.0).epsilon_lower < found.epsilon_lower
@@ -271,9 +275,9 @@ def test_scores_that_are_all_shifted_are_judged_alike_unless_a_centre_is_given()
 @pytest.mark.parametrize("method", ["f-dp", "steinke"])
 def test_right_trainings_are_not_refuted_in_one_run_and_those_with_too_little_noise_are(method):
     right = [judge_once(*coins_and_scores(130.0, seed=i), ONCE, method=method) for i in range(40)]
-    assert sum(found.keeps_claim is False for found in right) <= 2
+    assert sum(found.verdict == "refuted" for found in right) <= 2
     broken = [judge_once(*coins_and_scores(20.0, seed=i), ONCE, method=method) for i in range(10)]
-    assert all(found.verdict == "violates the claim: a bug" for found in broken)
+    assert all(found.verdict == "refuted" for found in broken)
 
 
 @pytest.mark.parametrize(
@@ -296,15 +300,13 @@ def test_scores_of_one_run_that_prove_nothing_are_refused(change, says):
         judge_once(given.pop("scores"), given.pop("coins"), ONCE, **given)
 
 
-def test_the_decisive_finding_is_a_violation_then_one_with_power():
-    bug, above, kept, weak, weaker = result(0), result(185), result(440, claim=CLOSE), result(330), result(400)
-    assert decisive([weak, above, bug]) is bug
-    assert decisive([weak, above]) is above
-    assert decisive([weaker, kept, weak]) is kept
-    assert decisive([weaker, weak]) is (weak if weak.power >= weaker.power else weaker)
-    unsure = result(20, 200)
-    assert unsure.verdict.startswith("violates add/remove")
-    assert decisive([unsure, kept]) is kept, "more than add/remove, but no power against twice the claim"
+def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_strongest_canary():
+    bug, strong, weak, blind = result(0), result(185), result(330), result(495)
+    seen = WhiteBoxResult(FULL, (Check("steps", 500, 500, "500 noisy sums were released"),), 5, 1.0)
+    assert decisive([weak, strong, bug, seen]) is bug
+    assert decisive([weak, seen, strong]) is seen
+    assert decisive([blind, weak, strong]) is strong
+    assert decisive([blind, weak]) is weak
     with pytest.raises(InputError, match="one finding or more"):
         decisive([])
 
@@ -315,5 +317,39 @@ CLOSE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove"
 def test_a_claim_of_nothing_is_judged_in_words_too():
     """So few records are in any batch that epsilon is 0 at this delta."""
     found = result(400, claim=Claim(Steps(4.0, 1e-12, 40), 1e-5))
-    assert (found.verdict, found.power) == ("inconclusive: weak canary", 0.0)
-    assert "claimed epsilon is 0" in found.sentence
+    assert (found.claim.substitute, found.detectable) == (0.0, None)
+    assert "0.00 is claimed" in found.sentence
+
+
+# ------------------------------------------------------------------------------------ the white box
+
+
+def seen(**changes: Any) -> WhiteBoxResult:
+    """All checks passed, but for the `changes`, by name."""
+    checks = {"steps": (500, 500), "sensitivity": (1.0, 1.01), "size of the noise": (0.98, 1.01)}
+    found = {**checks, **changes}
+    return WhiteBoxResult(FULL, tuple(Check(n, f, a, f"{n} is {f}") for n, (f, a) in found.items()), 40, 2.0)
+
+
+def test_only_a_white_box_of_which_every_check_passed_says_as_claimed():
+    assert (seen().verdict, seen().exit_code) == ("as claimed", 0)
+    assert seen().epsilon_seen == pytest.approx(FULL.substitute, rel=1e-6)
+    part = seen(batches=(None, 0.0))
+    assert (part.verdict, part.exit_code) == ("not refuted", 3)
+    assert "batches is None" in part.sentence
+    wrong = seen(sensitivity=(2.0, 1.01), batches=(None, 0.0))
+    assert (wrong.verdict, wrong.exit_code) == ("refuted", 1)
+    assert wrong.epsilon_seen == pytest.approx(epsilons(22.3557 / 2, 1.0, 500, 1e-5, sampling="full-batch").substitute)
+    assert "sensitivity is 2.0" in wrong.sentence
+    assert seen(released=(1.0, 0.0)).epsilon_seen is None
+
+
+@pytest.mark.parametrize("found", [seen(), seen(batches=(None, 0.0)), seen(sensitivity=(2.0, 1.01))], ids=str)
+def test_a_white_box_survives_json_and_is_judged_again(found):
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert finding_of(content) == found
+    with pytest.raises(InputError, match="verdict"):
+        finding_of({**content, "verdict": "refuted" if found.exit_code != 1 else "as claimed"})
+    content["checks"][0]["passed"] = False
+    with pytest.raises(InputError, match="steps"):
+        finding_of(content)

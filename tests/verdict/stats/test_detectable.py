@@ -1,0 +1,125 @@
+"""From which epsilon on an audit would have found a training: against simulated audits, both ways."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from safexplain._privacy_loss import Steps
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult, Scores, judge, judge_once
+from safexplain.verdict.stats.bound_methods import ErrorCounts
+from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
+from safexplain.verdict.stats.tradeoff import Family
+
+DELTA = 1e-5
+FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
+
+
+def audit(mechanism: Steps, noise: float, strength: float, seed: int, **how) -> CanaryResult:
+    """400 runs of a canary whose gradient is so much of C, in a training with this noise."""
+    rng = np.random.default_rng(seed)
+    joined = strength * rng.binomial(mechanism.steps, mechanism.sample_rate, (2, 1, 200))
+    scores = np.array([[[1.0]], [[-1.0]]]) * joined + rng.normal(0, noise * math.sqrt(mechanism.steps), (2, 1, 200))
+    claim = Claim(mechanism, DELTA)
+    return judge(Scores((mechanism.steps,), *scores), claim, scenario="gradient", seed=seed, **how)
+
+
+def noise_of(mechanism: Steps, epsilon: float) -> float:
+    """With which the mechanism spends so much."""
+    promise = promise_of(Claim(mechanism, DELTA).substitute, DELTA, mechanism, "substitute")
+    low, high = -6.0, 0.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if promise.spent(math.exp(middle)) > epsilon else (low, middle)
+    return mechanism.noise_multiplier * math.exp(high)
+
+
+@pytest.mark.parametrize("how", [{"threshold": 0.0}, {}], ids=["fixed threshold", "chosen threshold"])
+@pytest.mark.parametrize("strength", [1.0, 0.6])
+@pytest.mark.parametrize("mechanism", [FULL, SAMPLED], ids=["full", "sampled"])
+def test_what_it_says_would_be_found_is_found_in_95_of_100_audits(mechanism, strength, how):
+    said = sorted(audit(mechanism, mechanism.noise_multiplier, strength, i, **how).detectable or 500 for i in range(5))
+    claimed, epsilon = Claim(mechanism, DELTA).substitute, said[2]
+    found = [audit(mechanism, noise_of(mechanism, epsilon), strength, 100 + i, **how).verdict for i in range(40)]
+    assert found.count("refuted") >= 36
+    less = claimed + (epsilon - claimed) / 4
+    missed = [audit(mechanism, noise_of(mechanism, less), strength, 200 + i, **how).verdict for i in range(40)]
+    assert missed.count("refuted") <= 30, "the number is not far too large either"
+
+
+def test_weaker_canaries_and_fewer_runs_would_find_only_larger_leaks():
+    promise = promise_of(10.0, DELTA, FULL, "substitute")
+
+    def found(errors, runs):
+        return detectable(ErrorCounts(errors, runs, errors, runs), "pld", promise, fixed=True)
+
+    by_errors = [found(errors, 1000) for errors in (100, 185, 330)]
+    assert 10.0 < by_errors[0] < by_errors[1] < by_errors[2]
+    by_runs = [found(round(0.185 * runs), runs) for runs in (3000, 300, 100)]
+    assert 10.0 < by_runs[0] < by_runs[1] < by_runs[2]
+    assert found(495, 1000) is None
+    assert found(0, 8) is None, "so few runs cannot show more than is claimed"
+
+
+def test_the_probability_of_refuting_is_that_of_simulated_errors():
+    promise = promise_of(1.0, DELTA, FULL, "substitute")
+    errors = ErrorCounts(0, 300, 0, 500)
+    rng = np.random.default_rng(0)
+    for fpr, fnr in ((0.02, 0.3), (0.2, 0.25), (0.35, 0.45)):
+        fast = _refuted(fpr, fnr, errors, "gdp", promise)
+        found = 0
+        for a, b in zip(rng.binomial(300, fpr, 2000), rng.binomial(500, fnr, 2000), strict=True):
+            counts = replace(errors, false_positives=int(a), false_negatives=int(b))
+            found += counts.fnr < promise.curve(np.array(counts.fpr), "gdp")
+        assert fast == pytest.approx(found / 2000, abs=0.03)
+
+
+@pytest.mark.parametrize("family", [Family(), Family(0.25, 40), Family(0.05, 20)], ids=str)
+def test_the_noise_and_threshold_of_a_canary_follow_from_its_errors(family):
+    sums = _CanarySums(family)
+    for noise, threshold in ((0.4, 0.3), (1.0, 0.0), (3.0, -0.8)):
+        fpr, fnr = (float(sums.below(np.array([at]), noise)[0]) for at in (-threshold, threshold))
+        assert sums.fit(fpr, fnr) == (pytest.approx(noise, rel=0.05), pytest.approx(threshold, abs=0.05))
+
+
+def test_scores_have_the_distribution_of_sampled_gradients_and_noise():
+    rng = np.random.default_rng(0)
+    drawn = rng.binomial(20, 0.05, 200_000) + rng.normal(0, 0.7, 200_000)
+    threshold = np.array([-1.0, 0.0, 0.5, 2.0])
+    expected = _CanarySums(Family(0.05, 20)).below(threshold, 0.7)  # in units of the mean, which is 1
+    np.testing.assert_allclose([(drawn < t).mean() for t in threshold], expected, atol=5e-3)
+
+
+def test_the_share_of_right_guesses_is_that_of_the_largest_scores():
+    ends = np.linspace(0, 20, 20_001)
+    right, wrong = norm.sf(ends, 1, 2.0), norm.cdf(-ends, 1, 2.0)
+    at = int(np.argmin(abs(right + wrong - 0.2)))
+    assert _CanarySums(Family()).accuracy(0.2, 2.0) == pytest.approx(right[at] / (right[at] + wrong[at]), abs=5e-3)
+
+
+@pytest.mark.parametrize("method", ["f-dp", "steinke"])
+def test_one_run_too_says_what_it_would_have_found(method):
+    mechanism, canaries = Steps(130.0, 1.0, 500, "full-batch"), 2000
+    claim = Claim(mechanism, DELTA)
+
+    def once(noise, seed):
+        rng = np.random.default_rng(seed)
+        coins = rng.random(canaries) < 0.5
+        scores = np.where(coins, 500.0, -500.0) + rng.normal(0, noise * math.sqrt(500), canaries)
+        return judge_once(scores, coins, claim, centre=0.0, method=method)
+
+    said = sorted(once(130.0, i).detectable or 500 for i in range(5))[2]
+    assert claim.substitute < said < 20
+    found = [once(noise_of(mechanism, said), 100 + i).verdict for i in range(20)]
+    assert found.count("refuted") >= 18
+
+
+def test_nothing_is_found_beyond_a_claim_that_promises_nothing():
+    assert promise_of(math.inf, DELTA, FULL, "substitute") is None
+    assert promise_of(501.0, DELTA, None, "substitute") is None
+    assert promise_of(2.0, DELTA, Steps(0.0, 1.0, 5, "full-batch"), "substitute") is None
