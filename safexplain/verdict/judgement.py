@@ -61,6 +61,7 @@ Reason = Literal[
     "control failed",
     "selection split",
     "level missing",
+    "found beside",
     "release incomplete",
     "not compared",
     "suite incomplete",
@@ -269,6 +270,13 @@ class Judgement:
         others = [(bounds[0], e) for e in self.evidence if not self.is_judged(e) and (bounds := self.claimed(e))]
         return tuple(e for low, e in sorted(others, key=lambda one: -one[0]) if low > self.limit)
 
+    @cached_property
+    def found_beside(self) -> Evidence | None:
+        """An attack that reads a part of what is released, is not judged, and finds more than the policy allows: what
+        joins all attacks should have found that too, so that it cannot be relied on."""
+        seen = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}.get(self.policy.release, ROLES)
+        return next((e for e in self.beyond if e.role in seen and e.level in self.policy.patience), None)
+
     # ------------------------------------------------------------------------------------ verdict
 
     @property
@@ -338,6 +346,7 @@ class Judgement:
             "control failed": bool(self.failed),
             "selection split": self.split != "certification",
             "level missing": bool(self.missing),
+            "found beside": self.found_beside is not None,
             "release incomplete": bool(self.gaps),
             "not compared": bool(self.uncompared),
             "suite incomplete": bool(self.omitted),

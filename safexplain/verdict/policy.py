@@ -24,7 +24,7 @@ AVERAGING = 200
 MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.5, 1e-4, 1_000_000
 """A limit above the first is refused: a certificate that nothing could fail is no certificate."""
 
-RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.5, 1 - 1e-6)}
+RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.8, 1 - 1e-6)}
 """Between which numbers of a policy mean something."""
 
 

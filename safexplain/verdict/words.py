@@ -290,6 +290,10 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
             return [f"these are the examples of the {j.split} split, on which nothing is certified"]
         case "level missing":
             return [_missing(j)]
+        case "found beside":
+            assert j.found_beside is not None
+            what = title(j.found_beside.attack, j.found_beside.signal)
+            return [f"the judged attacks failed to find what one of their parts finds, {what}"]
         case "release incomplete":
             more = f" and {len(j.gaps) - 6} more" if len(j.gaps) > 6 else ""
             what = "not all that the signals hold was judged at every level of the policy"
