@@ -135,14 +135,13 @@ class CanaryOptions:
         10.0, "MINUTES", "For the runs of --scenario all, most for the strongest canaries.", TRAINING
     )
     every: int = option(0, "N", "Audit every N steps.  \\[default: steps / 10]", TRAINING, min=0, show_default=False)
-    method: str = option("", "NAME", f"Bound: {', '.join(METHODS)}; with --one-run f-dp, steinke.", BOUND)
+    method: str = option("", "NAME", f"Bound: {', '.join(METHODS)}.", BOUND)
     threshold: str = option("auto", "T", "Threshold of the scores: auto, split, or a number fixed in advance.", BOUND)
     confidence: float = option(0.95, "NUMBER", "Confidence of the verdict.", BOUND)
     target: str = option("", "ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
     canary: Path | None = option(None, "FILE", ".npz file with x and y of a record to put in --target's place.", CANARY)
     score: str = option("", "FUNCTION", "package.module:function that scores what yours returns.", CANARY)
     records: int = option(2, "N", "Records that a poison replaces.", CANARY, min=2)
-    one_run: int = option(0, "N", "Train a single model with N canaries instead of many models.", TRAINING, min=0)
     workers: int = option(1, "N", "Processes that run your training function.", RUN, min=1)
     seed: int = SEED
     device: str = DEVICE

@@ -274,7 +274,9 @@ class Judgement:
     def found_beside(self) -> Evidence | None:
         """An attack that reads a part of what is released, is not judged, and finds more than the policy allows: what
         joins all attacks should have found that too, so that it cannot be relied on."""
-        seen = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}.get(self.policy.release, ROLES)
+        seen = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}.get(
+            self.policy.release, ROLES
+        )
         return next((e for e in self.beyond if e.role in seen and e.level in self.policy.patience), None)
 
     # ------------------------------------------------------------------------------------ verdict

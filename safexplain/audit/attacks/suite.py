@@ -270,7 +270,9 @@ def gaps(signals: Signals, rows: Sequence[SuiteRow], policy: Policy) -> tuple[st
     all that is released must have been asked for at every level of the policy. Arrays in which nothing differs count as
     read."""
     read = {s.stored for row in rows for s in row.reads}
-    read |= {at_level("predictions", s.level) for row in rows for s in row.reads if s.name == "prediction"}  # their mean
+    read |= {
+        at_level("predictions", s.level) for row in rows for s in row.reads if s.name == "prediction"
+    }  # their mean
     there = [*signals.values, *([WHOLE_MAP] if signals.attributions is not None else [])]
     unread = [n for n in there if n not in read and _varies(signals, Signal(*split_level(n)))]
     kinds = set[str]() if policy.release == "explanation" else {*OWN_LABEL, *ALL_CLASSES}

@@ -4,14 +4,15 @@
 stands in the record's place in D' (`canary`; inputs of its own by `craft_input`, far ones by `outlier`). Models are
 trained on D and on D', side by side (`batched`) or by anybody's function (`trainer`), and scored;
 `safexplain.verdict.canaries` judges scores.
-`run` goes this way for a setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function; `plot` draws.
+`run` goes this way for a setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function. `WhiteBox` watches
+the steps of a training instead.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from safexplain.audit.canaries.run import run_canaries, run_once
+from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.canaries.white_box import WhiteBox, add_noise
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CanaryProbe", "Claim", "Setting", "WhiteBox", "add_noise", "audit_training", "load_finding", "preset",
-    "run_canaries", "run_once",
+    "run_canaries",
 ]  # fmt: skip
 
 

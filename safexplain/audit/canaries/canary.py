@@ -10,7 +10,7 @@ The margin is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,26 +35,9 @@ class GradientCanary:
 
 
 FOR_FUNCTIONS = (
-    'scenarios "layers" and "outlier" find bugs of a training function of yours; what is described in a file is trained'
-    " by safexplain's own: expected gradient, crafted, mislabelled, natural or poison"
+    'scenario "outlier" finds bugs of a training function of yours; what is described in a file is trained by'
+    " safexplain's own: expected gradient, crafted, mislabelled, natural or poison"
 )
-
-
-class Direction(NamedTuple):
-    """A unit vector within one parameter tensor: its weights at coordinates of the flat tensor of all parameters."""
-
-    coordinates: tuple[int, ...]
-    weights: tuple[float, ...] = (1.0,)
-
-
-@dataclass(frozen=True, eq=False)
-class LayersCanary:
-    """Gradients far beyond the clipping bound along a direction in every parameter tensor, which has a name for
-    readers: these on D, opposite on D', in place of the target row's."""
-
-    target: int
-    directions: tuple[Direction, ...]
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +58,7 @@ class RecordCanary:
         return (self.target, *self.also)
 
 
-Canary = GradientCanary | LayersCanary | RecordCanary
+Canary = GradientCanary | RecordCanary
 
 
 def margins(logits: Tensor, y: int) -> Tensor:

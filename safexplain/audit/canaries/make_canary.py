@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from safexplain.audit.canaries.canary import (
-    FOR_FUNCTIONS,
     Canary,
     GradientCanary,
     Model,
@@ -59,8 +58,6 @@ def make_canary(
         ConfigurationError: a scenario that has none.
         InputError: data that cannot be used, or no auxiliary records for "natural".
     """
-    if scenario == "layers":
-        raise ConfigurationError(FOR_FUNCTIONS)
     if scenario not in ("gradient", *get_args(RecordScenario)):
         raise ConfigurationError(
             f"scenario: expected gradient, {', '.join(get_args(RecordScenario))}; got {scenario!r}"

@@ -21,7 +21,7 @@ import torch
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.canaries.batched.train import train_one_run, train_runs
+from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import FOR_FUNCTIONS, Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference
@@ -29,19 +29,14 @@ from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import (
-    GUESSED,
     CanaryResult,
-    OneRunResult,
     Scores,
-    check_guesses,
     check_method,
     judge,
-    judge_once,
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod
-from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "scores_of", "worst_case_scores"]
+__all__ = ["Threshold", "canary_for", "run_canaries", "scores_of", "worst_case_scores"]
 
 POISONED = 2
 """Records that the poison replaces unless told otherwise. Epsilon grows with each, and few runs show less of it."""
@@ -94,7 +89,7 @@ def run_canaries(
     """
     name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, setting.claim)
-    if name in ("layers", "outlier"):
+    if name in ("white-box", "outlier"):
         raise ConfigurationError(FOR_FUNCTIONS)
     copies = poison_size(name, records)
     claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
@@ -111,70 +106,6 @@ def run_canaries(
         scores, claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known), confidence=confidence,
         seconds=time.monotonic() - began, seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
-    )  # fmt: skip
-
-
-def run_once(
-    setting: Setting,
-    canaries: int = 250,
-    *,
-    guesses: int | None = None,
-    method: OneRunMethod = "f-dp",
-    confidence: float = 0.95,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    cache: str | Path | None = None,
-    progress: Progress = silent,
-) -> OneRunResult:
-    """Audit one training (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, with substituted records).
-
-    Each canary replaces a record, and a coin decides whether its gradient is +C or -C along a parameter of its own, one
-    of those that move least. The adversary sees how far each has moved, and guesses the coins of the largest movements.
-
-    Args:
-        setting: what is trained, on what, and what it claims.
-        canaries: how many, at most the records and the parameters. The other records are trained on too.
-        guesses: how many coins are guessed; None: a fifth.
-        method: "f-dp" (takes the mechanism to be the claimed one, but for its noise) or "steinke".
-        confidence: of the bound.
-        seed: of everything random.
-        device: where to train.
-        cache: folder for the finished training.
-        progress: told how far it is.
-
-    Raises:
-        ConfigurationError: more canaries than records or parameters, or more guesses than canaries.
-        InputError: so few guesses that all could be right by chance.
-    """
-    most = min(len(setting.x), setting.network.parameters)
-    chosen = max(1, round(GUESSED * canaries)) if guesses is None else guesses
-    if not 1 <= chosen <= canaries <= most:
-        raise ConfigurationError(
-            f"expected 1 <= guesses <= canaries <= {most} (the records, or the parameters), got {chosen} guesses of"
-            f" {canaries} canaries"
-        )
-    check_method(method, setting.claim, OneRunMethod)
-    check_guesses(chosen, confidence)
-    began = time.monotonic()
-    placed = setting.to(device)
-    draw = generator_of(seed, "one run", "cpu")
-    crafting = generator_of(seed, "craft", placed.x.device)
-    found = reference(
-        placed.network, placed.x, placed.y, placed.recipe, generator=crafting, initial=placed.initial, movement=True,
-        progress=progress,
-    )  # fmt: skip
-    assert found.movement is not None
-    coordinates = found.movement.argsort()[:canaries]
-    signs = 2 * torch.randint(2, (canaries,), generator=draw) - 1
-    targets = torch.randperm(len(placed.x), generator=draw)[:canaries].tolist()
-    moved = train_one_run(
-        placed.network, placed.x, placed.y, coordinates, signs.to(placed.x.device), placed.recipe,
-        noise_multiplier=placed.mechanism.noise_multiplier, targets=targets, initial=placed.initial, cache=cache,
-        generator=generator_of(seed, "train", placed.x.device), progress=progress,
-    )[0]  # fmt: skip
-    return judge_once(
-        moved, signs.numpy() > 0, setting.claim, guesses=chosen, centre=0.0, method=method, confidence=confidence,
-        seconds=time.monotonic() - began, setting=setting.describe(),
     )  # fmt: skip
 
 

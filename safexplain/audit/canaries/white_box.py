@@ -37,6 +37,7 @@ from safexplain._progress import Progress, silent
 from safexplain._secure_random.generators import ENTROPY
 from safexplain._validate import check_number
 from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked
+from safexplain.audit.canaries.trainer.gradient_hook import rows_of, watched_optimizers
 from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
@@ -143,22 +144,13 @@ class Watched:
 
         What would come from the operating system's cryptographic generator is seeded meanwhile, in this context.
         """
-        from opacus.optimizers import DPOptimizer  # a second to import
-
         from safexplain.dp.heads.closed_form import STEP
 
-        original = DPOptimizer.__init__
-
-        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(made, *args, **kwargs)
-            self._attach(made)
-
-        DPOptimizer.__init__ = init
         watched, entropy = STEP.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
         try:
-            yield
+            with watched_optimizers(self._attach):
+                yield
         finally:
-            DPOptimizer.__init__ = original
             STEP.reset(watched)
             ENTROPY.reset(entropy)
 
@@ -499,12 +491,6 @@ def _takes_step(train: Callable[..., Any]) -> bool:
     except TypeError:
         return False
     return True
-
-
-def rows_of(p: Any) -> int:
-    """Rows of a parameter's per-example gradients."""
-    found = getattr(p, "grad_sample", None)
-    return 0 if found is None else sum(map(len, found)) if isinstance(found, list) else len(found)
 
 
 def _flat(tensors: Sequence[Any]) -> Array:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
 
 from safexplain._files import ArrayFile
 from safexplain._progress import Progress, shown
-from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.run import run_canaries, run_once
+from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.halving import audit_within
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
@@ -33,9 +32,8 @@ from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import BoundFinding, Finding
-from safexplain.verdict.canaries.result import CanaryResult, decisive
+from safexplain.verdict.canaries.result import decisive
 from safexplain.verdict.certificate.write import write_json
-from safexplain.verdict.stats.one_run import OneRunMethod
 
 RUNS = 1000
 """Of each scenario, unless told otherwise."""
@@ -50,12 +48,6 @@ def audit_by_canaries(o: CanaryOptions) -> int:
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
     read = None if o.config is None else load_canary_config(o.config)
-    many = (o.runs, o.every, o.threshold, o.records, o.target, o.canary, o.score, o.plan)
-    if o.one_run and many != (None, 0, "auto", 2, "", None, "", False):
-        raise ConfigurationError(
-            "--one-run trains a single model: leave out --runs, --every, --threshold, --target, --canary, --score,"
-            " --records and --plan"
-        )
     where, folder = device_of(o.device), choose_folder(o.run_dir, o.resume)
     with nullcontext() if o.plan else resumable(folder), shown(o.quiet) as progress:
         if read is not None and read.training.function:
@@ -76,15 +68,6 @@ def _of_setting(
             "--score, --canary and --target classes are for a training function of your own: a description trains all"
             " records alike"
         )
-    if o.one_run:
-        if o.scenario:
-            raise ConfigurationError("--one-run trains a description with gradient canaries: leave out --scenario")
-        make_folder(folder)
-        once = run_once(
-            setting, o.one_run, method=cast(OneRunMethod, o.method or "f-dp"), confidence=o.confidence, seed=o.seed,
-            device=device, cache=folder / "runs", progress=progress,
-        )  # fmt: skip
-        return [once], {}
     natural = () if setting.auxiliary is None else ("natural",)
     names = _scenarios(o, "gradient", ("worst-case", "gradient", "crafted", "mislabelled", *natural))
     how: dict[str, Any] = {"method": o.method or "pld", "threshold": o.threshold, "device": device}
@@ -108,12 +91,8 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
         raise ConfigurationError("--every: a training function returns its last model only; leave it out")
     what = imported(config.training.function, "[training] function"), (config.x, config.y)
     common: dict[str, Any] = {"claim": config.claim, "auxiliary": config.auxiliary, "seed": o.seed}
-    if o.one_run:
-        make_folder(folder)
-        probe = CanaryProbe(*what, scenario=o.scenario or "mislabelled", confidence=o.confidence, **common)
-        return [probe.run_once(o.one_run, method=cast(OneRunMethod, o.method or "f-dp"))], {}
     natural = () if config.auxiliary is None else ("natural",)
-    inside: tuple[ScenarioName, ...] = () if o.score else ("gradient", "layers")
+    inside: tuple[ScenarioName, ...] = () if o.score else ("gradient",)
     names = _scenarios(o, "mislabelled", ("white-box", *inside, "mislabelled", "crafted", *natural, "outlier"))
     if o.canary and len(names) > 1:
         raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
@@ -125,6 +104,8 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
     }  # fmt: skip
     if not o.plan:
         make_folder(folder)
+    elif names == ("white-box",):
+        raise ConfigurationError("--plan: the white box trains some dozens of times; it has no plan")
     if "white-box" in names and not o.plan:
         try:
             white = WhiteBox(*what, config.claim, clip=config.training.clip, seed=o.seed).run(
@@ -213,10 +194,6 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
         content["skipped"] = dict(skipped)
     files = {"result": "canaries.json"}
     write_json(folder / files["result"], content)
-    steps = [one for one in found if isinstance(one, CanaryResult)]
-    if steps and strongest.claim.mechanism is not None:
-        files["plot"] = "canaries.png"
-        plot_canaries(steps, folder / files["plot"])
     content |= {"run_dir": str(folder), "files": files}
     if console := screen(content, strongest.verdict, o.json_, o.quiet):
         console.print(_table(found, o.confidence))

@@ -139,15 +139,12 @@ class Claim:
             raise InputError(str(error)) from None
 
 
-ScenarioName = Literal[
-    "worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box"
-]
+ScenarioName = Literal["worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box"]
 
 
 SCENARIOS: dict[ScenarioName, str | None] = {
     "worst-case": "S1",
     "gradient": "S2",
-    "layers": None,
     "crafted": "S3",
     "mislabelled": "S4",
     "natural": "S5",

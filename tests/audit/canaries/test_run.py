@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.run import run_canaries, run_once
+from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import finding_of
 
 STEPS = Steps(3.6, 1.0, 20, "full-batch")
 """Epsilon 13.1 under substitution, 5.6 under add/remove; full batches need no composition."""
@@ -54,17 +51,17 @@ def test_every_scenario_gives_a_bound_that_a_right_training_keeps(scenario):
 
 def test_the_gradient_canary_shows_more_than_add_remove_accounting_allows():
     found = run_canaries(setting(), "gradient", runs=1000)
-    assert found.verdict == "violates add/remove as a claim about records or attributes"
-    assert found.exit_code == 0
+    assert found.epsilon_lower > found.claim.add_remove
+    assert (found.verdict, found.exit_code) == ("not refuted", 3)
 
 
 def test_less_noise_than_claimed_is_a_bug_that_shows():
     made = setting()
     claim = Claim(replace(STEPS, noise_multiplier=7.2), 1e-5)
     quiet = run_canaries(replace(made, claim=claim), "gradient", runs=1000)
-    assert quiet.verdict != "violates the claim: a bug"
+    assert quiet.verdict != "refuted"
     loud = replace(run_canaries(made, "gradient", runs=1000), claim=claim)
-    assert loud.verdict == "violates the claim: a bug"
+    assert loud.verdict == "refuted"
     assert loud.exit_code == 1
 
 
@@ -80,32 +77,6 @@ def test_finished_runs_are_taken_from_the_cache(tmp_path):
     times = [path.stat().st_mtime_ns for path in stored]
     assert run_canaries(setting(), "crafted", runs=60, cache=tmp_path).errors == fresh.errors
     assert [path.stat().st_mtime_ns for path in stored] == times
-
-
-def test_one_run_with_many_canaries_gives_a_bound_too():
-    big = setting(600, 300)
-    big = replace(big, recipe=replace(big.recipe, lr=0.05))
-    found = run_once(big, 500, seed=3)
-    assert (found.runs, found.canaries, found.guesses) == (1, 500, 100)
-    assert 1.0 < found.epsilon_lower < found.claim.substitute
-    assert run_once(big, 500, seed=3, method="steinke").epsilon_lower < found.epsilon_lower
-    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert finding_of(content) == found
-    with pytest.raises(InputError, match="follows from the counts"):
-        finding_of({**content, "epsilon_lower": 20.0})
-    with pytest.raises(InputError, match="correct <= guesses"):
-        finding_of({**content, "correct": 101})
-
-
-@pytest.mark.parametrize(("canaries", "guesses"), [(61, None), (0, None), (20, 21)])
-def test_more_canaries_than_there_is_room_for_are_refused(canaries, guesses):
-    with pytest.raises(ConfigurationError, match="guesses <= canaries"):
-        run_once(setting(), canaries, guesses=guesses)
-
-
-def test_the_figure_is_drawn_for_every_scenario(tmp_path):
-    plot_canaries([run_canaries(setting(), name, runs=60, every=5) for name in SCENARIOS], tmp_path / "canaries.png")
-    assert (tmp_path / "canaries.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,7 +1,6 @@
 """Training many models side by side, half of them with the canary in the target record's place.
 
-Algorithm 1 of arXiv 2511.21804 for linear heads and MLPs: DP-SGD or DP-Adam with Poisson sampling. `train_one_run` puts
-many gradient canaries into each model, so that one run tells much (Steinke et al. 2023, arXiv 2305.08846).
+Algorithm 1 of arXiv 2511.21804 for linear heads: DP-SGD or DP-Adam with Poisson sampling.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from safexplain.audit.canaries.canary import (
     FOR_FUNCTIONS,
     Canary,
     GradientCanary,
-    LayersCanary,
     RecordCanary,
     check_records,
     record_scores,
@@ -32,7 +30,7 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Scores
 
-__all__ = ["train_one_run", "train_runs"]
+__all__ = ["train_runs"]
 
 Array = NDArray[np.float64]
 
@@ -73,7 +71,7 @@ def train_runs(
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    if isinstance(canary, LayersCanary) or (isinstance(canary, RecordCanary) and canary.scenario == "outlier"):
+    if isinstance(canary, RecordCanary) and canary.scenario == "outlier":
         raise ConfigurationError(FOR_FUNCTIONS)
     rows = canary.rows if isinstance(canary, RecordCanary) else (canary.target,)
     job = Job(network, x, y, rows, recipe, noise_multiplier, runs, generator, initial)
@@ -92,43 +90,6 @@ def train_runs(
     values = job.blocks(train, [canary, steps], devices=devices, cache=cache, progress=progress)
     together = np.concatenate(values, axis=1)
     return Scores(tuple(steps), together[:, ::2], together[:, 1::2])
-
-
-def train_one_run(
-    network: LinearHead,
-    x: Tensor,
-    y: Tensor,
-    coordinates: Tensor,
-    signs: Tensor,
-    recipe: HeadRecipe,
-    *,
-    noise_multiplier: float,
-    targets: Sequence[int],
-    generator: torch.Generator,
-    initial: Tensor | None = None,
-    cache: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Array:
-    """(runs, m): how far each coordinate went down from its start, higher where its sign is 1.
-
-    Many gradient canaries stand in the place of the m `targets`. Where one is in the batch, by its own coin with
-    probability `recipe.sample_rate`, its sign, (m,) or (runs, m) of 1 and -1, times the clipping bound is added to its
-    coordinate (m,) of the sum of clipped gradients: the gradients of different canaries are orthogonal. The rest is as
-    in `train_runs`.
-    """
-    signs = signs[None] if signs.dim() == 1 else signs
-    job = Job(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial)
-
-    def train(block: Block, device: torch.device, tick: Tick) -> Array:
-        theta = job.start(block, device)
-        own = signs[block.first : block.last]
-        inserted = Directions.of(coordinates, own, recipe.clipping, x.shape[1], theta)
-        before = theta[:, inserted.coordinates]
-        for _ in job.train(block, theta, inserted, tick):
-            pass
-        return np.asarray((before - theta[:, inserted.coordinates]).double().cpu())
-
-    return np.concatenate(job.blocks(train, [coordinates, signs], cache=cache, progress=progress))
 
 
 def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
 from safexplain._files import whole_file
-from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, LayersCanary, RecordCanary
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary, poisoned
 from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
@@ -206,47 +206,12 @@ def _plain(model: nn.Module) -> nn.Module:
 
 def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
     """The parameter that moves least in a training on D without noise and without the target, and its drift."""
-    hook = GradientHook({target: ()}, trace=True)
+    hook = GradientHook(target)
     train(hook)
     assert hook.movement is not None
     at = int(hook.movement.argmin())
     sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
-    return GradientCanary(target, at, hook.net[at : at + 1].cpu() if sgd else None)
-
-
-AMONG = 64
-"""Coordinates of a parameter tensor among which its direction is looked for."""
-
-
-def find_layers(train: Callable[[GradientHook], Any], target: int) -> LayersCanary:
-    """Of each parameter tensor, the direction in which a training without noise and without the target moves least.
-
-    What other records do to the model hides what the canary does, also where no noise does. They hardly move it in the
-    last singular vector of the steps of the coordinates that move least: nothing, where their gradients are bound to
-    each other, as those of the biases behind a softmax, which sum to 0.
-    """
-    hook = GradientHook({target: ()}, trace=True)
-    train(hook)
-    assert hook.movement is not None
-    looked: list[Direction] = []
-    names, first = [], 0
-    for number, p in enumerate(hook.optimizer.params):
-        many = min(p.numel(), AMONG, max(2, len(hook.path) // 2))  # fewer than steps: what they leave out is not chance
-        at = first + hook.movement[first : first + p.numel()].argsort()[:many]
-        looked.append(Direction(tuple(at.tolist()), (0.0,) * many))
-        names.append(f"parameter {number} of shape {tuple(p.shape)}")
-        first += p.numel()
-    hook = GradientHook({target: looked}, 0.0, trace=True)
-    train(hook)
-    steps = torch.split(torch.stack(hook.path).diff(dim=0), [len(direction.coordinates) for direction in looked], 1)
-    found = (Direction(at.coordinates, tuple(_still(moves).tolist())) for at, moves in zip(looked, steps, strict=True))
-    return LayersCanary(target, tuple(found), tuple(names))
-
-
-def _still(moves: Tensor) -> Tensor:
-    """The unit vector (k,) along which moves (steps, k) are least."""
-    _, vectors = torch.linalg.eigh(moves.T @ moves)
-    return torch.as_tensor(vectors[:, 0])
+    return GradientCanary(target, at, hook.moved[at : at + 1].cpu() if sgd else None)
 
 
 def save_canary(path: Path, canary: Canary) -> None:
@@ -264,7 +229,7 @@ def load_canary(path: Path) -> Canary | None:
     if not path.is_file():
         return None
     try:
-        with torch.serialization.safe_globals([*get_args(Canary), Direction]):
+        with torch.serialization.safe_globals([*get_args(Canary)]):
             found: Canary = torch.load(path, weights_only=True)
     except Exception as error:
         raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None

@@ -24,14 +24,13 @@ from safexplain._digest import Undigestable, digest
 from safexplain._files import made_folder
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.canaries.canary import Canary, LayersCanary, check_target
+from safexplain.audit.canaries.canary import Canary, check_target
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
 from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poison_size
 from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import (
     class_targets,
     find_coordinate,
-    find_layers,
     given_canary,
     load_canary,
     make_outlier,
@@ -41,7 +40,6 @@ from safexplain.audit.canaries.trainer.canary import (
 from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
 from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
-from safexplain.audit.canaries.trainer.one_run import train_once
 from safexplain.audit.canaries.trainer.runs import (
     SEEDED,
     Array,
@@ -55,14 +53,16 @@ from safexplain.audit.canaries.trainer.runs import (
 )
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_method, decisive, judge
+from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
-from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["CanaryProbe"]
 
 
-FIRST = ("gradient", "layers", "outlier")
+MANY = 100
+"""Runs from which on biases and running statistics are scores beside the outputs': fewer would choose by chance."""
+
+FIRST = ("gradient", "outlier")
 """Scenarios in which any record can be the target: the first one unless given."""
 
 
@@ -81,8 +81,7 @@ class CanaryProbe:
         scenario: "mislabelled", "natural" or "crafted" replace a record by one whose gradient opposes its own,
             "outlier" by one far away, and "poison" replaces several. "gradient" replaces a record's gradient, in loops
             with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data set
-            right before its step, along the parameter that moves least in a training without noise; "layers" does so
-            along one parameter of every layer, each in front in turn.
+            right before its step, along the parameter that moves least in a training without noise.
         model: for which a record canary is crafted; None: one that `train` gives on the data.
         canary: a ready record (x', y'), instead of a crafted one.
         target: number of the record z that is replaced; None: the one of whose label the model is least sure (0 for an
@@ -158,9 +157,10 @@ class CanaryProbe:
             target = None
         if target is not None:
             check_target(target := whole_number("target", target, 0), len(self.data))
-        if self.scenario == "worst-case":
-            raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.run')
-        if self.scenario in ("gradient", "layers") and (canary is not None or score is not None):
+        if self.scenario in ("worst-case", "white-box"):
+            where = "WhiteBox" if self.scenario == "white-box" else "safexplain.audit.canaries.run"
+            raise ConfigurationError(f'scenario "{self.scenario}" trains nothing with canaries: see {where}')
+        if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError(f'scenario "{self.scenario}" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
@@ -241,38 +241,6 @@ class CanaryProbe:
             setting={"trained": name, "records": len(self.data), "target": canary.target},
         )  # fmt: skip
 
-    def run_once(
-        self, canaries: int = 250, *, guesses: int | None = None, method: OneRunMethod = "f-dp"
-    ) -> OneRunResult:
-        """Train once, with many canaries at once, instead of `runs` times: a weaker bound, for the price of one.
-
-        Scenarios "mislabelled", "natural" and "gradient". Of the probe's options `train`, `data`, `claim`, `auxiliary`,
-        `model` (taken as a reference that knows nothing of the coins), the first of `devices`, `seed` and `confidence`
-        are used.
-
-        Args:
-            canaries: how many records are replaced, each by the flip of a coin.
-            guesses: how many coins are guessed, those of the surest scores; None: a fifth.
-            method: of `safexplain.verdict.stats.one_run_lower_bound`.
-
-        Raises:
-            ConfigurationError: another scenario, a given canary or score, or more canaries than there is room for.
-            InputError: so few guesses that all could be right by chance, or the training failed.
-            RefusedError: the targets' rows cannot be told in the loop, for gradient canaries.
-        """
-        if self._given is not None or self.score is not None or self._classes:
-            raise ConfigurationError(
-                "one run has many canaries, each with its own target and score: leave out canary=, score= and"
-                ' target="classes", or judge scores of your own by'
-                " safexplain.verdict.canaries.result.judge_once"
-            )
-        _ = self.plain_model
-        return train_once(
-            self.train, self.data, claim=self.claim, scenario=self.scenario, canaries=canaries, guesses=guesses,
-            model=self.model, auxiliary=self.auxiliary, method=method, confidence=self.confidence, seed=self.seed,
-            device=self.devices[0] if self.devices else None,
-        )  # fmt: skip
-
     def _scores(self, d: Array, d_prime: Array) -> Scores:
         """From (runs, s) on D and on D'."""
         if not np.isfinite(np.concatenate([d, d_prime])).any():
@@ -280,6 +248,9 @@ class CanaryProbe:
                 "the models of all runs give NaN or infinite logits, on D and on D': training diverged; lower its"
                 " learning rate"
             )
+        if self.score is None and self.runs < MANY:
+            own = len(OUTLIER_SCORES) if self.scenario == "outlier" else 1
+            d, d_prime = d[:, :own], d_prime[:, :own]
         steps = (1 if self.claim.mechanism is None else self.claim.mechanism.steps,)
         if d.shape[1] == 1:
             return Scores(steps, d.T, d_prime.T)
@@ -288,16 +259,12 @@ class CanaryProbe:
     def _names(self, scores: int) -> tuple[str, ...]:
         if self.score is not None:
             return tuple(f"score {i}" for i in range(scores))
-        if isinstance(self.canary, LayersCanary):
-            return ("move of all parameters", *(f"move of {name}" for name in self.canary.names))
         own = OUTLIER_SCORES if self.scenario == "outlier" else ("logits at z and z'",)
         return (*own, *(f"bias or statistic {i}" for i in range(scores - len(own))))
 
     def _made(self) -> Canary:
         if self.scenario == "gradient":
             return find_coordinate(self.reference_model, self._target or 0)
-        if self.scenario == "layers":
-            return find_layers(self.reference_model, self._target or 0)
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
         seed = seed_of_run(self.seed, "reference", 0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from safexplain._progress import Progress
-from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, RecordCanary, record_scores
+from safexplain.audit.canaries.canary import Canary, RecordCanary, record_scores
 from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
 from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import logits_of
@@ -67,7 +67,7 @@ class Run:
         outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
         try:
             with seeded(seed):
-                score = self._score(on_d, number // 2, seed, device)
+                score = self._score(on_d, seed, device)
             if not score or any(map(math.isnan, score)) or not (outlier or all(map(math.isfinite, score))):
                 raise InputError(
                     f"score: expected a finite number, got {score[0] if len(score) == 1 else score}: training diverged,"
@@ -81,16 +81,13 @@ class Run:
             ) from error
         return np.array([time.monotonic() - began, *score])
 
-    def _score(self, on_d: bool, number: int, seed: int, device: str | None) -> tuple[float, ...]:
+    def _score(self, on_d: bool, seed: int, device: str | None) -> tuple[float, ...]:
         canary = self.canary
         if not isinstance(canary, RecordCanary):
-            at = (Direction((canary.coordinate,)),) if isinstance(canary, GradientCanary) else canary.directions
-            hook = GradientHook({canary.target: at}, 1.0 if on_d else -1.0, first=number)
+            hook = GradientHook(canary.target, canary.coordinate, 1.0 if on_d else -1.0)
             with hook.watching():
                 call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
-            if isinstance(canary, GradientCanary):
-                return ((0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved[0],)
-            return (-sum(hook.moved), *(-moved for moved in hook.moved))
+            return ((0.0 if canary.drift is None else float(canary.drift[-1])) - float(hook.moved[canary.coordinate]),)
         z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
         replaced = dict.fromkeys(canary.also, z) if on_d else dict.fromkeys(canary.rows, instead)

@@ -15,7 +15,7 @@ from safexplain.audit.canaries.batched import job
 from safexplain.audit.canaries.batched.job import steps_of
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
-from safexplain.audit.canaries.batched.train import train_one_run, train_runs
+from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
@@ -406,62 +406,6 @@ def test_the_callers_random_state_is_left_alone():
     before = torch.get_rng_state()
     train_runs(network, x, y, canary_of("crafted", network, x, y), recipe(network), **options())
     assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "lr": 0.02}], ids=["sgd", "adam"])
-def test_many_canaries_at_once_each_push_their_own_coordinate(how):
-    network = LinearHead(D, 2, bias=False, one_logit=True)
-    x, y = data(network)
-    x[:, :4] = 0
-    made_by = recipe(network, sample_rate=1.0, **how)
-    signs = torch.tensor([[1, -1, 1, 1], [-1, -1, 1, -1], [1, 1, 1, 1]])
-    given = {"targets": [3, 8, 9, 20], "generator": seeded()}
-    moved = train_one_run(network, x, y, torch.arange(4), signs, made_by, noise_multiplier=0.0, **given)
-    assert moved.shape == (3, 4)
-    assert np.array_equal(np.sign(moved), signs.numpy())
-    if not how:
-        assert moved == pytest.approx(signs.numpy() * 30 * 0.2 * 0.8 / 12)
-    noisy = train_one_run(network, x, y, torch.arange(4), signs[0], made_by, noise_multiplier=0.1, **given)
-    assert noisy.shape == (1, 4)
-    assert np.array_equal(np.sign(noisy), signs[:1].numpy())
-
-
-def test_many_canaries_join_each_by_its_own_coin_and_replace_their_records(tmp_path):
-    network = LinearHead(D, 2, bias=False, one_logit=True)
-    x, y = data(network)
-    x[:, :4] = 0
-    made_by, signs = recipe(network, lr=1.0, expected_batch_size=1.0, clipping=FlatClipping(1.0)), torch.ones(300, 4)
-
-    def run(records, **more):
-        return train_one_run(
-            network, records, y, torch.arange(4), signs, made_by, noise_multiplier=0.0, targets=range(4),
-            generator=seeded(), **more,
-        )  # fmt: skip
-
-    moved = run(x, cache=tmp_path)
-    assert moved == pytest.approx(moved.round()), "how often each was in"
-    assert moved.mean() == pytest.approx(30 * 0.3, abs=0.4)
-    assert moved.var() == pytest.approx(30 * 0.3 * 0.7, rel=0.15)
-    assert np.abs(np.corrcoef(moved.T) - np.eye(4)).max() < 0.25
-    x[:4, :4] = 50.0
-    assert np.array_equal(run(x), moved), "the records in whose place they stand take no part"
-    x[4, :4] = 50.0
-    assert not np.allclose(run(x), moved), "others do"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_canaries_can_stand_in_the_place_of_all_records(name):
-    network = NETWORKS[name]
-    x, y = data(network)
-    made_by = recipe(network, sample_rate=1.0, clipping=FlatClipping(6.0), expected_batch_size=6.0)
-    moved = train_one_run(
-        network, x[:6], y[:6], torch.arange(6), torch.ones(6), made_by, noise_multiplier=0.0, targets=range(6),
-        generator=seeded(),
-    )  # fmt: skip
-    assert moved == pytest.approx(30 * 0.2)
-    pair = RecordCanary("crafted", 0, x[1], int(y[1]))
-    assert train_runs(network, x[:1], y[:1], pair, made_by, **options()).runs == 8
 
 
 def test_arguments_that_make_no_sense_are_refused_in_words():

