@@ -21,7 +21,7 @@ AVERAGING = 200
 """How often is asked beside that where a release has noise, which averages out only over many queries."""
 
 
-MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.5, 1e-4, 1_000_000
+MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.9, 1e-4, 1_000_000
 """A limit above the first is refused: a certificate that nothing could fail is no certificate."""
 
 RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.8, 1 - 1e-6)}

@@ -18,7 +18,7 @@ from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import VIEWS, fitting
 from safexplain.audit.controls import strength
-from safexplain.audit.controls.holdout_uses import _values_digest
+from safexplain.audit.controls.holdout_uses import released_sums
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.report.root_cause import root_cause
 from safexplain.audit.usefulness import Sample, utility_of
@@ -52,7 +52,7 @@ def everything(maps, member):
     scorer = Scorer(signals, rows, target=0, training=splits.training)
     scores = scorer.scores(1)
     strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
-    _values_digest(signals)
+    released_sums(replace(signals, examples=np.arange(len(signals), dtype=np.uint64)), splits.certification)
     utility_of(NOBODY, (maps, maps))
     return scores
 

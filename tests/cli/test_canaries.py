@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -195,9 +194,8 @@ def seeded(dataset, generator):
     ],
 )
 def test_the_steps_of_a_function_are_watched(function, tmp_path, capfd, name, scenario, code, says):
-    (tmp_path / "scaled.py").write_text(WATCHED)
-    function.write_text(function.read_text().replace("scaled:train", f"scaled:{name}"))
-    sys.modules.pop("scaled", None)
+    (tmp_path / "watched.py").write_text(WATCHED)
+    function.write_text(function.read_text().replace("scaled:train", f"watched:{name}"))
     assert run("--config", function, "--run-dir", tmp_path / "run", "--scenario", scenario) == code
     told = capfd.readouterr()
     assert says in " ".join((told.out + told.err).split())

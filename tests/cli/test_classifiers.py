@@ -28,7 +28,7 @@ Cli = Callable[..., tuple[int, str, str]]
 skops = pytest.importorskip("skops.io")
 
 COLUMNS = [0, 1, 6, 7, 20]
-POLICY = "fpr = 0.1\nmax_tpr = 0.95\nmax_excess = 0.9\nreferences = 4\npatience = [1]\nuncounted = true\n"
+POLICY = "fpr = 0.1\nmax_tpr = 0.9\nmax_excess = 0.9\nreferences = 4\npatience = [1]\nuncounted = true\n"
 OPTIONS = {
     "ShapleyValueSampling": ("n_samples=5",),
     "LimeTabular": ("num_samples=50", "kernel_width=2"),

@@ -70,7 +70,7 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
     assert (code, err) == (0, "")
     for said in (
-        "Certified: asking up to 200 times, no judged attack",
+        "Certified under a weaker policy (excess 20 points, 10% false positives): asking up to 200 times, no judged attack",
         "The policy allows 20.0%; bounds hold with 95% confidence",
         "not signed",
         "IG of the predicted probability, n_steps=25",
@@ -149,7 +149,7 @@ def test_json_is_one_object_with_the_same(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("judged", "said"),
     [
-        (of_targets(0.0, 0.0), "Certified for each of 2 models: "),
+        (of_targets(0.0, 0.0), "Certified for each of 2 models under a weaker policy ("),
         (audited(policy=WHOLE), "The policy allows 40.0%"),
         (audited(group=2), "groups of related examples, 3,000 examples in all"),
         (audited(policy=replace(POLICY, reason="as agreed")), "policy              as agreed"),

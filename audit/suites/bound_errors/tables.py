@@ -1,4 +1,4 @@
-"""The tables on the power of canary verdicts and on thresholds, made from their results."""
+"""The tables on what canaries would find and on thresholds, made from their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Cell = dict[str, Any]
 
 
 def many_runs(found: dict[str, Any]) -> str:
-    """Stated power, how many are found and how many wrongly kept, for each training, runs and strength."""
+    """What would have been found, and how many such trainings are, for each training, runs and strength."""
     cells = [c for c in found["audits"] if c["audit"]["method"] == "pld" and c["audit"]["adjacency"] == "substitute"]
     strengths = sorted({c["audit"]["strength"] for c in cells}, reverse=True)
     rows: dict[tuple[Any, ...], dict[float, Cell]] = {}
@@ -41,7 +41,7 @@ def others(found: dict[str, Any]) -> str:
         size = f"{of['runs']:,} canaries of one run" if once else f"{of['runs']:,} runs, {of['rule']}"
         claimed = f"{of['sample_rate']:g}, {of['steps']}, {of['epsilon']:g}"
         rows.append((method, claimed, size, f"{of['strength']:g}", _rates(cell)))
-    return markdown(("method", "q, steps, claimed epsilon", "audit", "strength", "stated / found / wrongly kept"), rows)
+    return markdown(("method", "q, steps, claimed epsilon", "audit", "strength", "would be found: is found"), rows)
 
 
 def thresholds(found: dict[str, Any]) -> str:
@@ -55,8 +55,9 @@ def thresholds(found: dict[str, Any]) -> str:
 
 
 def _rates(cell: Cell) -> str:
-    n = cell["of"]
-    return f"{cell['stated']:.0%} / {cell['found'] / n:.0%} / {cell['mistaken'] / n:.0%}"
+    if cell["detectable"] is None:
+        return f"nothing ({cell['silent']} of {cell['of']})"
+    return f"{cell['detectable']:.3g}: {cell['found'] / cell['of']:.0%}"
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.run import Threshold
+from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.dp.heads.features import features
@@ -89,7 +90,8 @@ def audit_training(
         model = tuner.prepared()
 
     def train(dataset: Any, generator: torch.Generator) -> nn.Module:
-        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
+        given = stacked(dataset) if head else dataset  # heads are trained in closed form on tensors
+        return tuner.again(given, seed=generator.initial_seed()).fit().model
 
     records = tuner.records
     given = (records.x, records.y) if isinstance(records, InMemory) else records.dataset
@@ -111,7 +113,7 @@ def _on_features(
     folder = None if cache is None else Path(cache) / "features"
     problem = head_problem(model, tuner.records, tuner.plan, tuner.config, cache=folder)
     alone = copy(tuner)
-    alone.records, alone._start = InMemory(problem.x.cpu(), tuner.records.y), problem.layer
+    alone.records, alone._start = InMemory(problem.x.cpu(), tuner.records.y), nn.Sequential(problem.layer)
     if auxiliary is not None:
         x, y = (torch.as_tensor(part) for part in auxiliary)
         auxiliary = features(model, linear_that_trains(model) or "", x, cache=folder).cpu(), y
