@@ -129,7 +129,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
     "broken_trainers": ("broken_trainers", trainer_tables.broken_trainers),
-    "broken_trainers: not found": ("broken_trainers", trainer_tables.not_found),
     "broken_trainers: right": ("broken_trainers", trainer_tables.right_trainers),
     "broken_trainers: spent": ("broken_trainers", trainer_tables.spent),
     "canary_figure2": ("canary_figure2", canary_tables.figure2),

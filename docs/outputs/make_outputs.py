@@ -261,14 +261,16 @@ def _bound_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _broken_trainers(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    first = [row["audits"][0] for row in found["broken"]]
-    surely, right = sum(a["found"] >= 0.8 for a in first), [row["audits"][0] for row in found["right"]]
-    mistaken = sum(a["verdicts"].get("violates the claim: a bug", 0) for a in right)
+    broken = [row for row in found["broken"] if row["breaks"]]
+    white, canaries = (
+        sum(row[how][0]["verdict"] in ("refuted", "refused") for row in broken) for how in ("white_box", "canaries")
+    )
+    right = [audit["verdict"] for row in found["right"] for how in ("white_box", "canaries") for audit in row[how]]
     return [
         (
-            f"{len(first)} kinds of broken DP training loops: how many the canaries find in at least 80 % of audits;"
-            " false alarms on correct loops",
-            f"{surely} of {len(first)}; {mistaken} of {sum(a['audits'] for a in right)} audits",
+            f"{len(broken)} kinds of broken DP training loops: found by the white box, by 1,000 runs of canaries;"
+            " correct loops refuted",
+            f"{white}, {canaries}; {right.count('refuted')} of {len(right)} audits",
             "python -m audit.suites.broken_trainers",
         )
     ]

@@ -113,7 +113,7 @@ TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 """Headings of the options."""
 
 PRESETS = ("logit-768", "softmax-768", "logit-384")
-SCENARIOS = ("worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison")
+SCENARIOS = ("worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box")
 METHODS = ("pld", "gdp", "clopper-pearson")
 """What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
 

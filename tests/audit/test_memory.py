@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,8 @@
 """audit/suites/broken_trainers: its trainers are what they say, bugs are found, and none is made up."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +14,8 @@ from audit.suites.broken_trainers import by_hand, true_epsilon
 from audit.suites.broken_trainers import suite as battery
 from safexplain._privacy_loss import Steps, epsilon_of
 
+ROOT = Path(__file__).parents[2]
 BY_HAND = {case.name: case for case in (*battery.BROKEN, *battery.RIGHT) if case.name.startswith("by_hand")}
-CASES = {f"{case.name}-{case.times}-{case.adjacency}": case for case in battery.BROKEN}
 
 
 def seeded(seed=0):
@@ -131,7 +134,7 @@ def test_every_trainer_says_in_a_line_what_is_wrong_with_it_and_trains():
     for case in (*battery.BROKEN, *battery.RIGHT):
         assert 10 < len(case.bug) < 150
         assert 2 < case.claim.substitute < 21 or case.times > 1
-    for case in BY_HAND.values():
+    for case in (case for name, case in BY_HAND.items() if name != "by_hand:Functional"):
         assert len(case.trainer.train(TensorDataset(*battery.records()), seeded())(battery.records()[0])) == 24
     assert len({case.name for case in battery.BROKEN}) >= 25
 
@@ -147,39 +150,29 @@ def test_loops_with_engines_train(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "scenario"),
-    [
-        ("ClipAfterAveraging", "outlier"),
-        ("StandardisedByPrivateData", "outlier"),
-        ("ClassWeightsAfterClipping", "mislabelled"),
-        ("NoiseDividedTwice", "mislabelled"),
-    ],
+    "name", ["ClipAfterAveraging", "StandardisedByPrivateData", "ClassWeightsAfterClipping", "NoiseDividedTwice"]
 )
-def test_a_bug_is_found(name, scenario):
-    assert battery.audit(battery.Case(f"by_hand:{name}"), scenario, 0)["verdict"] == battery.BUG
+def test_a_thousand_runs_find_a_bug(name):
+    assert battery.by_canaries(battery.Case(f"by_hand:{name}"), 0)["verdict"] == "refuted"
 
 
-@pytest.mark.parametrize("scenario", ["outlier", "mislabelled"])
-def test_no_bug_is_reported_in_a_right_loop(scenario):
-    assert battery.audit(battery.Case("by_hand:Loop"), scenario, 0)["verdict"] != battery.BUG
-
-
-def test_the_command_line_finds_the_bug_in_a_function_by_name():
-    found = battery.by_command_line(battery.Case("by_hand:UpsideDown"))
-    assert (found["verdict"], found["exit"]) == (battery.BUG, 1)
+def test_a_thousand_runs_refute_no_right_loop():
+    assert battery.by_canaries(battery.Case("by_hand:Loop"), 0)["verdict"] == "not refuted"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.found])
-def test_each_bug_is_found(name):
-    case = CASES[name]
-    assert battery.audit(case, case.scenarios[0], 0)["verdict"] == case.verdict
+@pytest.mark.parametrize("case", battery.BROKEN, ids=lambda case: f"{case.name}-{case.times}-{case.adjacency}")
+def test_each_bug_is_found(case):
+    how = (battery.by_white_box, battery.by_canaries)
+    assert not case.breaks or any(audit(case, 0)["verdict"] in battery.FOUND for audit in how)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", battery.RIGHT, ids=lambda case: case.name)
-def test_no_bug_is_reported_in_a_right_trainer(case):
-    assert battery.audit(case, case.scenarios[0], 0)["verdict"] != battery.BUG
+def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_refuted():
+    report = json.loads((ROOT / "audit" / "results" / "broken_trainers.json").read_text())
+    assert not report["quick"]
+    assert [row["trainer"] for row in report["broken"]] == [case.name for case in battery.BROKEN]
+    assert battery.problems(report["broken"], report["right"]) == []
+    assert sum(len(row["white_box"]) for row in report["right"]) >= 50
 
 
 # ------------------------------------------------------------------------------------------- true epsilons
@@ -226,5 +219,5 @@ def test_a_mixture_is_what_its_samples_say():
 @pytest.mark.slow
 def test_the_suite_runs_and_resumes(tmp_path):
     found = twice("audit.suites.broken_trainers", tmp_path)[1]
-    assert [row["command_line"]["verdict"] for row in found["broken"]] == [battery.BUG, battery.BUG]
+    assert [battery.found_by(row) for row in found["broken"]] == [["white_box", "canaries"]] * 2
     assert found["provenance"]["command"].startswith("python -m audit.suites.broken_trainers")

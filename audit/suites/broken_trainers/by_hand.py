@@ -1,9 +1,10 @@
 """DP-SGD loops written by hand: a right one, and what people get wrong, each as the few lines in which it differs.
 
-`Loop` clips the gradient of every record, adds Gaussian noise to the sum (by `noisy`, which hands the step to a white box
-that watches), divides by the expected batch size and lets a torch optimizer step. Gradients of single records are the rows of one matrix (batch, P): in closed form for the linear
-model of `Loop`, by `torch.autograd.grad` for the networks of `NetworkLoop`. The method `train` of each class is what
-`CanaryProbe`, `WhiteBox` and `safexplain canaries` call.
+`Loop` clips the gradient of every record, adds Gaussian noise to the sum (by `noisy`, which hands the step to a white
+box that watches), divides by the expected batch size and lets a torch optimizer step. Gradients of single records are
+the rows of one matrix (batch, P): in closed form for the linear model of `Loop`, by `torch.autograd.grad` for the
+networks of `NetworkLoop`. The method `train` of each class is what `CanaryProbe`, `WhiteBox` and `safexplain canaries`
+call.
 """
 
 # ruff: noqa: D102  (what a method does where it is replaced stands in the docstring of its class)
@@ -39,11 +40,6 @@ def fetched(dataset: Any) -> tuple[Tensor, Tensor]:
 def to_norm(rows: Tensor, bound: float | Tensor) -> Tensor:
     """Rows no longer than the bound."""
     return rows * (bound / rows.norm(dim=-1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
-
-
-def gap_of_biases(model: Any) -> float:
-    """A score of the auditor's own: the difference of a linear model's biases."""
-    return float(model.bias.detach() @ torch.tensor([1.0, -1.0]))
 
 
 class Loop:

@@ -5,51 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.run import markdown
-from .suite import BUG
 
 
 def broken_trainers(found: dict[str, Any]) -> str:
-    """How often each bug is found, of those that are expected to be."""
-    return _audited([row for row in found["broken"] if row["expected"]])
-
-
-def not_found(found: dict[str, Any]) -> str:
-    """The same of those that leave the released model as private as claimed, or nearly."""
-    return _audited([row for row in found["broken"] if not row["expected"]])
-
-
-def _audited(trainers: list[dict[str, Any]]) -> str:
+    """What finds each bug."""
     rows = []
-    for row in trainers:
-        first, *others = row["audits"]
+    for row in found["broken"]:
         claimed = row["epsilon_add_remove" if row["claimed"]["adjacency"] == "add_remove" else "epsilon_substitute"]
+        white, canaries = row["white_box"][0], row["canaries"][0]
+        bound = f", at least {canaries['epsilon_lower']:.1f}" if canaries["verdict"] == "refuted" else ""
         rows.append((
-            f"`{row['trainer'].partition(':')[2]}`", row["bug"], f"{claimed:.1f}", first["scenario"],
-            f"{first['runs']:,}", f"{first['seconds']:.0f}", f"{first['audits']}",
-            f"{first['found']:.0%} [{first['found_low']:.0%}, {first['found_high']:.0%}]",
-            f"{first['epsilon_lower']:.1f}",
-            "; ".join(f"{a['scenario']} {a['found']:.0%} of {a['audits']}" for a in others),
-            (row["command_line"] or {"verdict": "not run"})["verdict"].replace(BUG, "a bug").partition(" as a ")[0],
+            f"`{row['trainer'].partition(':')[2]}`", row["bug"], f"{claimed:.1f}",
+            f"{white['verdict']}: {', '.join(white['failed'])}" if white.get("failed") else white["verdict"],
+            f"{white['seconds']:.1f}", f"{canaries['verdict']}{bound}", canaries.get("scenario", ""),
+            f"{canaries['seconds']:.0f}",
         ))  # fmt: skip
-    header = ("trainer", "what is wrong", "claimed epsilon", "canary", "runs", "seconds", "audits",
-              "found", "median bound",
-              "other canaries", "command line")  # fmt: skip
+    header = ("trainer", "what is wrong", "claimed epsilon", "white box", "seconds", "canaries", "scenario", "seconds")
     return markdown(header, rows, left=2)
 
 
 def right_trainers(found: dict[str, Any]) -> str:
-    """How often a bug is reported in a right trainer, and how often its claim is called consistent."""
+    """What is said of right ones."""
     rows = []
     for row in found["right"]:
-        first = row["audits"][0]
-        bugs, have = first["verdicts"].get(BUG, 0), first["have_power"]
+        white, canaries = ([audit["verdict"] for audit in row[how]] for how in ("white_box", "canaries"))
+        said = sorted(
+            f"{audit['detectable']:.3g}" if audit.get("detectable") else "nothing" for audit in row["canaries"]
+        )
         rows.append((
-            f"`{row['trainer'].partition(':')[2]}`", row["bug"], f"{row['epsilon_substitute']:.1f}", first["scenario"],
-            f"{first['runs']:,}", f"{first['audits']}", f"{bugs}", f"{have}", f"{first['kept_with_power']}",
-            f"{first['epsilon_lower']:.1f}",
+            f"`{row['trainer'].partition(':')[2]}`", row["bug"], f"{row['epsilon_substitute']:.1f}",
+            f"as claimed {white.count('as claimed')} of {len(white)}",
+            f"refuted {canaries.count('refuted')} of {len(canaries)}", said[len(said) // 2],
         ))  # fmt: skip
-    header = ("trainer", "what it is", "epsilon", "canary", "runs", "audits", "a bug", "have power",
-              "of these kept", "median bound")  # fmt: skip
+    header = ("trainer", "what it is", "epsilon", "white box", "canaries", "would have found (median)")
     return markdown(header, rows, left=2)
 
 

@@ -262,7 +262,8 @@ CHANGES: tuple[Change, ...] = (
 )  # fmt: skip
 
 POLICIES: tuple[dict[str, Any], ...] = (
-    {"max_tpr": 0.5}, {"max_excess": 0.5}, {"confidence": 0.8}, {"confidence": 0.01}, {"fpr": 0.2, "max_tpr": 0.5}, {"fpr": 0.01},
+    {"max_tpr": 0.5}, {"max_excess": 0.5}, {"confidence": 0.8}, {"confidence": 0.01}, {"fpr": 0.01},
+    {"fpr": 0.2, "max_tpr": 0.5},
     {"patience": (1,)}, {"patience": (4,)}, {"patience": (1, 4, 8)}, {"references": 1}, {"claim": "whole"},
     {"claim": "whole", "max_tpr": 0.5}, {"release": "prediction"}, {"release": "explanation+prediction"},
     {"uncounted": True}, {"uncounted": True, "max_excess": 0.5}, {"selection": 0.4}, {"training": 0.4},
