@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-serve test-gpu gpu check format docs clean
+.PHONY: help demo test test-all test-slow test-serve test-gpu gpu check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -25,6 +25,9 @@ demo: $(DEMO_VENV)/.installed  ## a real model attacked, hardened, attacked agai
 
 test: $(VENV)/.installed  ## the test suite, without the slow and the GPU tests
 	$(BIN)/python -m pytest --numprocesses auto
+
+test-all: $(VENV)/.installed  ## all tests but those that need a GPU
+	$(BIN)/python -m pytest --numprocesses auto -m "not gpu"
 
 test-slow: $(VENV)/.installed  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -121,6 +121,9 @@ PAGES = (
     Page("red_team", "Attacks on safexplain itself", (_suite(
         "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
         " gain now", "nothing", "10 min of one core"),)),
+    Page("fuzzed_files", "A thousand disguises of a leak", (_suite(
+        "fuzzed_files", "whether any variant of a leaking file of signals is certified, or a harmless one of a clean file"
+        " is not", "nothing", "40 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
         " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
@@ -129,11 +132,11 @@ PAGES = (
     Page("bound_errors", "Lower bounds on epsilon", (_suite(
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
         "20 min of one core"), _suite(
-        "bound_errors.power", "how often canary verdicts are wrong, whether they have the power that they state,"
-        " and thresholds by one split and by many", "nothing", "35 min of one core", "canary_power"))),
+        "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found,"
+        " and thresholds by one split and by many", "nothing", "20 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
-        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, canaries find, and how surely;"
-        " how often they report one in a trainer that has none", "nothing", "60 min of one core"),)),
+        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, the white box and a thousand runs of"
+        " canaries find; how often they refute a trainer that has none", "nothing", "20 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
         _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
                "canary_figure2"),

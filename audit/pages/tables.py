@@ -17,6 +17,7 @@ from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
 from ..suites.dp_attacks import tables as dp_tables
 from ..suites.explainers import tables as explainer_tables
+from ..suites.fuzzed_files import tables as fuzz_tables
 from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
@@ -126,6 +127,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
+    "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
     "broken_trainers": ("broken_trainers", trainer_tables.broken_trainers),

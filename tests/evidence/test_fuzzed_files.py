@@ -1,0 +1,76 @@
+"""audit/suites/fuzzed_files: no variant of a leaking file is certified, and no harmless one of a clean file is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from audit.suites.fuzzed_files import suite
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def uses_of_its_own(monkeypatch):
+    monkeypatch.delenv(suite.VARIABLE, raising=False)  # which variants set, each its own
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_variant_of_a_leaking_file_that_was_judged_before_is_certified(block):
+    for number in range(10 * block, 10 * block + 8):
+        found = suite.after_a_verdict(number)
+        assert found["first"] == "leak"
+        assert found["then"] != "certified", found["changes"]
+
+
+def test_no_variant_that_keeps_the_leak_is_certified_at_first_sight():
+    for number in range(20):
+        found = suite.first_of_all(number)
+        assert found["then"] != "certified", found["changes"]
+
+
+def test_harmless_variants_of_a_clean_file_get_its_verdict():
+    for number in range(3):
+        found = suite.harmless(number)
+        assert (found["first"], found["fresh"], found["again"]) == ("certified",) * 3, found["changes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(50))
+def test_none_of_a_thousand_variants_is_certified(block):
+    for number in range(20 * block, 20 * block + 20):
+        assert suite.after_a_verdict(number)["then"] != "certified"
+
+
+@pytest.mark.slow
+def test_all_harmless_variants_get_the_verdict_of_their_file():
+    for number in range(suite.HARMLESS):
+        found = suite.harmless(number)
+        assert (found["first"], found["fresh"], found["again"]) == ("certified",) * 3, found["changes"]
+
+
+def test_a_reference_that_is_there_twice_does_not_hide_a_leak():
+    """Stacking failed on it, and what its parts found was "not judged"."""
+    for number in range(5):
+        rng = suite.np.random.default_rng(number)
+        twice = suite.of_models(suite.leaking("whole map", rng), [*range(7), 3])
+        assert _judged(twice) != "certified"
+
+
+def _judged(arrays):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as at:
+        return suite.outcome(arrays, suite.STRICT, Path(at), Path(at, "uses.sqlite"))
+
+
+def test_the_committed_thousand_are_complete_and_none_is_certified():
+    report = json.loads((ROOT / "audit" / "results" / "fuzzed_files.json").read_text())
+    assert not report["quick"]
+    found = report["results"]
+    assert found["after a verdict"]["variants"] >= suite.VARIANTS
+    assert found["harmless"]["variants"] >= suite.HARMLESS
+    assert all("certified" not in found[name]["outcomes"] for name in ("after a verdict", "first of all"))
+    assert found["harmless"]["outcomes"] == {"certified": found["harmless"]["variants"]}
