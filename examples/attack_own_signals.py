@@ -15,7 +15,7 @@ def write(path: Path, effect: float) -> None:
     The first model is the target, the others are its references. The file holds what each model released at one query,
     and at 32 that differ a little: the norm of the averaged explanation, and the share that kept the label.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(round(1 + 100 * effect))
     member = rng.random((17, 2000)) < 0.5  # [model, example]: was this model trained on this example?
     difficulty = rng.normal(size=2000)  # examples differ among themselves more than membership makes
     arrays = {"label": rng.integers(0, 2, 2000) * np.ones(member.shape)}
@@ -24,7 +24,8 @@ def write(path: Path, effect: float) -> None:
         arrays[f"l1{at}"] = np.exp(difficulty - effect * member + noise * rng.normal(size=member.shape))
         if asked > 1:
             arrays[f"kept{at}"] = rng.uniform(0.8, 1, size=2000) * np.ones(member.shape)
-    meta = {"explainer": "simulated", "population": f"simulated, effect {effect}", "targets": [0]}
+    arrays["inputs"] = rng.normal(size=(2000, 5))  # what was asked about: other people each time
+    meta = {"explainer": "simulated", "targets": [0]}
     np.savez_compressed(path, membership=member, meta=np.array(json.dumps(meta)), **arrays)
 
 

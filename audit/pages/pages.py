@@ -122,8 +122,8 @@ PAGES = (
         "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
         " gain now", "nothing", "10 min of one core"),)),
     Page("fuzzed_files", "A thousand disguises of a leak", (_suite(
-        "fuzzed_files", "whether any variant of a leaking file of signals is certified, or a harmless one of a clean file"
-        " is not", "nothing", "40 min of one core"),)),
+        "fuzzed_files", "whether any variant of a leaking file of signals is certified, or a harmless one of a clean"
+        " file is not", "nothing", "40 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
         " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
@@ -135,8 +135,8 @@ PAGES = (
         "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found,"
         " and thresholds by one split and by many", "nothing", "20 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
-        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, the white box and a thousand runs of"
-        " canaries find; how often they refute a trainer that has none", "nothing", "20 min of one core"),)),
+        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, the white box and a thousand runs"
+        " of canaries find; how often they refute a trainer that has none", "nothing", "20 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
         _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
                "canary_figure2"),

@@ -174,10 +174,11 @@ def test_a_loop_of_ones_own_stops_at_its_budget(tmp_path: Path) -> None:
 
 
 def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
-    right, wrong = run("audit_canaries", tmp_path).splitlines()
-    assert right.startswith("right: Epsilon for a substituted record is at least")
-    assert "Nothing speaks against the claim" in right or "speaks neither" in right
-    assert wrong.endswith("its noise, clipping, sampling or accounting is wrong.")
+    seen, right, broken, wrong = run("audit_canaries", tmp_path).splitlines()
+    assert seen.startswith("right: As claimed: all 7 checks of the steps")
+    assert right.startswith("right: Not refuted: epsilon for a substituted record is at least")
+    assert broken.startswith("wrong: Refuted: the noise has 0.16")
+    assert wrong.startswith("wrong: Refuted: epsilon for a substituted record is at least")
 
 
 def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path: Path) -> None:

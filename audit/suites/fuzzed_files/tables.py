@@ -13,7 +13,8 @@ def fuzzed_files(found: dict[str, Any]) -> str:
     """What comes of the variants of each kind."""
     rows = []
     for name, says in (
-        ("after a verdict", "leaking files, judged before"), ("first of all", "leaking files, judged for the first time"),
+        ("after a verdict", "leaking files, judged before"),
+        ("first of all", "leaking files, judged for the first time"),
         ("harmless", "clean files in harmless variants, judged before"),
     ):  # fmt: skip
         of = found["results"][name]

@@ -76,7 +76,7 @@ def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-CLOSE = 1e-4
+CLOSE = 1e-6
 """Relative difference of every number up to which two examples are called exact copies: others differ by rounding."""
 
 

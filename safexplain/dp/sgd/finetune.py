@@ -145,6 +145,16 @@ class DPFineTuner:
         self.checkpoint, self.checkpoint_seconds, self.progress = checkpoint, checkpoint_seconds, progress
         self._start = model
 
+    def __repr__(self) -> str:
+        p, b = self.plan, self.plan.budget
+        who = "records" if self.persons is None else "persons"
+        spends = "no limit on epsilon" if b.epsilon is None else f"epsilon {b.epsilon:g} at delta {b.delta:g}"
+        return (
+            f"DPFineTuner({type(self._start).__name__}, {self._trained()}; {p.records:,} {who}, {p.steps:,} steps of"
+            f" {p.expected_batch_size:g}; noise multiplier {p.noise_multiplier:.4g}, {self.config.clipping!r};"
+            f" {spends}, {b.adjacency})"
+        )
+
     @property
     def statement(self) -> PrivacyStatement:
         """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
