@@ -74,3 +74,11 @@ def test_the_committed_thousand_are_complete_and_none_is_certified():
     assert found["harmless"]["variants"] >= suite.HARMLESS
     assert all("certified" not in found[name]["outcomes"] for name in ("after a verdict", "first of all"))
     assert found["harmless"]["outcomes"] == {"certified": found["harmless"]["variants"]}
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_skewed_numbers_leak_in_an_unknown_array_however_it_is_shaped(width):
+    rng = suite.np.random.default_rng(4)
+    file = suite.clean(rng, n=1600)
+    leak = suite.np.exp(rng.normal(size=(*file["membership"].shape, width)) - 3.0 * file["membership"][..., None])
+    assert _judged({**file, "x": leak, "x@4": leak}) == "leak"

@@ -118,11 +118,14 @@ EXPLANATION: tuple[Line, ...] = (
     Line("Learned", Learned(), WHOLE_MAP, "explanation", references=FEWEST_TO_LEARN, once=True),
 )
 
-ANY_SIGNAL = Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation")
-"""Reads any signal that no line names: others that the library computes were seen to add nothing, but a file of
-somebody else's may leak there alone."""
+ANY_SIGNAL: tuple[Line, ...] = (
+    Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation"),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "", "explanation", widest=MOST_COLUMNS),
+)
+"""Read any signal that no line names: others that the library computes were seen to add nothing, but a file of
+somebody else's may leak there alone. The second is for vectors, of which it takes logarithms."""
 
-ANY_SIGNAL_ALONE = Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True)
+ANY_SIGNAL_ALONE = (Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True),)
 """The same with fewer than two references."""
 
 WITHOUT_REFERENCES: tuple[Line, ...] = (
@@ -346,7 +349,12 @@ def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]
     lines = [line for line in (*EXPLANATION, *alone, *recourse) if _fits(signals, line, level)]
     known = {signal.name for line in lines for signal in line.reads} | {*LABEL_SIGNALS, *OWN_LABEL, *ALL_CLASSES}
     there = [name for name, at in map(split_level, signals.values) if at == level]
-    others = [any_signal._replace(signal=s) for s in there if s not in known]
+    others = [
+        line._replace(signal=name)
+        for name in there
+        for line in (any_signal if _width(signals, Signal(name, level)) > 1 else any_signal[:1])
+        if name not in known
+    ]
     wanted = _chosen((*EXPLANATION, *others, *recourse), signals, policy)
     return _suitable(signals, level, wanted, "explanation", one=True)
 
@@ -417,6 +425,8 @@ def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
         return log_odds(values, signal.level)
     if signal.name in ALL_CLASSES and values.ndim == 3:
         return _as_log_odds(values, signal.level if signal.name == "predictions" else 1)
+    if values.ndim == 3 and values.shape[2] == 1 and signal.name not in (WHOLE_MAP, *LABEL_SIGNALS):
+        return values[..., 0]  # one number, however it is written: on the scale of one
     return VIEWS[signal.view](values) if signal.view else values
 
 
