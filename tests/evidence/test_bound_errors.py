@@ -93,7 +93,7 @@ def test_what_is_to_be_found_and_is_not_is_named():
     assert power.failures([cell]) == []
     assert "in 20 of 40" in power.failures([{**cell, "found": 20}])[0]
     assert power.failures([{**cell, "found": 0, "detectable": None}]) == []
-    assert "refuted in 12 of 40" in power.failures([{**cell, "bug": 12}])[0]
+    assert "above the truth in 12 of 40" in power.failures([{**cell, "bug": 12}])[0]
 
 
 def test_what_canaries_say_that_they_would_find_is_found():

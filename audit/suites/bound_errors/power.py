@@ -5,7 +5,8 @@ then one with less noise, which spends what the median audit says that it would 
 the sum of the canary's gradients over all steps (in units of C; strength 1 is the worst case) and of the noise, as in
 `bound_errors`. For each cell:
 
-  bug         right trainings that are refuted: at most 5 % may be
+  bug         bounds above what the right training spends under substitution: at most 5 % may be. (A claim under
+              add/remove is refuted by less, see `BoundFinding.verdict`.)
   silent      share of audits of the right training that would have found nothing, and say so
   detectable  the median epsilon that they would have found
   found       share of the audits of a training that spends this much which refute it: at least 95 % must
@@ -151,6 +152,7 @@ ONE_RUN = [
 def simulate(audit: Audit, repeats: int, tick: Callable[[int], None]) -> dict[str, Any]:
     """The rates of the module's docstring, from so many audits of either training."""
     claim, right = audit.claim, audit.noise(1.0)
+    assert claim.substitute is not None  # its mechanism is known
     of_right = [audit.find(claim, right, number) for number in range(repeats)]
     said = sorted(math.inf if f.detectable is None else f.detectable for f in of_right)
     epsilon, found = said[repeats // 2], 0
@@ -160,7 +162,7 @@ def simulate(audit: Audit, repeats: int, tick: Callable[[int], None]) -> dict[st
             found += audit.find(claim, less, repeats + number).verdict == "refuted"
             tick(number)
     return {
-        "of": repeats, "bug": sum(f.verdict == "refuted" for f in of_right), "silent": said.count(math.inf),
+        "of": repeats, "bug": sum(f.epsilon_lower > claim.substitute for f in of_right), "silent": said.count(math.inf),
         "detectable": round(epsilon, 3) if math.isfinite(epsilon) else None, "found": found,
     }  # fmt: skip
 
@@ -171,7 +173,7 @@ def failures(cells: list[dict[str, Any]]) -> list[str]:
     for cell in cells:
         n = cell["of"]
         if clopper_pearson(cell["bug"], n, SURE)[0] > RISK:
-            missed.append(f"a right training is refuted in {cell['bug']} of {n}: {cell['audit']}")
+            missed.append(f"bounds of a right training are above the truth in {cell['bug']} of {n}: {cell['audit']}")
         if cell["detectable"] is not None and clopper_pearson(cell["found"], n, SURE)[1] < OFTEN:
             missed.append(f"{cell['detectable']} was to be found, and is in {cell['found']} of {n}: {cell['audit']}")
     return missed
