@@ -8,11 +8,12 @@ configuration; another seed.
 Two holdouts are the same people, however they are written, where
 - they share more than one in twenty of the smaller set, by hashes that near-duplicates have in common
   (`hash_examples`), or
-- their models' membership matrices are the same, with the labels that these models predicted, up to the order of rows
-  and models and to rows that were left out: inputs may be rescaled or standardised, and hashes invented.
+- their models' membership matrices are the same, with the labels that these models predicted: up to the order of rows,
+  and either to rows that were left out or to models that were left out, repeated or in another order. Inputs may be
+  rescaled or standardised, and hashes invented. Rows and models changed at once, or labels renamed, are not recognised.
 
 What is kept, in one SQLite file of the user: for each use the policy, the verdict, the time, a few sums over what was
-released, and hashes of the examples and of their columns of the matrix, at most 65,536 of each (half a megabyte). The
+released, and hashes of the examples and of the matrix, at most 65,536 of each (half a megabyte). The
 file and an example tell whether a verdict was taken on it, not whether it was a member. That the file was deleted, or
 another one named, cannot be noticed.
 """
@@ -24,10 +25,11 @@ import math
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,9 @@ MATRIX, CHANCE = 0.975, 0.93
 """Two membership matrices are the same where they share more than `MATRIX` of their columns, if those of another target
 would be expected to share at most `CHANCE`."""
 
+PAIRS = 0.5
+"""Or where they share more than this of their pairs of a target and another model."""
+
 CLOSE = 1e-5
 """Relative difference up to which sums over what was released are the same."""
 
@@ -66,7 +71,7 @@ CONFIGURES = frozenset(
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS holdouts (digest TEXT PRIMARY KEY, content BLOB NOT NULL, given BLOB NOT NULL,"
-    " sorted BLOB NOT NULL) WITHOUT ROWID",
+    " pairs BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS verdicts (id INTEGER PRIMARY KEY, holdout TEXT NOT NULL, configuration TEXT NOT NULL,"
     " released TEXT NOT NULL, says TEXT NOT NULL, at TEXT NOT NULL)",
 )
@@ -121,16 +126,16 @@ class Uses:
                 "uses are counted by hashes of the examples, and the signals have none: give inputs, or the array"
                 " examples (hash_examples)"
             )
-        hashes = [sample_of(signals.examples[certified]), *map(sample_of, _columns(signals, certified))]
+        hashes = [sample_of(signals.examples[certified]), *map(sample_of, _matrix(signals, certified))]
         blobs = [kept.astype("<u8").tobytes() for kept in hashes]
         found = {"look": [float(self.look)], **released_sums(signals, certified)}
         this = (self.configuration, json.dumps(found), says, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
         with self._table() as table:
             table.execute("BEGIN IMMEDIATE")  # nobody writes between the look and the note
             digest = sha256(b"".join(blobs))
-            names = "INSERT OR IGNORE INTO holdouts (digest, content, given, sorted) VALUES (?, ?, ?, ?)"
+            names = "INSERT OR IGNORE INTO holdouts (digest, content, given, pairs) VALUES (?, ?, ?, ?)"
             table.execute(names, (digest, *blobs))
-            every = table.execute("SELECT digest, content, given, sorted FROM holdouts")
+            every = table.execute("SELECT digest, content, given, pairs FROM holdouts")
             same = {one for one, *kept in every if _are_same([np.frombuffer(k, "<u8") for k in kept], hashes)}
             rows = table.execute("SELECT holdout, configuration, released, says, at FROM verdicts ORDER BY id")
             before = [tuple(row) for holdout, *row in rows if holdout in same | {digest}]
@@ -186,34 +191,35 @@ def shared(one: Hashes, other: Hashes) -> float:
 
 
 def _are_same(kept: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
-    """Whether two holdouts are of the same people: by content, or by their columns in one of two orders of models."""
-    content, *columns = (shared(a, b) for a, b in zip(kept, new, strict=True))
-    return content > SAME or max(columns) > MATRIX
+    """Whether two holdouts are of the same people: by content, or by the matrix of their models."""
+    content, columns, pairs = (shared(a, b) for a, b in zip(kept, new, strict=True))
+    return content > SAME or columns > MATRIX or pairs > PAIRS
 
 
-def _columns(signals: Signals, certified: NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
-    """(n,) hashes of who was trained on each example and of the labels that models gave it: with the models as they
-    come, and in an order of their own; none where columns of other people could well be the same.
+def _matrix(signals: Signals, certified: NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
+    """Hashes of who was trained on which example and of the labels that models gave it, in two ways.
 
-    Of c examples with the same column in all but one model, two random targets divide X and X' ~ Bin(c, 1/2) alike but
-    for |X - X'|, sqrt(c / pi) on average.
+    (n,), of each example, with the models as they come, which stand when rows are left out; none where those of other
+    people could well be the same: of c examples with the same column in all but one model, two random targets divide
+    X and X' ~ Bin(c, 1/2) alike but for |X - X'|, sqrt(c / pi) on average. And of the target with each other model the
+    number of examples of every kind, which stand when models are left out, repeated, or in another order.
     """
     models = list(signals.models)
-    member = signals.membership[models][:, certified].astype("<f4")
+    member = signals.membership[models][:, certified].astype(np.int64)
     labels = signals.values.get("label")
-    label = 0 * member if labels is None or labels.ndim != 2 else labels[models][:, certified].astype("<f4")
+    kinds = member if labels is None or labels.ndim != 2 else member + 2 * labels[models][:, certified].astype(np.int64)
     _, counts = np.unique(hash_rows(member[1:].T), return_counts=True)
-    if 1 - float(np.sqrt(counts / math.pi).sum()) / max(member.shape[1], 1) > CHANCE:
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-    often = member.sum(0)
-    own = np.lexsort([member @ often**2, member @ often, member.sum(1)])
-    given, ordered = (hash_rows(np.concatenate([member[o], label[o]]).T) for o in (np.arange(len(models)), own))
-    return given, ordered
+    by_chance = 1 - float(np.sqrt(counts / math.pi).sum()) / max(member.shape[1], 1)
+    columns = hash_rows(kinds.T)[: None if by_chance <= CHANCE else 0]
+    of_target = np.isin(models, signals.targets)
+    both = [kinds[[i, j]] for i, j in combinations(range(len(models)), 2) if of_target[i] or of_target[j]]
+    pairs = [np.unique(pair.min(0) * 2**32 + pair.max(0), return_counts=True) for pair in both if len(models) > 2]
+    return columns, np.unique(hash_rows([np.stack(pair) for pair in pairs]))
 
 
-def hash_rows(rows: NDArray[Any]) -> Hashes:
+def hash_rows(rows: Iterable[NDArray[Any]]) -> Hashes:
     """(n,) hashes of the bytes of rows."""
-    return np.array([int(sha256(row.tobytes())[:16], 16) for row in np.ascontiguousarray(rows)], dtype=np.uint64)
+    return np.array([int(sha256(np.ascontiguousarray(row).tobytes())[:16], 16) for row in rows], dtype=np.uint64)
 
 
 def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:

@@ -85,6 +85,12 @@ DRESSES = {
         rows_of(replace(s, inputs=X / np.float32(255), examples=None), np.random.default_rng(1).permutation(N)),
         [3, 1, 0, 2, *range(4, MODELS)],
     ),
+    "inputs in other units, one reference less, another twice": lambda s: models_of(
+        replace(s, inputs=3 * X + 1, examples=None), [*range(MODELS - 2), 1]
+    ),
+    "inputs in other units, every second example": lambda s: rows_of(
+        replace(s, inputs=3 * X + 1, examples=None), np.arange(0, N, 2)
+    ),
     "invented hashes": lambda s: replace(s, inputs=None, examples=np.arange(N, dtype=np.uint64)),
 }
 
@@ -129,8 +135,8 @@ def test_other_examples_are_other_examples():
     assert counted(released()) == 1
     fresh = np.random.default_rng(5).normal(size=X.shape).astype(np.float32)
     assert counted(other(replace(released(seed=3), inputs=fresh, examples=None))) == 1
-    few = released(models=3)  # whose matrix tells nothing: each of its few columns is everybody's
-    assert counted(replace(few, inputs=fresh + 9, examples=None)) == 1
+    for seed in (8, 9):  # of few models the columns are everybody's
+        assert counted(replace(released(seed, models=3), inputs=seed * fresh, examples=None)) == 1
 
 
 @pytest.mark.parametrize(("share", "uses"), [(0, 1), (20, 1), (40, 1), (41, 2), (400, 2)])
@@ -147,13 +153,12 @@ def test_independent_pools_of_one_size_are_told_apart_by_their_matrices():
     for models in (6, 9, 17):
         one, other_ = (rng.random((models, 1200)) < 0.5 for _ in range(2))
         same_flips = np.concatenate([other_[:1], one[1:]])
-        columns = [
-            holdout_uses._columns(Signals(m, {"l1": m * 1.0}), np.ones(1200, bool))[0]
-            for m in (one, other_, same_flips)
-        ]
-        samples = [sample_of(c) for c in columns]
-        assert shared(samples[0], samples[0]) == (1.0 if len(samples[0]) else 0.0)
-        assert max(shared(samples[0], s) for s in samples[1:]) < 0.96
+        files = [Signals(m, {"l1": m * 1.0}, meta={"targets": [0]}) for m in (one, other_, same_flips)]
+        columns, pairs = zip(*(holdout_uses._matrix(file, np.ones(1200, bool)) for file in files), strict=True)
+        for samples, most in ((columns, 0.96), (pairs, 0.1)):
+            kept = [sample_of(sample) for sample in samples]
+            assert shared(kept[0], kept[0]) == (1.0 if len(kept[0]) else 0.0)
+            assert max(shared(kept[0], s) for s in kept[1:]) < most
 
 
 def test_each_set_that_was_looked_at_is_remembered():
