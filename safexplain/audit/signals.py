@@ -208,6 +208,8 @@ class Signals:
             raise InputError(f"{name} must be of shape {expected}; got {a.shape}")
         if plain in RESERVED and plain != WHOLE_MAP:
             raise InputError(f"no signal can be called {name}: {plain} does not depend on how often models are asked")
+        if plain == "label" and not (a.ndim == 2 and bool((np.floor(a) == a).all()) and (np.abs(a) < 2**31).all()):
+            raise InputError(f"{name} are predicted classes: expected whole numbers of shape {self.membership.shape}")
         if level == 1:
             return
         if plain == WHOLE_MAP:
