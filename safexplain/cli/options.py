@@ -113,7 +113,7 @@ TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
 """Headings of the options."""
 
 PRESETS = ("logit-768", "softmax-768", "logit-384")
-SCENARIOS = ("worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box")
+SCENARIOS = ("worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "white-box")
 METHODS = ("pld", "gdp", "clopper-pearson")
 """What `--preset`, `--scenario` and `--method` may be, for `--help` alone; a test keeps them true."""
 
@@ -141,7 +141,6 @@ class CanaryOptions:
     target: str = option("", "ROW", "Row of the data to replace, or classes: one of every class in turn.", CANARY)
     canary: Path | None = option(None, "FILE", ".npz file with x and y of a record to put in --target's place.", CANARY)
     score: str = option("", "FUNCTION", "package.module:function that scores what yours returns.", CANARY)
-    records: int = option(2, "N", "Records that a poison replaces.", CANARY, min=2)
     workers: int = option(1, "N", "Processes that run your training function.", RUN, min=1)
     seed: int = SEED
     device: str = DEVICE

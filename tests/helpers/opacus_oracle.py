@@ -55,8 +55,8 @@ class Recorded(KeyedDraws):
             self.given["batches"].append((index, weight))
             yield index, weight
 
-    def coins(self, runs, canaries):
-        self.given["coins"].append(super().coins(runs, canaries))
+    def coins(self, runs):
+        self.given["coins"].append(super().coins(runs))
         return self.given["coins"][-1]
 
     def noise(self, like, std):
@@ -129,7 +129,7 @@ def by_opacus(network, x, y, canary, made_by, start, given, run, monkeypatch, *,
     for (index, weight), coins in zip(given["batches"], given["coins"], strict=True):
         rows = torch.arange(int(others.sum())) if index is None else index if index.dim() == 1 else index[run]
         rows = rows if weight is None else rows[weight[run if len(weight) > 1 else 0]]
-        xb, yb, coin = x[others][rows], y[others][rows], bool(coins[run, 0])
+        xb, yb, coin = x[others][rows], y[others][rows], bool(coins[run])
         if coin and not isinstance(canary, GradientCanary):
             z = (x[canary.target], int(y[canary.target])) if on_d else (canary.x, canary.y)
             xb, yb = torch.cat([xb, z[0][None]]), torch.cat([yb, torch.tensor([z[1]])])

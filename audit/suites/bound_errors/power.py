@@ -6,7 +6,7 @@ the sum of the canary's gradients over all steps (in units of C; strength 1 is t
 `bound_errors`. For each cell:
 
   bug         bounds above what the right training spends under substitution: at most 5 % may be. (A claim under
-              add/remove is refuted by less, see `BoundFinding.verdict`.)
+              add/remove is refuted by less, see `CanaryResult.verdict`.)
   silent      share of audits of the right training that would have found nothing, and say so
   detectable  the median epsilon that they would have found
   found       share of the audits of a training that spends this much which refute it: at least 95 % must
@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.finding import BoundFinding
-from safexplain.verdict.canaries.result import OneRunResult, Scores, judge
+from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.detectable import OFTEN
@@ -110,7 +109,7 @@ class Audit:
         mechanism = Steps(self.noise(1.0), self.sample_rate, self.steps, self.sampling)
         return Claim(mechanism, DELTA, adjacency=self.adjacency)
 
-    def find(self, claim: Claim, noise: float, number: int) -> BoundFinding:
+    def find(self, claim: Claim, noise: float, number: int) -> CanaryResult:
         """One audit of a training with this noise."""
         rng = np.random.default_rng([0xF00D, self.runs, number])
         if self.method in get_args(OneRunMethod):

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.audit.canaries.batched.blocks import Block
-from safexplain.audit.canaries.batched.job import Job
-from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
-from safexplain.audit.canaries.canary import Canary, GradientCanary
+from safexplain.audit.canaries.batched.train import Job
+from safexplain.audit.canaries.canary import Canary
 from safexplain.audit.canaries.setting import Setting
 
 Array = NDArray[np.float64]
@@ -38,28 +37,16 @@ def accuracies(
     s, runs = setting, 2 * models
     generator = torch.Generator(s.x.device).manual_seed(seed)
     job = Job(
-        s.network, s.x, s.y, [canary.target], s.recipe, s.mechanism.noise_multiplier, runs, generator, s.initial,
+        s.network, s.x, s.y, canary, s.recipe, s.mechanism.noise_multiplier, runs, generator, s.initial,
     )  # fmt: skip
     block = Block(0, 0, runs)
     theta = job.start(block, s.x.device)
     x, y = (part.to(s.x.device) for part in outside)
     found: list[Any] = []
-    for step in job.train(block, theta, inserted(setting, canary, theta), lambda _: None):
+    for step in job.train(block, theta, lambda _: None):
         if len(found) < len(steps) and step == steps[len(found)]:
             logits = s.network.logits(theta, x.to(theta))
             said = logits.argmax(-1) if logits.shape[-1] > 1 else (logits[..., 0] > 0).long()
             found.append((said == y).double().mean(1).cpu().numpy())
     together = np.stack(found, 1)
     return together[::2], together[1::2]
-
-
-def inserted(setting: Setting, canary: Canary, theta: Tensor) -> Inserted:
-    """What stands at the canary's place: every other run is on D."""
-    on_d = torch.arange(len(theta), device=theta.device) % 2 == 0
-    if isinstance(canary, GradientCanary):
-        signs = 2 * on_d[:, None].to(theta) - 1
-        at = torch.tensor([canary.coordinate])
-        return Directions.of(at, signs, setting.recipe.clipping, setting.x.shape[1], theta)
-    pair = torch.stack([setting.x[canary.target], canary.x.to(setting.x)]).to(theta)
-    labels = torch.tensor([int(setting.y[canary.target]), canary.y], device=theta.device)
-    return Substitutes(pair, labels, on_d)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from safexplain.errors import InputError
 
-RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier", "poison"]
-"""Those in which z' is a record: S3 to S5, and two more."""
+RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier"]
+"""Those in which z' is a record: S3 to S5, and one more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class GradientCanary:
 
 FOR_FUNCTIONS = (
     'scenario "outlier" finds bugs of a training function of yours; what is described in a file is trained by'
-    " safexplain's own: expected gradient, crafted, mislabelled, natural or poison"
+    " safexplain's own: expected gradient, crafted, mislabelled or natural"
 )
 
 
@@ -46,16 +46,10 @@ class RecordCanary:
 
     scenario: RecordScenario
     target: int
-    x: Tensor  # of the shape of one record; in scenarios "mislabelled" and "poison" that of z
+    x: Tensor  # of the shape of one record; in scenario "mislabelled" that of z
     y: int  # in scenario "crafted" that of z
     cosine: float | None = None  # of the gradients of z and z' under the reference model; the lower the better
     norms: tuple[float, float] | None = None  # of these two gradients, of z first, before clipping
-    also: tuple[int, ...] = ()  # other rows that hold z too in D, and z' too in D' ("poison")
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Those in which D and D' differ."""
-        return (self.target, *self.also)
 
 
 Canary = GradientCanary | RecordCanary
@@ -76,10 +70,10 @@ def margins(logits: Tensor, y: int) -> Tensor:
 def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, scenario: RecordScenario) -> Tensor:
     """Scores (R,) of R models for a record canary, higher on D, from logits (R, outputs) at z and at z'.
 
-    Mislabelled and poison: the logit of y minus that of y' at the input that z and z' share; otherwise the margin at z
+    Mislabelled: the logit of y minus that of y' at the input that z and z' share; otherwise the margin at z
     minus the margin at z'. InputError: labels out of range.
     """
-    if scenario in ("mislabelled", "poison"):
+    if scenario == "mislabelled":
         if y == y_canary:
             raise InputError(f"a mislabelled canary has another label than its target, got {y} for both")
         if logits_z.shape[1] == 1:

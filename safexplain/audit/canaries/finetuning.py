@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.run import Threshold
 from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.canaries.white_box import WhiteBox
@@ -27,7 +26,6 @@ from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult
 from safexplain.verdict.canaries.white_box import WhiteBoxResult
-from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["audit_training"]
 
@@ -36,15 +34,12 @@ def audit_training(
     tuner: DPFineTuner,
     scenario: str | None = None,
     *,
-    runs: int = 1000,
     auxiliary: tuple[Tensor, Tensor] | None = None,
-    method: BoundMethod = "pld",
-    threshold: Threshold = "auto",
-    confidence: float = 0.95,
+    runs: int = 1000,
     seed: int = 0,
-    workers: int = 1,
     cache: str | Path | None = None,
     progress: Progress = silent,
+    **how: Any,
 ) -> CanaryResult | WhiteBoxResult:
     """Put a tuner's guarantee to the test: watch its steps, or train many times, half of the times with one record
     substituted.
@@ -52,19 +47,16 @@ def audit_training(
     Args:
         tuner: whose model, data, plan and options are taken.
         scenario: "white-box" watches the tuner's steps (`WhiteBox`); of the other arguments, `seed` and `progress` are
-            used. All others go through the tuner's own training, once for each run: "crafted", "mislabelled",
+            used. The others go through the tuner's own training, once for each run: "crafted", "mislabelled",
             "natural" and "outlier" replace a record (with `groups=`, one of a person), "gradient" a record's gradient,
             in mode "hooks" or "functorch". Of a head on a frozen backbone the records are its features. None: crafted
             for a head, otherwise mislabelled.
-        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
         auxiliary: (x, y) of records that are not trained on, for "natural".
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: see `run_canaries`.
-        confidence: of the bound.
+        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
         seed: of everything random in the audit.
-        workers: processes, where runs are trained one after another.
         cache: folder for features and finished runs, from which an interrupted audit goes on.
         progress: told stage, done and total.
+        how: `target`, `workers`, `method`, `threshold` and `confidence` of `CanaryProbe`.
 
     Raises:
         ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
@@ -75,15 +67,12 @@ def audit_training(
     name = None if scenario is None else scenario_of(scenario)
     if name == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
-    if tuner.persons is not None and name == "gradient":
-        raise ConfigurationError(
-            "gradient: it takes the place of one record's, and this training clips those of persons; with groups=,"
-            ' "mislabelled" or "natural" replace a record of a person'
-        )
     head = has_closed_form(model, tuner.records, tuner.config)
-    if head and name == "gradient":
+    if name == "gradient" and (head or tuner.persons is not None):
+        why = "a head is trained in closed form" if head else "it clips gradients of persons"
         raise ConfigurationError(
-            'gradient: a head is trained in closed form, without gradients of single records; "white-box" sees steps'
+            f'gradient: this training has none of single records, as {why}; "white-box" sees its steps, and'
+            ' "mislabelled" replaces a record'
         )
     if head:
         tuner, auxiliary = _on_features(tuner, model, auxiliary, cache)
@@ -99,8 +88,7 @@ def audit_training(
         return WhiteBox(train, given, claim, tuner.config.clipping.bound, seed=seed).run(progress)
     probe = CanaryProbe(
         train, given, claim=claim, scenario=name or ("crafted" if head else "mislabelled"), model=model,
-        auxiliary=auxiliary, workers=workers, cache=cache, version=version, runs=runs, method=method,
-        threshold=threshold, confidence=confidence, seed=seed,
+        auxiliary=auxiliary, cache=cache, version=version, runs=runs, seed=seed, **how,
     )  # fmt: skip
     return probe.run(progress=progress)
 

@@ -1,8 +1,7 @@
-"""The canaries of a model and its data: S2 to S5 (arXiv 2511.21804, Algorithms 2 to 5), the outlier and the poison."""
+"""The canaries of a model and its data: S2 to S5 (arXiv 2511.21804, Algorithms 2 to 5), and the outlier."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -24,7 +23,7 @@ from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-__all__ = ["make_canary", "poisoned"]
+__all__ = ["make_canary"]
 
 _RECORDS = 128
 """Tried as starts of a crafted input."""
@@ -38,7 +37,6 @@ def make_canary(
     reference: Reference,
     *,
     auxiliary: tuple[Tensor, Tensor] | None = None,
-    records: int = 1,
     generator: torch.Generator | None = None,
 ) -> Canary:
     """The canary of a scenario for the reference's target record z; a record has cosine and norms of the gradients.
@@ -50,7 +48,6 @@ def make_canary(
     | mislabelled | z's input under the label whose gradient opposes z's most |
     | natural | the auxiliary record whose gradient opposes z's most |
     | outlier | a record far from all others, under another label |
-    | poison | that of mislabelled, in so many places (`records`): z stands in all of them in D, z' in D' |
 
     The generator draws these places, and the records that "crafted" tries as starts; None: the first ones.
 
@@ -77,8 +74,6 @@ def make_canary(
     target = Target(network, reference.theta, x[reference.target], int(y[reference.target]))
     if scenario == "mislabelled":
         return _mislabelled(target, reference.target)
-    if scenario == "poison":
-        return poisoned(_mislabelled(target, reference.target), records, len(x), generator)
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
@@ -94,20 +89,6 @@ def _mislabelled(target: Target, row: int) -> RecordCanary:
     others = torch.tensor([c for c in range(target.network.classes) if c != target.y], device=target.x.device)
     found = target.to_all(target.x.expand(len(others), *target.x.shape), others)
     return _record("mislabelled", target, row, target.x, int(others[found.cosine.argmin()]))
-
-
-def poisoned(one: RecordCanary, records: int, n: int, generator: torch.Generator | None = None) -> RecordCanary:
-    """The same canary in so many of n places, chosen at random, or the first ones without a generator.
-
-    Raises:
-        ConfigurationError: more than half of the data.
-    """
-    if not 2 <= records <= n // 2:
-        raise ConfigurationError(f"records: expected 2 to {n // 2}, half of the data, got {records}")
-    device = "cpu" if generator is None else generator.device
-    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator, device=device)
-    others = [row for row in order.tolist() if row != one.target]
-    return replace(one, scenario="poison", also=tuple(others[: records - 1]))
 
 
 def _natural(target: Target, row: int, auxiliary: tuple[Tensor, Tensor] | None) -> RecordCanary:

@@ -12,8 +12,6 @@ trained on gives it away as well: outputs that are no numbers count as a score o
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from torch import Tensor
 from safexplain.audit.canaries.canary import margins
 from safexplain.errors import InputError
 
-__all__ = ["FAR", "OUTLIER_SCORES", "far_record", "outlier_scores", "probe_rows"]
+__all__ = ["FAR", "OUTLIER_SCORES", "far_record", "from_mean", "outlier_scores", "probe_rows"]
 
 FAR = 200.0
 """Distance of the outlier from the mean of the data, in distances of the records from it (root mean square)."""
@@ -62,20 +60,24 @@ def far_record(x: Tensor, y: Tensor, target: int) -> tuple[Tensor, int]:
         return torch.full_like(x[target], values[often.argmin()]), label
     if not bool(x.isfinite().all()):
         raise InputError("data: x must be finite, got NaN or infinity; remove or impute such records")
+    return from_mean(x, x[target].double() - x.double().mean(0), FAR), label
+
+
+def from_mean(x: Tensor, direction: Tensor, distance: float) -> Tensor:
+    """The real input so far from the mean of x (n, ...), in distances of these from it (root mean square); along all
+    features where the direction is 0."""
     mean = x.double().mean(0)
-    distances = (x.double() - mean).flatten(1).norm(dim=1)
-    away = x[target].double() - mean
-    if float(away.norm()) == 0.0:
-        away = torch.ones_like(mean)
-    far = mean + FAR * (distances.square().mean().sqrt().clamp(min=1e-6) / away.norm()) * away
+    size = (x.double() - mean).flatten(1).norm(dim=1).square().mean().sqrt().clamp(min=1e-6)
+    away = direction if float(direction.norm()) else torch.ones_like(mean)
     most = torch.finfo(x.dtype).max / 4
-    return far.clamp(-most, most).to(x.dtype), label
+    far: Tensor = mean + distance * size / away.norm() * away
+    return far.clamp(-most, most).to(x.dtype)
 
 
-def probe_rows(records: int, without: Collection[int]) -> list[int]:
+def probe_rows(records: int, target: int) -> list[int]:
     """Rows that the adversary looks at: at even distances, none that the canary replaces."""
-    rows = np.linspace(0, records - 1, min(records, PROBES + len(without))).astype(int).tolist()
-    return [row for row in rows if row not in without][:PROBES]
+    rows = np.linspace(0, records - 1, min(records, PROBES + 1)).astype(int).tolist()
+    return [row for row in rows if row != target][:PROBES]
 
 
 def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
-from safexplain._validate import check_number, whole_number
+from safexplain._validate import check_number
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import FOR_FUNCTIONS, Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
@@ -28,18 +28,10 @@ from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import (
-    CanaryResult,
-    Scores,
-    check_method,
-    judge,
-)
+from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["Threshold", "canary_for", "run_canaries", "scores_of", "worst_case_scores"]
-
-POISONED = 2
-"""Records that the poison replaces unless told otherwise. Epsilon grows with each, and few runs show less of it."""
 
 Threshold = float | Literal["auto", "split"]
 """A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores on D and D' lie on
@@ -57,7 +49,6 @@ def run_canaries(
     confidence: float = 0.95,
     canary: Canary | None = None,
     target: int | None = None,
-    records: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
@@ -76,7 +67,6 @@ def run_canaries(
         confidence: of each bound.
         canary: one of your own; None: crafted.
         target: row that it stands in for; None: the record of whose label the model is least sure.
-        records: that the poison replaces, 2 unless given; the claim is judged about so many together.
         seed: of everything random.
         device: where to train.
         devices: several, which share the runs; goes before `device`. One processor shares them among its threads.
@@ -88,11 +78,9 @@ def run_canaries(
         InputError: data that cannot be trained on, or no auxiliary records for the natural canary.
     """
     name, threshold = scenario_of(scenario), checked_threshold(threshold)
-    check_method(method, setting.claim)
+    check_method(method, confidence, setting.claim)
     if name in ("white-box", "outlier"):
         raise ConfigurationError(FOR_FUNCTIONS)
-    copies = poison_size(name, records)
-    claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
     began, known = time.monotonic(), None
     if name == "worst-case":
         rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
@@ -100,11 +88,11 @@ def run_canaries(
     else:
         places = [torch.device(d) for d in devices or [device]]
         placed = setting.to(places[0])
-        known = canary or canary_for(placed, name, target=target, records=copies, seed=seed, progress=progress)
+        known = canary or canary_for(placed, name, target=target, seed=seed, progress=progress)
         scores = scores_of(placed, known, runs, every, seed=seed, places=places, cache=cache, progress=progress)
     return judge(
-        scores, claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known), confidence=confidence,
-        seconds=time.monotonic() - began, seed=seed,
+        scores, setting.claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known),
+        confidence=confidence, seconds=time.monotonic() - began, seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
     )  # fmt: skip
 
@@ -143,7 +131,6 @@ def canary_for(
     scenario: ScenarioName,
     *,
     target: int | None = None,
-    records: int = 1,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Canary:
@@ -159,8 +146,7 @@ def canary_for(
     if target is not None:
         found = replace(found, target=target)
     made = make_canary(
-        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, records=records,
-        generator=generator,
+        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, generator=generator,
     )  # fmt: skip
     progress("crafting", 1, 1)
     return made
@@ -202,15 +188,6 @@ def checked_threshold(threshold: Any) -> Threshold:
         with suppress(ValueError):
             threshold = float(threshold)
     return check_number('threshold (neither "auto" nor "split")', threshold)
-
-
-def poison_size(scenario: ScenarioName, records: int | None) -> int:
-    """How many records are replaced together; ConfigurationError: several, of a scenario that replaces one."""
-    if scenario == "poison":
-        return POISONED if records is None else whole_number("records", records, 2)
-    if records not in (None, 1):
-        raise ConfigurationError(f'records: scenario "{scenario}" replaces one; several are replaced by "poison"')
-    return 1
 
 
 def fixed_threshold(threshold: Threshold, canary: Canary | None) -> float | None:

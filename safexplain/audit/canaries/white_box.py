@@ -17,30 +17,36 @@ hand-written loop takes a third argument, and adds its noise by `step(clipped, n
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats as distributions
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from safexplain._progress import Progress, silent
 from safexplain._secure_random.generators import ENTROPY
 from safexplain._validate import check_number
+from safexplain.audit.canaries.outlier import FAR, from_mean
 from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked
 from safexplain.audit.canaries.trainer.gradient_hook import rows_of, watched_optimizers
-from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded
+from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded, takes
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.draws import (
+    SLACK,
+    batches_drawn,
+    noise_distribution,
+    noise_independence,
+    noise_size,
+)
 from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
 
 __all__ = ["WhiteBox", "add_noise"]
@@ -60,20 +66,11 @@ BYTES = 2**24
 COORDINATES = 4096
 """Of the noise, at most, that are tested one by one."""
 
-PAIRS, LAGS = 400, 8
-"""Pairs of coordinates, and steps between two draws of noise, of which the correlation is tested."""
-
 ALIKE = 1e-4
 """Relative difference up to which two numbers are called the same: sums in another order differ by rounding."""
 
-SLACK = 1.01
-"""How much more a record may add than C, and noise be smaller than claimed, and count as rounding."""
-
-RISK = 1e-6
-"""Probability, at most, with which a test calls a right training wrong."""
-
-FAR, NEAR = 200.0, 3.0
-"""Distance of records that are made from the mean of the data, in distances of the records (root mean square)."""
+NEAR = 3.0
+"""Distance of an ordinary record that is made, where that of far ones is `FAR`."""
 
 
 def add_noise(clipped: Any, noise: Any, batch: Any = None) -> Any:
@@ -286,9 +283,8 @@ class WhiteBox:
     def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
         """A private optimizer was made, and its step never called: whatever trained has no noise."""
         target = self._targets([])[0]
-        others = [self._watched(0, {target: new}) for new in self._new_records(target)]
-        checks = (_released([[plain, *others]]),)
-        return WhiteBoxResult(self.claim, checks, 1 + len(others), time.monotonic() - began, {"steps seen": 0})
+        runs = [plain, *(self._watched(0, {target: new}) for new in self._new_records(target))]
+        return WhiteBoxResult(self.claim, (_released([runs]),), len(runs), time.monotonic() - began, {"steps seen": 0})
 
     # ------------------------------------------------------------------------------------ trainings
 
@@ -303,7 +299,7 @@ class WhiteBox:
         given = [dataset, torch.Generator().manual_seed(seed)]
         try:
             with seeded(seed), found.watching(seed):
-                model = self.train(*given, found) if _takes_step(self.train) else self.train(*given)
+                model = self.train(*given, found) if takes(self.train, 3) else self.train(*given)
             with seeded(seed):
                 found.result = self._result(model, found.optimizer)
         except (RefusedError, ConfigurationError):
@@ -354,14 +350,9 @@ class WhiteBox:
             labels = [rare, often if counts.argmin() != counts.argmax() else torch.as_tensor(values[-1]).to(own)]
         other = labels[0] if not torch.equal(labels[0], own) else labels[1]
         if x.is_floating_point():
-            mean = x.double().mean(0)
-            size = (x.double() - mean).flatten(1).norm(dim=1).square().mean().sqrt().clamp(min=1e-6)
             generator = torch.Generator().manual_seed(self.seed)
-            away, aside = z.double() - mean, torch.randn(z.shape, generator=generator, dtype=torch.float64)
-            away = away if float(away.norm()) else aside
-            made = [(FAR, away), (-FAR, away), (NEAR, aside)]
-            most = torch.finfo(x.dtype).max / 4
-            inputs = [(mean + r * size / d.norm() * d).clamp(-most, most).to(x.dtype) for r, d in made]
+            away, aside = z.double() - x.double().mean(0), torch.randn(z.shape, generator=generator)
+            inputs = [from_mean(x, d, r) for d, r in ((away, FAR), (away, -FAR), (aside.double(), NEAR))]
         else:
             inputs = [x[i] for i in np.linspace(0, len(x) - 1, 3).astype(int)]
         return [*((one, label) for one in inputs for label in labels), (z, other)]
@@ -409,27 +400,12 @@ class WhiteBox:
         rng = np.random.default_rng(self.seed)
         at = np.sort(rng.permutation(len(tensor))[:COORDINATES])
         z = np.stack([[run.noises[t][at] for t in steps] for run in runs]).astype(np.float64) / std  # (runs, steps, k)
-        squares = np.stack([[_by(run.noises[t], tensor) for t in steps] for run in runs]) / std**2  # (..., tensors)
-        sizes = np.array(runs[0].parts, dtype=np.float64)
-        groups = [
-            (squares.sum((0, 2)), np.full(len(steps), len(runs) * sizes.sum()), [f"step {t + 1}" for t in steps]),
-            (squares.sum((0, 1)), len(runs) * len(steps) * sizes, [f"tensor {i}" for i in range(len(sizes))]),
-            ((z**2).sum((0, 1)), np.full(len(at), z.shape[0] * z.shape[1]), [f"coordinate {i}" for i in at]),
-        ]
-        worst, where = np.inf, ""
-        for found, numbers, names in groups:
-            # the largest standard deviation with which squares as small as these are likely enough
-            largest = np.sqrt(found / distributions.chi2.ppf(RISK / len(found), numbers))
-            i = int(largest.argmin())
-            if largest[i] < worst:
-                worst, where = float(largest[i]), names[i]
-        small = 1 / max(worst, 1e-6)
-        mean = math.sqrt(squares.sum() / (len(runs) * len(steps) * sizes.sum()))
-        says = f"the noise has {mean:.3g} of the claimed standard deviation"
-        says += f", in {where} at most {worst:.3g} of it" if small > SLACK else ""
-        yield Check("size of the noise", small, SLACK, says)
-        yield _normal(z, rng)
-        yield _independent(z, rng)
+        of_tensors = [[np.bincount(tensor, run.noises[t].astype(np.float64) ** 2) for t in steps] for run in runs]
+        squares = np.array(of_tensors) / std**2  # (runs, steps, tensors)
+        numbers = np.array(runs[0].parts, dtype=np.float64)
+        yield noise_size(z, squares, numbers, [f"step {t + 1}" for t in steps], [f"coordinate {i}" for i in at])
+        yield noise_distribution(z, rng)
+        yield noise_independence(z, rng)
         apart = [_noise_change(one, runs[0]) for runs in changed for one in runs[1:]]
         if any(change is None for change in apart):
             says = "with another record the noise is drawn otherwise, so that it could not be compared"
@@ -455,16 +431,7 @@ class WhiteBox:
             yield Check("batches", None, 0.0, says)
             return
         drawn = np.array(told)  # (runs, steps, n)
-        q, trials = mechanism.sample_rate, drawn.shape[0] * drawn.shape[1]
-        often = drawn.sum((0, 1))
-        p = min(
-            float(distributions.binom.sf(often.sum() - 1, trials * drawn.shape[2], q)),
-            float(distributions.binom.sf(often.max() - 1, trials, q)) * drawn.shape[2],
-        )
-        says = f"a record was in {drawn.mean():.3g} of the batches, the most frequent one in {often.max() / trials:.3g}"
-        yield Check("sample rate", -math.log10(max(p, 1e-300)), -math.log10(RISK), f"{says}; claimed is {q:.3g}")
-        says, worst = _draws(drawn, sizes=mechanism.sampling == "poisson")
-        yield Check("batches drawn anew", worst, _normal_limit(8), says)
+        yield from batches_drawn(drawn, mechanism)
         same = all(
             np.array_equal(a, b)
             for first, *others in changed
@@ -485,14 +452,6 @@ def _collected(errors: list[InputError]) -> Iterator[None]:
         errors.append(error)
 
 
-def _takes_step(train: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(train).bind(None, None, None)
-    except TypeError:
-        return False
-    return True
-
-
 def _flat(tensors: Sequence[Any]) -> Array:
     """All their numbers, in one array on the CPU."""
     arrays = [t.detach().cpu().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in tensors]
@@ -501,20 +460,14 @@ def _flat(tensors: Sequence[Any]) -> Array:
 
 
 def _like(given: Any, values: Array) -> Any:
-    if isinstance(given, Tensor):
-        return torch.from_numpy(values.copy()).reshape(given.shape).to(given)
-    return values.reshape(np.shape(given)).astype(np.asarray(given).dtype)
+    shaped = values.reshape(np.shape(given))
+    return torch.tensor(shaped).to(given) if isinstance(given, Tensor) else shaped.astype(np.asarray(given).dtype)
 
 
 def _norm(values: Array) -> float:
     """2-norm; 0 where there are numbers that are not finite, which tell nothing of clipping."""
     found = float(np.linalg.norm(values.astype(np.float64)))
     return found if math.isfinite(found) else 0.0
-
-
-def _by(noise: Array, tensor: NDArray[np.int64]) -> Array:
-    """(tensors,) sums of squares."""
-    return np.asarray(np.bincount(tensor, noise.astype(np.float64) ** 2), dtype=np.float64)
 
 
 def _repeats(one: Watched, other: Watched) -> bool:
@@ -566,75 +519,3 @@ def _noise_change(one: Watched, first: Watched) -> float | None:
                 return None
             worst = max(worst, abs(float(np.linalg.norm(b) / size - 1)))
     return worst
-
-
-def _normal(z: Array, rng: np.random.Generator) -> Check:
-    """Whether noise (runs, steps, k), scaled to variance 1, is normally distributed."""
-    values = z[z != 0]
-    if len(values) < 100:
-        return Check("distribution of the noise", None, 6.0, "too few numbers of noise were drawn to tell how")
-    values = rng.permutation(values)[:50_000] / values.std()
-    tests = (
-        distributions.kstest(values, "norm").pvalue, distributions.skewtest(values).pvalue,
-        distributions.kurtosistest(values).pvalue,
-    )  # fmt: skip
-    p = max(min(1.0, len(tests) * min(map(float, tests))), 1e-300)
-    says = f"the noise is {'' if p > RISK else 'not '}normally distributed (p = {p:.2g})"
-    return Check("distribution of the noise", -math.log10(p), -math.log10(RISK), says)
-
-
-def _independent(z: Array, rng: np.random.Generator) -> Check:
-    """Whether noise (runs, steps, k) is drawn anew in each step, each run and each coordinate."""
-    z = z / max(float(z.std()), 1e-12)
-    found = {"two trainings": _correlation(z[1:], z[:-1])}
-    for lag in range(1, min(z.shape[1], LAGS + 1)):
-        found[f"steps {lag} apart"] = _correlation(z[:, lag:], z[:, :-lag])
-    flat = z.reshape(-1, z.shape[2])
-    k = flat.shape[1]
-    pairs = [*pairwise(range(min(k, PAIRS))), *(tuple(rng.choice(k, 2, replace=False)) for _ in range(PAIRS * (k > 2)))]
-    of_pairs = [_correlation(flat[:, a], flat[:, b]) for a, b in pairs]
-    found["two coordinates"] = max(of_pairs, default=0.0)
-    where = max(found, key=lambda name: found[name])
-    limit = _normal_limit(len(found) + len(pairs))
-    says = "noise is drawn anew in each step, training and coordinate"
-    if found[where] > limit:
-        says = f"the noise of {where} is correlated: it is not drawn anew"
-    return Check("independence of the noise", found[where], limit, says)
-
-
-def _correlation(a: Array, b: Array) -> float:
-    """Sum of products of independent numbers of variance 1, in standard deviations."""
-    products = a * b
-    return abs(float(products.sum())) / math.sqrt(max(products.size, 1))
-
-
-def _normal_limit(tests: int) -> float:
-    """Standard deviations that none of so many tests exceeds; a half more, as sums of products have heavier tails."""
-    return 1.5 * float(distributions.norm.isf(RISK / tests / 2))
-
-
-def _draws(drawn: NDArray[np.bool_], *, sizes: bool) -> tuple[str, float]:
-    """How far batches (runs, steps, n) are from being drawn anew, in standard deviations, and what is wrong with them.
-
-    For independent draws with probability q, counts of m draws have the variance m q (1 - q), and their squared
-    deviations, over that, the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
-    """
-    q = float(drawn.mean())
-    v = max(q * (1 - q), 1e-12)
-
-    def spread(counts: Array, m: int) -> float:
-        squares = (counts - m * q) ** 2 / (m * v)
-        return float((squares - 1).sum() / math.sqrt(squares.size * (2 + (1 - 6 * v) / (m * v))))
-
-    centred = (drawn - q) / math.sqrt(v)
-    found = {
-        "two trainings have like batches": _correlation(centred[1:], centred[:-1]),
-        "steps have like batches": _correlation(centred[:, 1:], centred[:, :-1]),
-        "records are in more alike numbers of batches than if they were drawn": -spread(drawn.sum(1), drawn.shape[1]),
-    }
-    if sizes:
-        alike = -spread(drawn.sum(2), drawn.shape[2])
-        found["batches are more alike in size than Poisson batches"] = alike
-    where = max(found, key=lambda name: found[name])
-    says = "batches are drawn anew in each step"
-    return (where if found[where] > _normal_limit(8) else says), max(found[where], 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from safexplain.audit.canaries.batched.blocks import blocks_of
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.audit.canaries.run import Threshold, poison_size, scores_of
+from safexplain.audit.canaries.run import Threshold, scores_of
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.halving import runs_within, stages_of
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
@@ -35,7 +35,6 @@ def plan_canaries(
     method: BoundMethod = "pld",
     threshold: Threshold = "auto",
     confidence: float = 0.95,
-    records: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Plan:
     """What `run_canaries` will cost for each scenario, and the largest lower bound on epsilon that it could show.
@@ -53,8 +52,7 @@ def plan_canaries(
         stages.append(Stage(f"{name}: training", runs * each, runs, "runs", f"{setting.recipe.steps:,} steps each"))
     centred = set(scenarios) == {"worst-case"} or ("gradient" in scenarios and setting.recipe.optimizer == "sgd")
     fixed = centred if threshold == "auto" else threshold != "split"
-    claim = setting.claim.of_group(poison_size("poison", records)) if "poison" in scenarios else setting.claim
-    return _plan(stages, _best(claim, scenarios[0], runs, method, fixed, confidence), began)
+    return _plan(stages, _best(setting.claim, scenarios[0], runs, method, fixed, confidence), began)
 
 
 def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> Plan:
@@ -75,8 +73,8 @@ def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> 
     for probe in probes:
         name, targets = probe.scenario, probe.targets
         if name != "outlier":
-            crafting = {"gradient": targets, "layers": 2 * targets}.get(name, 1)
-            stages.append(Stage(f"{name}: crafting", one * crafting, targets, "canary", "by one whole training"))
+            crafting = one * targets if name == "gradient" else one
+            stages.append(Stage(f"{name}: crafting", crafting, targets, "canary", "by one whole training"))
         runs = targets * probe.runs
         stages.append(Stage(f"{name}: training", one * runs / probe.workers, runs, "runs", "by one whole training"))
     return _plan(stages, _best_of(first, first.runs, first.targets), began)

@@ -31,8 +31,8 @@ from safexplain.cli.run.tables import result_table, screen, show_files
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import BoundFinding, Finding
-from safexplain.verdict.canaries.result import decisive
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 
 RUNS = 1000
@@ -74,14 +74,13 @@ def _of_setting(
     how["runs"] = RUNS if o.runs is None else o.runs
     how["confidence"] = _each(o, names)
     if o.plan:
-        return plan_canaries(setting, names, records=o.records, **how)
+        return plan_canaries(setting, names, **how)
     make_folder(folder)
     how |= {"every": o.every or max(1, setting.recipe.steps // 10), "cache": folder / "runs"}
     found: list[Finding] = []
     for name in names:
-        told, records = _about(name, progress), o.records if name == "poison" else None
-        one = run_canaries(setting, name, records=records, target=target, seed=o.seed, progress=told, **how)
-        found.append(one)
+        told = _about(name, progress)
+        found.append(run_canaries(setting, name, target=target, seed=o.seed, progress=told, **how))
     return found, {}
 
 
@@ -124,22 +123,21 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
     if not canaries:
         return found, skipped
     common["confidence"] = o.confidence if everything and o.runs is None else _each(o, canaries)
-    probes: dict[str, CanaryProbe] = {
-        name: CanaryProbe(*what, scenario=name, records=o.records if name == "poison" else None, **common)
-        for name in canaries
-    }
+    probes: dict[str, CanaryProbe] = {name: CanaryProbe(*what, scenario=name, **common) for name in canaries}
     if o.plan:
         return plan_probes(list(probes.values()), o.minutes if everything and o.runs is None else None)
     with importable_in_workers():
-        for name in inside if everything else ():
-            try:
-                _ = probes[name].canary
-            except RefusedError as reason:  # the loop has no optimizer of Opacus
-                skipped[name] = str(reason)
-                del probes[name]
         if everything and o.runs is None:
-            return [*found, *audit_within(probes, o.minutes, progress)], skipped
-        return [*found, *(one for name in probes for one in probes[name].each(_about(name, progress)))], skipped
+            tried, others = audit_within(probes, o.minutes, progress)
+            return [*found, *tried], skipped | others
+        for name in probes:
+            try:
+                found += probes[name].each(_about(name, progress))
+            except RefusedError as reason:  # the loop has no optimizer of Opacus
+                if not everything:
+                    raise
+                skipped[name] = str(reason)
+    return found, skipped
 
 
 def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
@@ -174,10 +172,7 @@ def _about(name: str, progress: Progress) -> Progress:
 
 def _scenarios(o: CanaryOptions, default: str, every: tuple[str, ...]) -> tuple[ScenarioName, ...]:
     parts = every if o.scenario == "all" else (o.scenario or default).split(",")
-    names = tuple(dict.fromkeys(scenario_of(part.strip()) for part in parts))
-    if "poison" in names and len(names) > 1:
-        raise ConfigurationError("--scenario: poison is judged at the epsilon of several records: audit it by itself")
-    return names
+    return tuple(dict.fromkeys(scenario_of(part.strip()) for part in parts))
 
 
 COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
@@ -201,7 +196,7 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
             notes.append("The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here.")
-        if len(bounds := [one for one in judged if isinstance(one, BoundFinding)]) > 1:
+        if len(bounds := [one for one in judged if isinstance(one, CanaryResult)]) > 1:
             notes.append(
                 f"Each bound holds at {bounds[0].confidence:.1%}, so all of them together at {o.confidence:.0%}."
             )
@@ -219,15 +214,13 @@ def _name(found: Finding) -> str:
 
 def _table(found: Sequence[Finding], confidence: float) -> Table:
     delta = found[0].claim.delta
-    group = found[0].claim.group
-    record = "a substituted record" if group == 1 else f"{group} substituted records"
-    title = f"Epsilon of {record} ({confidence:.0%} confidence, delta {delta:g})"
+    title = f"Epsilon of a substituted record ({confidence:.0%} confidence, delta {delta:g})"
     table = result_table(title, ("canary",), COLUMNS)
     table.columns[0].no_wrap = True
     table.add_column("verdict", overflow="fold")
     for finding in found:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
-        bounds = (finding.epsilon_lower, finding.detectable) if isinstance(finding, BoundFinding) else (None, None)
+        bounds = (finding.epsilon_lower, finding.detectable) if isinstance(finding, CanaryResult) else (None, None)
         numbers = (*bounds, finding.claim.substitute, finding.claim.add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
         table.add_row(_name(finding), *shown, f"{finding.runs:,}", f"[{style}]{finding.verdict}[/]")

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency, check_delta, composed
-from safexplain._validate import from_table, whole_number
+from safexplain._validate import from_table
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -28,9 +28,8 @@ class Claim:
         mechanism: steps of the sampled Gaussian mechanism that the training is said to take; None where it is not
             known: then `epsilon` is needed, and bounds that need no mechanism.
         delta: in [1e-12, 1).
-        epsilon: as promised for `group` records; None: as the accountant finds for the mechanism.
+        epsilon: as promised for one record; None: as the accountant finds for the mechanism.
         adjacency: under which it is promised, "substitute" or "add_remove".
-        group: records in which neighbouring data sets differ, at most; each is sampled by itself.
 
     Raises:
         ConfigurationError: neither mechanism nor epsilon, or a value out of range.
@@ -40,12 +39,10 @@ class Claim:
     delta: float
     epsilon: float | None = None
     adjacency: Adjacency = "substitute"
-    group: int = 1
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         check_delta(self.delta)
-        object.__setattr__(self, "group", whole_number("group", self.group, 1))
         if self.adjacency == "zero_out":
             raise ConfigurationError(
                 'adjacency: canaries substitute records; expected "substitute" or "add_remove", got "zero_out", whose'
@@ -73,16 +70,16 @@ class Claim:
     @cached_property
     def accounted(self) -> Epsilons | None:
         """What the accountant finds for the mechanism, under each adjacency; None where it is not known."""
-        return None if self.mechanism is None else composed([self.mechanism], self.delta, group=self.group)
+        return None if self.mechanism is None else composed([self.mechanism], self.delta)
 
     @property
     def add_remove(self) -> float | None:
-        """Epsilon for `group` records more or less: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for one record more or less: as promised, otherwise as accounted; None: not known."""
         return self._of("add_remove")
 
     @property
     def substitute(self) -> float | None:
-        """Epsilon for `group` records substituted: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for one record substituted: as promised, otherwise as accounted; None: not known."""
         return self._of("substitute")
 
     def _of(self, adjacency: Adjacency) -> float | None:
@@ -96,39 +93,14 @@ class Claim:
             return self
         return replace(self, mechanism=replace(self.mechanism, steps=steps), epsilon=None)
 
-    def of_group(self, records: int) -> Claim:
-        """What the claim, about one record, says of so many that are substituted together.
-
-        The accountant's for the mechanism where that is known. Otherwise (k epsilon, delta (e^(k epsilon) - 1) /
-        (e^epsilon - 1)) follows for k records (Vadhan 2017, "The Complexity of Differential Privacy", lemma 2.2).
-
-        Raises:
-            ConfigurationError: it is about a group already, or delta would come to 1 or more: then nothing follows.
-        """
-        if records == self.group:
-            return self
-        if self.group > 1:
-            raise ConfigurationError(f"the claim is about {self.group} records, not about {records}; give one about 1")
-        if self.mechanism is not None:
-            return replace(self, epsilon=None, group=records)
-        assert self.epsilon is not None
-        log_delta = math.log(self.delta) + _log_expm1(records * self.epsilon) - _log_expm1(self.epsilon)
-        if log_delta >= 0:
-            raise ConfigurationError(
-                f"epsilon {self.epsilon:g} at delta {self.delta:g} promises nothing for {records} records together;"
-                " give the claim its mechanism"
-            )
-        return replace(self, epsilon=records * self.epsilon, delta=math.exp(log_delta), group=records)
-
     def sampled(self) -> dict[str, Any]:
         """The arguments that bounds take of the mechanism, whose noise they put to the test."""
-        of_steps = {} if self.mechanism is None else self.mechanism.to_dict() | {"group": self.group}
-        return {k: v for k, v in of_steps.items() if k != "noise_multiplier" and (k, v) != ("group", 1)}
+        of_steps = {} if self.mechanism is None else self.mechanism.to_dict()
+        return {k: v for k, v in of_steps.items() if k != "noise_multiplier"}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `group` where it is above 1."""
-        content = asdict(self) | {"mechanism": None if self.mechanism is None else self.mechanism.to_dict()}
-        return {k: v for k, v in content.items() if (k, v) != ("group", 1)}
+        """Plain values."""
+        return asdict(self) | {"mechanism": None if self.mechanism is None else self.mechanism.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
@@ -139,7 +111,7 @@ class Claim:
             raise InputError(str(error)) from None
 
 
-ScenarioName = Literal["worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "poison", "white-box"]
+ScenarioName = Literal["worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "white-box"]
 
 
 SCENARIOS: dict[ScenarioName, str | None] = {
@@ -149,7 +121,6 @@ SCENARIOS: dict[ScenarioName, str | None] = {
     "mislabelled": "S4",
     "natural": "S5",
     "outlier": None,
-    "poison": None,
     "white-box": None,
 }
 """The paper's number of each; None: not in the paper. docs/canaries.md says what stands in the record's place."""
@@ -163,8 +134,3 @@ def scenario_of(name: str) -> ScenarioName:
         known = ", ".join(f"{key} ({number})" if number else key for key, number in SCENARIOS.items())
         raise ConfigurationError(f"scenario: expected one of {known}; got {name!r}")
     return cast(ScenarioName, found)
-
-
-def _log_expm1(x: float) -> float:
-    """Log of e^x - 1 for x > 0, where e^x may overflow."""
-    return x + math.log(-math.expm1(-x))

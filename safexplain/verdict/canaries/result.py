@@ -9,34 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from safexplain._files import ArrayFile, write_arrays
 from safexplain._privacy_loss import VACUOUS
-from safexplain._validate import whole_number
+from safexplain._validate import check_follows, check_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import strict_json
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import FREE, BoundFinding, Finding
+from safexplain.verdict.canaries.finding import TOLERANCE, Finding, Verdict
 from safexplain.verdict.canaries.white_box import white_box_of
-from safexplain.verdict.stats import (
-    bound_epsilon,
-    epsilon_from_errors,
-    one_run_lower_bound,
-)
+from safexplain.verdict.stats import bound_epsilon, epsilon_from_errors
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.detectable import Promise, detectable, detectable_once
+from safexplain.verdict.stats.detectable import detectable, promise_of
 from safexplain.verdict.stats.lower_bounds import choose_score
-from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "judge_once", "load_finding"]
+__all__ = ["CanaryResult", "Errors", "Scores", "finding_of", "judge", "load_finding"]
 
-GUESSED = 0.2
-"""Share of the coins of one run that are guessed: 10 to 25 % are best where epsilon is 10."""
+SUREST = 1 - 1e-9
+"""Confidence that no bound exceeds."""
+
+DETECTABLE_TOLERANCE = 0.05
+"""By how much versions may differ in an epsilon that would have been found, relatively."""
+
+FREE = ("clopper-pearson",)
+"""Bounds that take nothing of the mechanism as given."""
 
 Array = NDArray[np.float64]
 
@@ -82,28 +83,6 @@ class Scores:
         """On D and D' together."""
         return int(self.d.shape[1]) + int(self.d_prime.shape[1])
 
-    def save(self, path: str | Path) -> Path:
-        """Write an npz file, all or nothing."""
-        write_arrays(path, {"steps": np.array(self.steps), "d": self.d, "d_prime": self.d_prime})
-        return Path(path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Scores:
-        """Read what `save`, or anyone, wrote: arrays `steps`, `d` and `d_prime`.
-
-        Raises:
-            InputError: not such a file.
-        """
-        with ArrayFile(path) as file:
-            if missing := {"steps", "d", "d_prime"} - {*file.names}:
-                raise InputError(f"{path}: expected arrays steps, d and d_prime; {', '.join(sorted(missing))} missing")
-            for name, kinds, expected in (("steps", "iu", "k"), ("d", "fiu", "k runs"), ("d_prime", "fiu", "k runs")):
-                dtype, shape = file.header(name)
-                if dtype.kind not in kinds or len(shape) != len(expected.split()):
-                    raise InputError(f"{path}: expected {name} of shape ({expected}), got {dtype} {shape}")
-            found = file.read("steps", "d", "d_prime")
-        return cls(tuple(found["steps"].tolist()), found["d"], found["d_prime"])
-
 
 @dataclass(frozen=True)
 class Errors:
@@ -121,7 +100,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class CanaryResult(BoundFinding):
+class CanaryResult(Finding):
     """Errors of the adversary at each audited step, and what follows from them for the claim.
 
     Bounds are computed from the counts, never stored beside them. Each holds at `confidence` by itself; the verdict
@@ -142,13 +121,19 @@ class CanaryResult(BoundFinding):
     setting: Mapping[str, Any] = field(default_factory=dict)  # what was trained on what, for readers
 
     def __post_init__(self) -> None:
-        check_method(self.method, self.claim)
+        check_method(self.method, self.confidence, self.claim)
         if not self.errors or self.runs < max(at.negatives + at.positives for at in self.errors):
             raise InputError(f"expected errors at one step or more, of at most the {self.runs} runs; got {self.errors}")
 
-    def _bound(self, *, without_errors: bool) -> float:
-        at = self.errors[-1]
-        return self.lower(replace(at, false_positives=0, false_negatives=0) if without_errors else at)
+    @cached_property
+    def epsilon_lower(self) -> float:
+        """What epsilon under substitution is at least, for the released model; at most 500, which promises nothing."""
+        return self.lower(self.errors[-1])
+
+    @cached_property
+    def ceiling(self) -> float:
+        """The bound if the adversary had made no error: more could not have been shown with these runs."""
+        return self.lower(replace(self.errors[-1], false_positives=0, false_negatives=0))
 
     def lower(self, at: Errors) -> float:
         """The lower bound at one audited step; at most 500, which promises nothing."""
@@ -156,123 +141,83 @@ class CanaryResult(BoundFinding):
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
-    def _detectable(self, promise: Promise) -> float | None:
-        at = self.errors[-1]
+    @property
+    def claimed(self) -> float:
+        """The epsilon that is claimed, under the claim's own adjacency."""
+        found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
+        assert found is not None
+        return found
+
+    @cached_property
+    def detectable(self) -> float | None:
+        """The smallest epsilon of a training that these canaries would have refuted in 95 of 100 audits.
+
+        Of one with less noise than claimed, by as many runs, the same method and threshold rule, with a canary as
+        strong as its errors show it to be in the training at hand (`safexplain.verdict.stats.detectable`). None: they
+        would not have found even a training whose epsilon promises nothing.
+        """
+        c, at = self.claim, self.errors[-1]
+        if (promise := promise_of(self.claimed, c.delta, c.mechanism, c.adjacency)) is None:
+            return None
         errors = ErrorCounts(at.false_positives, at.negatives, at.false_negatives, at.positives, self.confidence)
         return detectable(errors, self.method, promise, fixed=at.negatives + at.positives == self.runs)
 
-    def _counts(self) -> dict[str, Any]:
-        rows = [asdict(at) for at in self.errors]
-        for row in rows:
-            row["threshold"] = row["threshold"] if math.isfinite(row["threshold"]) else str(row["threshold"])
-        return {"errors": rows}
+    @property
+    def verdict(self) -> Verdict:
+        """Refuted if the bound is above the claim, which happens to a right one in at most 1 - confidence of audits.
 
+        A claim under add/remove is one about what a record contains, and refuted by more than it promises: nothing
+        need be wrong with the training, only with promising the smaller number.
+        """
+        return "refuted" if self.epsilon_lower > self.claimed else "not refuted"
 
-@dataclass(frozen=True)
-class OneRunResult(BoundFinding):
-    """Guesses of the coins of many canaries in one training.
-
-    Raises:
-        ConfigurationError: method "f-dp", and the claim names no mechanism.
-        InputError: not 0 <= correct <= guesses <= canaries.
-    """
-
-    claim: Claim
-    method: OneRunMethod
-    confidence: float
-    canaries: int  # coins, each of which chose one of two records, or of two opposite gradients
-    guesses: int  # a number fixed beforehand, of those whose score was the largest
-    correct: int
-    seconds: float
-    setting: Mapping[str, Any] = field(default_factory=dict)
-    runs: int = 1
-    scenario: ScenarioName = "gradient"
-
-    def __post_init__(self) -> None:
-        check_method(self.method, self.claim, OneRunMethod)
-        if not 0 <= self.correct <= self.guesses <= self.canaries or not self.guesses or self.runs != 1:
-            raise InputError(
-                "expected 0 <= correct <= guesses <= canaries, at least one guess and one run; got"
-                f" {self.correct} of {self.guesses} of {self.canaries}, {self.runs} runs"
-            )
-
-    def _bound(self, *, without_errors: bool) -> float:
-        correct = self.guesses if without_errors else self.correct
-        family = {"confidence": self.confidence, **self.claim.sampled()}
-        counts = (correct, self.guesses, self.canaries)
-        return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **family), VACUOUS)
-
-    def _detectable(self, promise: Promise) -> float | None:
-        return detectable_once(self.correct, self.guesses, self.canaries, self.method, promise, self.confidence)
-
-    def _counts(self) -> dict[str, Any]:
-        return {"canaries": self.canaries, "guesses": self.guesses, "correct": self.correct}
-
-
-def judge_once(
-    scores: ArrayLike,
-    coins: ArrayLike,
-    claim: Claim,
-    *,
-    guesses: int | None = None,
-    centre: float | None = None,
-    method: OneRunMethod = "f-dp",
-    confidence: float = 0.95,
-    scenario: str = "gradient",
-    seconds: float = 0.0,
-    setting: Mapping[str, Any] | None = None,
-) -> OneRunResult:
-    """The finding of one training with many canaries, from any scores (arXiv 2305.08846, with substituted records).
-
-    For each canary a fair coin of its own chose which of two records, or gradients, the training got. The adversary
-    scores each by what was released, without knowing the coins, and guesses those of which the scores are surest.
-
-    Args:
-        scores: (m,) a number a canary, higher says that its coin was True; may be infinite, not NaN.
-        coins: (m,) of bool, or 0 and 1.
-        claim: what they are measured against.
-        guesses: how many coins are guessed, fixed before the scores were seen; None: a fifth.
-        centre: the score of a canary of which nothing is known: the scores farthest from it are guessed, above it True
-            and below it False. None: not known; the highest half of the guesses is True, the lowest half False.
-        method: "f-dp" (takes the mechanism to be the claimed one, but for its noise) or "steinke".
-        confidence: of the bound.
-        scenario: name or number of the canaries.
-        seconds: that training and scoring took.
-        setting: what was trained on what, for readers.
-
-    Raises:
-        ConfigurationError: method "f-dp", and the claim names no mechanism.
-        InputError: scores that are NaN or of another shape than the coins, coins that are no fair coins, more guesses
-            than canaries, or so few that all of them could be right by chance.
-    """
-    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(coins)
-    if values.ndim != 1 or not values.size or truth.shape != values.shape:
-        raise InputError(f"expected scores (m,) and a coin for each, got shapes {values.shape} and {truth.shape}")
-    if np.isnan(values).any():
-        raise InputError(f"scores: {int(np.isnan(values).sum())} of {values.size} are NaN; every canary needs one")
-    if truth.dtype != bool and not np.isin(truth, (0, 1)).all():
-        raise InputError(f"coins: expected True and False, or 1 and 0, got {np.unique(truth)[:5]}")
-    truth = truth.astype(bool)
-    if 2.0 ** (1 - truth.size) < 1e-6 and truth.all() | ~truth.any():
-        raise InputError(
-            f"coins: all {truth.size} are {bool(truth[0])}; each must be drawn by itself, with even chances"
+    @property
+    def sentence(self) -> str:
+        """The verdict with its numbers."""
+        add_remove, substitute = self.claim.add_remove, self.claim.substitute
+        assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
+        found = (
+            f"epsilon for a substituted record is at least {self.epsilon_lower:.2f}{assumed} ({self.confidence:.0%}"
+            f" confidence, delta {self.claim.delta:g}); {self.claimed:.2f} is claimed"
         )
-    count = max(1, round(GUESSED * values.size)) if guesses is None else whole_number("guesses", guesses, 1)
-    if count > values.size:
-        raise InputError(f"guesses: expected at most the {values.size} canaries, got {count}")
-    check_guesses(count, confidence)
-    if centre is None:
-        order = values.argsort(kind="stable")
-        low, high = order[: count // 2], order[len(order) - (count - count // 2) :]
-        correct = int((~truth[low]).sum() + truth[high].sum())
-    else:
-        from_centre = values - centre
-        surest = np.abs(from_centre).argsort(kind="stable")[len(values) - count :]
-        correct = int(((from_centre > 0) == truth)[surest].sum())
-    return OneRunResult(
-        claim, method, confidence, values.size, count, correct, seconds, dict(setting or {}),
-        scenario=scenario_of(scenario),
-    )  # fmt: skip
+        if self.verdict == "refuted":
+            if self.claim.adjacency == "add_remove" and (substitute is None or self.epsilon_lower <= substitute):
+                found += " for an added or removed one, which promises nothing about what a record contains"
+            return f"Refuted: {found}."
+        beyond = ""
+        if self.claim.adjacency == "substitute" and add_remove is not None and self.epsilon_lower > add_remove:
+            beyond = f" An added or removed record's {add_remove:.2f} promises nothing about what it contains."
+        if self.detectable is None:
+            would = "These canaries are too weak to tell: they would not have found even a training without noise."
+        else:
+            would = f"A training that leaks {self.detectable:.2g} or more would have been found in 95 of 100 audits."
+        return f"Not refuted: {found}.{beyond} {would}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: what outside scripts read, with what it was computed from."""
+        names = ("verdict", "detectable", "runs", "seconds_per_run", "sentence", "seconds", "scenario", "method")
+        return {
+            "epsilon_lower": self.epsilon_lower,
+            "confidence": self.confidence,
+            **self._stated(),
+            "ceiling": self.ceiling,
+            **{name: getattr(self, name) for name in names},
+            "claim": self.claim.to_dict(),
+            "errors": [{**asdict(at), "threshold": _plain(at.threshold)} for at in self.errors],
+            "setting": dict(self.setting),
+        }
+
+    def check(self, content: Mapping[str, Any]) -> None:
+        """Raise InputError where what is stated differs from what follows from the counts."""
+        again, near = self.to_dict(), (TOLERANCE, TOLERANCE)
+        for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute", "verdict"):
+            check_follows(content[name], again[name], name, "the counts", near)
+        wide = (DETECTABLE_TOLERANCE, DETECTABLE_TOLERANCE)
+        check_follows(content["detectable"], self.detectable, "detectable", "the counts", wide)
+
+
+def _plain(threshold: float) -> float | str:
+    return threshold if math.isfinite(threshold) else str(threshold)
 
 
 def judge(
@@ -305,7 +250,7 @@ def judge(
         ConfigurationError: a method that needs the mechanism, which the claim does not name.
         InputError: too few runs.
     """
-    check_method(method, claim)
+    check_method(method, confidence, claim)
     errors, about = [], dict(setting or {})
     for step, d, d_prime in zip(scores.steps, scores.d, scores.d_prime, strict=True):
         family: dict[str, Any] = {"confidence": confidence, **claim.after(step).sampled()}
@@ -333,7 +278,7 @@ def decisive(findings: Sequence[Found]) -> Found:
         raise InputError("expected one finding or more, got none")
 
     def rank(found: Finding) -> tuple[int, float, float]:
-        if not isinstance(found, BoundFinding):
+        if not isinstance(found, CanaryResult):
             return {"refuted": 3, "as claimed": 2, "not refuted": 0}[found.verdict], 0.0, 0.0
         would = math.inf if found.detectable is None else found.detectable
         refuted = found.verdict == "refuted"
@@ -364,13 +309,10 @@ def counted(content: Mapping[str, Any]) -> Finding:
     """What follows from the counts that `to_dict` gave; nothing is compared with what is stated beside them."""
     if "checks" in content:
         return white_box_of(content)
-    kind = OneRunResult if "guesses" in content else CanaryResult
-    values = {f.name: content[f.name] for f in fields(kind)}
+    values = {f.name: content[f.name] for f in fields(CanaryResult)}
     values |= {"scenario": scenario_of(content["scenario"]), "claim": Claim.from_dict(content["claim"])}
-    if "errors" in values:
-        rows = [{**row, "threshold": float(row["threshold"])} for row in values["errors"]]
-        values["errors"] = tuple(Errors(**row) for row in rows)
-    return kind(**values)
+    rows = [{**row, "threshold": float(row["threshold"])} for row in values["errors"]]
+    return CanaryResult(**{**values, "errors": tuple(Errors(**row) for row in rows)})
 
 
 def load_finding(path: str | Path) -> Finding:
@@ -378,19 +320,11 @@ def load_finding(path: str | Path) -> Finding:
     return finding_of(strict_json.load(path, "canaries"))
 
 
-def check_guesses(guesses: int, confidence: float) -> None:
-    """Raise InputError if so few guesses can all be right by chance."""
-    if 0.5**guesses > 1 - confidence:
-        least = math.ceil(-math.log2(1 - confidence) - 1e-9)
-        raise InputError(
-            f"{guesses} guesses can all be right by chance: expected at least {least} at a confidence of"
-            f" {confidence:g}. Give guesses=, or {math.ceil(least / GUESSED)} canaries, of which a fifth are guessed"
-        )
-
-
-def check_method(method: str, claim: Claim, kind: Any = BoundMethod) -> None:
-    """Raise ConfigurationError unless it is one of this kind; the first inverts the curve of the claim's mechanism."""
-    curved, *others = names = get_args(kind)
+def check_method(method: str, confidence: float, claim: Claim) -> None:
+    """Raise ConfigurationError unless it is a method, of which the first inverts the curve of the claim's mechanism,
+    and the confidence is one that a verdict can have."""
+    check_number("confidence", confidence, minimum=0.5, below=SUREST)
+    curved, *others = names = get_args(BoundMethod)
     if method not in names:
         raise ConfigurationError(f"method: expected one of {', '.join(names)}, got {method!r}")
     if method == curved and claim.mechanism is None:

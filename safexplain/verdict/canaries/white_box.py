@@ -99,7 +99,7 @@ class WhiteBoxResult(Finding):
             return None
         worse = math.prod(max(1.0, check.found or 1.0) for check in self.checks if check.name in SCALES)
         like = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / worse)
-        return min(epsilon_of([like], self.claim.delta, self.claim.adjacency, group=self.claim.group), VACUOUS)
+        return min(epsilon_of([like], self.claim.delta, self.claim.adjacency), VACUOUS)
 
     @property
     def sentence(self) -> str:

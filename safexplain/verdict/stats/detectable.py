@@ -18,7 +18,6 @@ look like a stronger one in a right training: from one number of errors nobody c
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -31,7 +30,6 @@ from scipy.special import betaincinv, ndtr, ndtri
 
 from safexplain._privacy_loss import SMALLEST_DELTA, VACUOUS, Adjacency, Steps, epsilon_of
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.one_run import OneRunMethod, shows_more
 from safexplain.verdict.stats.tradeoff import SMALLEST_NOISE, Family, gaussian_epsilon, trade_off
 
 Array = NDArray[np.float64]
@@ -57,13 +55,12 @@ PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.
 
 @dataclass(frozen=True)
 class Promise:
-    """What is claimed, for `group` records; mechanism None: not known, and taken for one Gaussian."""
+    """What is claimed; mechanism None: not known, and taken for one Gaussian."""
 
     epsilon: float
     delta: float
     mechanism: Steps | None
     adjacency: Adjacency
-    group: int = 1
 
     @cached_property
     def family(self) -> Family:
@@ -71,7 +68,7 @@ class Promise:
         m = self.mechanism
         if m is None:
             return Family()
-        return Family(m.sample_rate, m.steps, m.sampling, self.group, m.largest_batch, m.records)
+        return Family(m.sample_rate, m.steps, m.sampling, largest_batch=m.largest_batch, records=m.records)
 
     @cached_property
     def mu(self) -> float:
@@ -83,16 +80,16 @@ class Promise:
         if self.mechanism is None:
             return gaussian_epsilon(self.mu / shrink, self.delta)
         less = replace(self.mechanism, noise_multiplier=shrink * self.mechanism.noise_multiplier)
-        return epsilon_of([less], self.delta, adjacency or self.adjacency, group=self.group)
+        return epsilon_of([less], self.delta, adjacency or self.adjacency)
 
-    def curve(self, fpr: Array, method: BoundMethod | OneRunMethod) -> Array:
+    def curve(self, fpr: Array, method: BoundMethod) -> Array:
         """False-negative rates below which a method refutes the claim, at these false-positive rates."""
         e, delta = self.epsilon, self.delta
         if method == "clopper-pearson":
             return np.maximum(1 - delta - math.exp(e) * fpr, (1 - delta - fpr) * math.exp(-e))
         if method == "gdp" or self.family.is_gaussian:
             return np.asarray(ndtr(-ndtri(fpr) - self.mu))
-        return np.asarray(trade_off(self.limit, delta, self.group)(fpr))
+        return np.asarray(trade_off(self.limit, delta)(fpr))
 
     @cached_property
     def limit(self) -> Steps:
@@ -119,15 +116,13 @@ class Promise:
         return spent if spent < VACUOUS else None
 
 
-def promise_of(
-    epsilon: float, delta: float, mechanism: Steps | None, adjacency: Adjacency, group: int = 1
-) -> Promise | None:
+def promise_of(epsilon: float, delta: float, mechanism: Steps | None, adjacency: Adjacency) -> Promise | None:
     """What is claimed; None where nothing is promised, or no noise makes it."""
     if not 0 < epsilon < VACUOUS or delta < SMALLEST_DELTA:
         return None
     if mechanism is not None and not (mechanism.steps and mechanism.noise_multiplier):
         return None
-    return Promise(epsilon, delta, mechanism, adjacency, group)
+    return Promise(epsilon, delta, mechanism, adjacency)
 
 
 @lru_cache(maxsize=256)
@@ -167,39 +162,11 @@ def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, p
     return float(np.where(most >= 0, distributions.binom.cdf(most, m, fnr), 0.0).mean())
 
 
-@lru_cache(maxsize=256)
-def detectable_once(
-    correct: int, guesses: int, canaries: int, method: OneRunMethod, promise: Promise, confidence: float
-) -> float | None:
-    """The same of one training with many canaries, of whose guessed coins so many were correct.
-
-    Coins are guessed by the sign of their scores, those of the largest ones; the guesses count as independent.
-    """
-    curve = None if method == "steinke" else trade_off(promise.limit, promise.delta, promise.group)
-
-    def shown(right: int) -> bool:
-        return shows_more(right, guesses, canaries, promise.epsilon, promise.delta, curve, 1 - confidence)
-
-    if not shown(guesses):
-        return None
-    least = guesses // 2 + bisect_left(range(guesses // 2, guesses), True, key=shown)
-    sums, share = _CanarySums(promise.family), guesses / canaries
-    likely = float(betaincinv(correct + 0.5, guesses - correct + 0.5, 1 - CAUTION))
-    if likely <= 0.5:
-        return None
-    noise = math.exp(_root(lambda log: sums.accuracy(share, math.exp(log)) - likely, LEAST, MOST))
-
-    def found(shrink: float) -> bool:
-        return float(distributions.binom.sf(least - 1, guesses, sums.accuracy(share, noise * shrink))) >= OFTEN
-
-    return promise.smallest_found(found)
-
-
 class _CanarySums:
-    """Scores of a canary: how many batches each record of a group joined, over the mean, and Gaussian noise."""
+    """Scores of a canary: how many batches the record joined, over the mean, and Gaussian noise."""
 
     def __init__(self, family: Family) -> None:
-        draws, q = family.steps * family.group, family.sample_rate
+        draws, q = family.steps, family.sample_rate
         low, high = (int(distributions.binom.ppf(p, draws, q)) for p in (1e-9, 1 - 1e-9))
         counts = np.unique(np.linspace(low, high, 200).round())
         edges = np.concatenate([[-1.0], np.floor((counts[1:] + counts[:-1]) / 2), [float(draws)]])
@@ -228,13 +195,6 @@ class _CanarySums:
         noise = math.exp(_root(gap, grid[last], grid[last + 1]))
         near, far = self.quantiles(np.array([fnr, fpr]), noise)
         return noise, float(near - far) / 2
-
-    def accuracy(self, share: float, noise: float) -> float:
-        """Of the guesses of this share of the coins: of the largest scores, by their sign."""
-        ends = np.linspace(0.0, float(self.counts[-1] + 9 * noise), 2001)
-        wrong, right = self.below(-ends, noise), 1 - self.below(ends, noise)
-        at = int(np.abs(wrong + right - share).argmin())
-        return float(right[at] / max(wrong[at] + right[at], 1e-300))
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:

@@ -62,19 +62,6 @@ def one_run_lower_bound(
     return smallest_refuted(family, delta, refutes)[0]
 
 
-def shows_more(
-    correct: int, guesses: int, canaries: int, epsilon: float, delta: float, curve: TradeOff | None, risk: float
-) -> bool:
-    """Whether so many right guesses have a probability below the risk where this much epsilon is spent, or, with method
-    "f-dp", by the mechanism of this curve.
-    """
-    if 2 * correct <= guesses:
-        return False
-    if curve is None:
-        return _probability(correct, guesses, canaries, epsilon, delta) < risk
-    return _is_too_good(curve, correct, guesses, canaries, risk)
-
-
 def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
     """Largest epsilon under which so many right guesses have at most this probability."""
 

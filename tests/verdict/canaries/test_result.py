@@ -181,19 +181,6 @@ def test_other_files_are_refused(tmp_path):
         load_finding(tmp_path / "none.json")
 
 
-def test_scores_survive_a_file(tmp_path):
-    scores = Scores((1, 5), np.zeros((2, 3)), np.ones((2, 4)))
-    again = Scores.load(scores.save(tmp_path / "scores.npz"))
-    assert again.steps == (1, 5)
-    assert again.runs == 7
-    np.testing.assert_array_equal(again.d_prime, scores.d_prime)
-    with pytest.raises(InputError, match="no such file"):
-        Scores.load(tmp_path / "none.npz")
-    np.savez(tmp_path / "short.npz", steps=[1], d=np.zeros((1, 2)))
-    with pytest.raises(InputError, match="steps, d and d_prime; d_prime missing"):
-        Scores.load(tmp_path / "short.npz")
-
-
 @pytest.mark.parametrize(
     ("steps", "a", "says"),
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from safexplain._progress import Progress
@@ -52,45 +52,27 @@ Tick = Callable[[float], None]
 TrainBlock = Callable[[Block, torch.device, Tick], Array]
 
 
-class _Stopped(Exception):
-    """Another block failed, or the user interrupted."""
-
-
 def train_blocks(
     blocks: Sequence[Block], train: TrainBlock, devices: Sequence[torch.device], store: FinishedRuns, progress: Progress
 ) -> list[Array]:
     """The numbers of each block: those that are not stored are trained in turn on the devices, with a thread for each
-    time that one is named.
-
-    An error or an interrupt ends all threads at their next progress; blocks that were finished are stored.
+    time that one is named; each is stored when it is finished.
     """
     found = {block: values for block in blocks if (values := store.load(block.number)) is not None}
     missing = [block for block in blocks if block not in found]
     shares = {block: float(block in found) for block in blocks}
-    total, lock, stop = sum(map(len, blocks)), threading.Lock(), threading.Event()
+    total, lock = sum(map(len, blocks)), threading.Lock()
 
     def tell(block: Block, share: float) -> None:
-        if stop.is_set():
-            raise _Stopped
         with lock:
             shares[block] = share
             progress("training", sum(len(b) * s for b, s in shares.items()), total)
 
-    def work(device: torch.device, own: Sequence[Block]) -> None:
-        for block in own:
-            found[block] = train(block, device, partial(tell, block))
-            store.save(block.number, found[block])
-            tell(block, 1.0)
+    def work(block: Block, device: torch.device) -> None:
+        found[block] = train(block, device, partial(tell, block))
+        store.save(block.number, found[block])
+        tell(block, 1.0)
 
-    if len(devices) == 1 or len(missing) < 2:
-        work(devices[0], missing)
-        return [found[block] for block in blocks]
-    with ThreadPoolExecutor(len(devices)) as pool:
-        futures = [pool.submit(work, device, missing[i :: len(devices)]) for i, device in enumerate(devices)]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-    for future in done:
-        future.result()
+    tasks = [delayed(work)(block, devices[i % len(devices)]) for i, block in enumerate(missing)]
+    Parallel(min(len(devices), len(missing) or 1), backend="threading")(tasks)
     return [found[block] for block in blocks]

@@ -1,6 +1,6 @@
 """What chance decides in some runs (batches, coins, noise), and what a coin puts at the canary's place in each.
 
-The canary of a run is one of two records, or gradients along single parameters.
+The canary of a run is one of two records, or a gradient along a single parameter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from safexplain.dp.heads.recipe import Batch, own_batches
-from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import gaussian
-from safexplain.errors import ConfigurationError
 
-__all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]
+__all__ = ["Direction", "Inserted", "KeyedDraws", "Substitutes", "stream"]
 
 _BATCHES, _COINS, _NOISE, START = range(4)
 
@@ -38,10 +36,9 @@ class KeyedDraws:
         members = torch.ones(1, records, dtype=torch.bool, device=self._batches.device)
         return own_batches(self.sample_rate, members, self.steps, self._batches)
 
-    def coins(self, runs: int, canaries: int) -> Tensor:
-        """(runs, canaries) bool, each True with probability q."""
-        device = self._coins.device
-        drawn = torch.rand(runs, canaries, generator=self._coins, device=device, dtype=torch.float64)
+    def coins(self, runs: int) -> Tensor:
+        """(runs,) bool, each True with probability q."""
+        drawn = torch.rand(runs, generator=self._coins, device=self._coins.device, dtype=torch.float64)
         return drawn < self.sample_rate
 
     def noise(self, like: Tensor, std: float) -> Tensor:
@@ -57,57 +54,37 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Substitutes:
-    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy."""
+    """Record z in the runs on D, z' in those on D'."""
 
-    x: Tensor  # (2 k, d): z k times, then z' k times
-    y: Tensor  # (2 k,)
+    x: Tensor  # (2, d): z, z'
+    y: Tensor  # (2,)
     on_d: Tensor  # (runs,) bool
 
-    @property
-    def canaries(self) -> int:
-        """The k."""
-        return len(self.x) // 2
-
     def weights(self, coins: Tensor) -> Tensor:
-        """(runs, k) -> (runs, 2 k)."""
-        return torch.cat([coins & self.on_d[:, None], coins & ~self.on_d[:, None]], 1)
+        """(runs,) -> (runs, 2)."""
+        return torch.stack([coins & self.on_d, coins & ~self.on_d], 1)
 
     def add(self, total: Tensor, coins: Tensor) -> None:
         """Nothing."""
 
 
 @dataclass(frozen=True, eq=False)
-class Directions:
-    """Gradients along single parameters, one coin a run for each."""
+class Direction:
+    """A gradient along a single parameter."""
 
     x: Tensor  # (0, d)
     y: Tensor  # (0,)
-    coordinates: Tensor  # (m,) flat coordinates
-    gradients: Tensor  # (runs, m): C or -C
-
-    @classmethod
-    def of(
-        cls, coordinates: Tensor, signs: Tensor, clipping: Clipping | None, features: int, like: Tensor
-    ) -> Directions:
-        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`."""
-        if clipping is None:
-            raise ConfigurationError("a gradient canary is as long as the clipping bound: give the recipe a clipping")
-        x, y = like.new_zeros(0, features), torch.zeros(0, dtype=torch.long, device=like.device)
-        return cls(x, y, coordinates.to(like.device), signs.to(like) * clipping.bound)
-
-    @property
-    def canaries(self) -> int:
-        """The m."""
-        return len(self.coordinates)
+    coordinate: int  # flat
+    gradients: Tensor  # (runs,): C or -C
 
     def weights(self, coins: Tensor) -> Tensor:
         """(runs, 0)."""
-        return coins[:, :0]
+        return coins[:, None][:, :0]
 
     def add(self, total: Tensor, coins: Tensor) -> None:
-        """The gradients of those canaries whose coin says so."""
-        total.index_add_(1, self.coordinates, self.gradients * coins)
+        """The gradient in those runs whose coin says so."""
+        total[:, self.coordinate] += self.gradients * coins
 
 
-Inserted = Substitutes | Directions
-"""What joins each run's batch by that run's coins: records `x` with labels `y` behind the others, or gradients."""
+Inserted = Substitutes | Direction
+"""What joins each run's batch by that run's coin: records `x` with labels `y` behind the others, or a gradient."""

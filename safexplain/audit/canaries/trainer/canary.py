@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from safexplain._files import whole_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
-from safexplain.audit.canaries.make_canary import make_canary, poisoned
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
 from safexplain.audit.canaries.trainer.data import stacked
@@ -31,8 +31,8 @@ SOME = 1024
 """Records of a data set on demand that are read for an outlier."""
 
 
-def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName, records: int = 1) -> RecordCanary:
-    """A record canary of the user's: (x', y'); of a poison in so many places, the target's and the first others.
+def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
+    """A record canary of the user's: (x', y').
 
     Raises:
         InputError: not a record like those of the data.
@@ -54,10 +54,9 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
     if same and label == int(own):
         raise InputError("canary: it is the target record itself; D and D' would be the same")
     kind: Any = scenario
-    if scenario not in ("outlier", "poison"):
+    if scenario != "outlier":
         kind = "mislabelled" if same else "crafted" if scenario in ("mislabelled", "gradient") else scenario
-    made = RecordCanary(kind, target, instead, label)
-    return poisoned(made, records, len(data)) if scenario == "poison" else made
+    return RecordCanary(kind, target, instead, label)
 
 
 def make_outlier(data: Any, target: int) -> RecordCanary:
@@ -77,7 +76,6 @@ def make_record(
     target: int | None,
     auxiliary: tuple[Tensor, Tensor] | None,
     seed: int,
-    records: int = 1,
 ) -> RecordCanary:
     """Craft z' for a module; the target is the record whose true class is least probable under it unless given."""
     network, x, y, confidence = _judged(model, data)
@@ -86,8 +84,7 @@ def make_record(
     generator = torch.Generator(x.device).manual_seed(seed)
     at = int(confidence.argmin()) if target is None else target
     found = make_canary(
-        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, records=records,
-        generator=generator,
+        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, generator=generator,
     )  # fmt: skip
     assert isinstance(found, RecordCanary)
     return found

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.verdict.canaries.result import CanaryResult
 
 __all__ = ["audit_within", "runs_within", "stages_of"]
@@ -44,11 +44,13 @@ def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
 
 
 def runs_within(probe: CanaryProbe, minutes: float) -> int:
-    """How many runs take about so many minutes, at most `MOST`."""
-    return min(MOST, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4)))
+    """How many runs, for each of its targets, take about so many minutes, at most `MOST` in all."""
+    return min(MOST, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4))) // probe.targets
 
 
-def audit_within(probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent) -> list[CanaryResult]:
+def audit_within(
+    probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent
+) -> tuple[list[CanaryResult], dict[str, str]]:
     """Audit one training function by several scenarios, within about so many minutes.
 
     Args:
@@ -58,11 +60,12 @@ def audit_within(probes: Mapping[str, CanaryProbe], minutes: float, progress: Pr
         progress: told after each run.
 
     Returns:
-        The last judgement of each scenario that was tried, each at a confidence with which all of them hold together.
+        The last judgement of each scenario that was tried, each at a confidence with which all of them hold together;
+        and why the others were not: the training refuses them, there was no time, or a claim was refuted before.
 
     Raises:
         ConfigurationError: no probes, or no time.
-        InputError, RefusedError: as `CanaryProbe.run`.
+        InputError: as `CanaryProbe.run`.
     """
     if not probes or not minutes > 0:
         raise ConfigurationError(f"expected scenarios, and minutes above 0; got {len(probes)} and {minutes!r}")
@@ -71,14 +74,20 @@ def audit_within(probes: Mapping[str, CanaryProbe], minutes: float, progress: Pr
     confidence = 1 - (1 - first.confidence) / (plan[0][0] * len(plan))
     tried = {name: first.alike(probes[name], confidence) for name in [*probes][: plan[0][0]]}
     found: dict[str, CanaryResult] = {}
+    others = {name: f"no time for it in {minutes:g} minutes" for name in probes if name not in tried}
     for count, had in plan:
         for name in sorted(tried, key=lambda name: _signs(found[name]) if found else (0.0, 0.0), reverse=True)[:count]:
             tried[name].runs = had
-            found[name] = tried[name].run(lambda stage, *rest, n=name: progress(f"{n}: {stage}", *rest))
+            try:
+                found[name] = tried[name].run(lambda stage, *rest, n=name: progress(f"{n}: {stage}", *rest))
+            except RefusedError as reason:  # a gradient canary in a loop without an optimizer of Opacus
+                others[name] = str(reason)
+                continue
             if found[name].verdict == "refuted":
-                return [*found.values()]
-        tried = {name: probe for name, probe in tried.items() if found[name].runs == had}
-    return [*found.values()]
+                others |= {name: "another canary refutes the claim" for name in tried if name not in found | others}
+                return [*found.values()], others
+        tried = {name: probe for name, probe in tried.items() if name in found and found[name].runs == had}
+    return [*found.values()], others
 
 
 def _signs(found: CanaryResult) -> tuple[float, float]:

@@ -7,9 +7,8 @@ models on the data sets of `data`, and judges the scores. Its cache is keyed by 
 from __future__ import annotations
 
 import copy
-import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -23,10 +22,10 @@ from torch import nn
 from safexplain._digest import Undigestable, digest
 from safexplain._files import made_folder
 from safexplain._progress import Progress, shown
-from safexplain._validate import check_number, whole_number
+from safexplain._validate import whole_number
 from safexplain.audit.canaries.canary import Canary, check_target
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
-from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poison_size
+from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
 from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import (
     class_targets,
@@ -46,10 +45,11 @@ from safexplain.audit.canaries.trainer.runs import (
     Run,
     Train,
     call_watched,
-    numbers_of,
     run_all,
+    same_bits,
     seed_of_run,
     seeded,
+    takes,
 )
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
@@ -75,11 +75,11 @@ class CanaryProbe:
     come first: if they return the same bits, the function seeds its noise itself, and no run is spent on it.
 
     Args:
-        train: (dataset, generator) -> model; with `devices`, (dataset, generator, device) -> model.
+        train: (dataset, generator) -> model.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
         claim: what the training is said to keep.
         scenario: "mislabelled", "natural" or "crafted" replace a record by one whose gradient opposes its own,
-            "outlier" by one far away, and "poison" replaces several. "gradient" replaces a record's gradient, in loops
+            and "outlier" by one far away. "gradient" replaces a record's gradient, in loops
             with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data set
             right before its step, along the parameter that moves least in a training without noise.
         model: for which a record canary is crafted; None: one that `train` gives on the data.
@@ -91,7 +91,6 @@ class CanaryProbe:
         runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
         workers: processes that train; 1: this one, or as `joblib.parallel_config` says, on other machines too.
-        devices: handed to `train` in turn.
         cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
             its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
             read once to tell it from others.
@@ -104,7 +103,6 @@ class CanaryProbe:
         score: what `train` returned -> a number, higher on D, or several, of which the best is chosen with its
             threshold (a fixed threshold is for the first one); None: from logits at z and z', or from how far the
             parameters of the canary moved.
-        records: that the poison replaces, 2 unless given. The claim, about one record, is judged about so many.
 
     Raises:
         ConfigurationError: options that contradict each other.
@@ -125,29 +123,26 @@ class CanaryProbe:
         runs: int = 200,
         seed: int = 0,
         workers: int = 1,
-        devices: Sequence[str] | None = None,
         cache: str | Path | None = None,
         version: str | None = None,
         method: BoundMethod = "pld",
         threshold: Threshold = "auto",
         confidence: float = 0.95,
         score: Callable[[Any], Any] | None = None,
-        records: int | None = None,
     ) -> None:
-        check_method(method, claim)
-        self.train, self.scenario = train, scenario_of(scenario)
-        self.records = poison_size(self.scenario, records)
-        self.claim = claim.of_group(self.records) if self.records > 1 else claim
-        check_train(train, devices)
+        check_method(method, confidence, claim)
+        self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
+        if not takes(train, 2):
+            raise ConfigurationError(
+                "train: expected a function that can be called as train(dataset, generator) and returns the model; got"
+                f" {train!r}"
+            )
         self.data, self.seed = records_of(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.score = model, auxiliary, score
         self.method: BoundMethod = method
         self.threshold: Threshold = checked_threshold(threshold)
-        self.confidence = check_number("confidence", confidence, above=0.0)
-        if self.confidence >= 1:
-            raise ConfigurationError(f"confidence: expected a number between 0 and 1, got {confidence!r}")
-        self.devices = [str(d) for d in devices] if devices else None
+        self.confidence = confidence
         self._classes = isinstance(target, str) and target == "classes"
         if self._classes and canary is not None:
             raise ConfigurationError('canary: it replaces one record; give target= its number instead of "classes"')
@@ -167,7 +162,7 @@ class CanaryProbe:
         self._target = 0 if self.scenario in FIRST and target is None else target
         self._given = None
         if canary is not None:
-            self._given = given_canary(canary, self.data, target, self.scenario, self.records)
+            self._given = given_canary(canary, self.data, target, self.scenario)
             self.scenario = self._given.scenario
         self._cache, self._version = cache, version
         self.folder = self._folder()
@@ -232,7 +227,7 @@ class CanaryProbe:
             canary = self.canary
             told("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
-            d, d_prime = run_all(run, self.runs, store, workers=self.workers, devices=self.devices, progress=told)
+            d, d_prime = run_all(run, self.runs, store, workers=self.workers, progress=told)
         name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
         return judge(
             self._scores(d[:, 1:], d_prime[:, 1:]), self.claim, scenario=self.scenario, method=self.method,
@@ -268,7 +263,7 @@ class CanaryProbe:
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
         seed = seed_of_run(self.seed, "reference", 0)
-        return make_record(self.scenario, self._reference, self.data, self._target, self.auxiliary, seed, self.records)
+        return make_record(self.scenario, self._reference, self.data, self._target, self.auxiliary, seed)
 
     @cached_property
     def _reference(self) -> nn.Module:
@@ -301,10 +296,7 @@ class CanaryProbe:
         began = time.perf_counter()
         second = self.reference_model(number=1)
         seconds = time.perf_counter() - began
-        both = [numbers_of(first), numbers_of(second)]
-        if not both[0] and self.score is not None:
-            both = [[np.asarray(self.score(model))] for model in (first, second)]
-        if both[0] and all(np.array_equal(a, b) for a, b in zip(*both, strict=False)):
+        if same_bits(first, second):
             raise InputError(SEEDED)
         return first, seconds
 
@@ -319,7 +311,7 @@ class CanaryProbe:
         seed = seed_of_run(self.seed, "reference", number)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
         what = f"the reference training on the data (seed {seed}), before any run,"
-        return call_watched(self.train, dataset, seed, self.devices[0] if self.devices else None, hook, what)
+        return call_watched(self.train, dataset, seed, hook, what)
 
     def _folder(self) -> Path | None:
         """In the cache, by all that runs depend on."""
@@ -334,7 +326,6 @@ class CanaryProbe:
             None if given is None else [given.target, given.x, given.y],
             None if self.auxiliary is None else [torch.as_tensor(part) for part in self.auxiliary],
             self._target,
-            self.records,
             self.seed,
             name_of("train", self.train, None) if version is None else version,
             name_of("score", self.score, version),
@@ -343,21 +334,6 @@ class CanaryProbe:
             return Path(self._cache) / digest(*parts, self.model)[:32]
         except Undigestable as reason:
             raise ConfigurationError(f"cache: model cannot be told from other models ({reason})") from None
-
-
-def check_train(train: Any, devices: Any) -> None:
-    """Raise ConfigurationError unless it can be called with a data set and a generator, and a device if there are."""
-    try:
-        inspect.signature(train).bind(*[None] * (3 if devices else 2))
-    except TypeError:
-        raise ConfigurationError(
-            "devices: train(dataset, generator, device) must take the device"
-            if devices
-            else "train: expected a function that can be called as train(dataset, generator) and returns the model; one"
-            f" that takes a device as well needs devices=; got {train!r}"
-        ) from None
-    except ValueError:  # no signature, as of some compiled functions
-        pass
 
 
 def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:

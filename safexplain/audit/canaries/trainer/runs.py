@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, RecordCanary, record_scores
 from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
@@ -27,7 +29,18 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.references.parallel import each
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["SEEDED", "Run", "Train", "call", "call_watched", "numbers_of", "run_all", "seed_of_run", "seeded"]
+__all__ = [
+    "SEEDED",
+    "Run",
+    "Train",
+    "call",
+    "call_watched",
+    "numbers_of",
+    "run_all",
+    "same_bits",
+    "seed_of_run",
+    "seeded",
+]
 
 Array = NDArray[np.float64]
 
@@ -40,8 +53,8 @@ SEEDED = (
 )
 """Where trainings with different seeds give the same bits, which canaries would only call a bug."""
 
-Train = Callable[..., Any]
-"""(dataset, generator) -> model, or (dataset, generator, device) -> model."""
+Train = Callable[[Any, torch.Generator], Any]
+"""(dataset, generator) -> model."""
 
 
 class Run:
@@ -55,7 +68,7 @@ class Run:
         if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
             self.canary = replace(canary, x=canary.x.cpu())
 
-    def __call__(self, number: int, device: str | None, tick: Any = None) -> Array:
+    def __call__(self, number: int, tick: Any = None) -> Array:
         """Seconds and scores of a run, on D where its number is even.
 
         Raises:
@@ -67,7 +80,7 @@ class Run:
         outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
         try:
             with seeded(seed):
-                score = self._score(on_d, seed, device)
+                score = self._score(on_d, seed)
             if not score or any(map(math.isnan, score)) or not (outlier or all(map(math.isfinite, score))):
                 raise InputError(
                     f"score: expected a finite number, got {score[0] if len(score) == 1 else score}: training diverged,"
@@ -81,18 +94,17 @@ class Run:
             ) from error
         return np.array([time.monotonic() - began, *score])
 
-    def _score(self, on_d: bool, seed: int, device: str | None) -> tuple[float, ...]:
+    def _score(self, on_d: bool, seed: int) -> tuple[float, ...]:
         canary = self.canary
         if not isinstance(canary, RecordCanary):
             hook = GradientHook(canary.target, canary.coordinate, 1.0 if on_d else -1.0)
             with hook.watching():
-                call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
+                call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed)
             return ((0.0 if canary.drift is None else float(canary.drift[-1])) - float(hook.moved[canary.coordinate]),)
         z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
-        replaced = dict.fromkeys(canary.also, z) if on_d else dict.fromkeys(canary.rows, instead)
-        dataset = NeighbouringData(self.data, replaced)
-        model = call(self.train, dataset, seed, device)
+        dataset = NeighbouringData(self.data, {} if on_d else {canary.target: instead})
+        model = call(self.train, dataset, seed)
         if self.score is not None:
             return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
         if not isinstance(model, nn.Module):
@@ -102,22 +114,30 @@ class Run:
             logits = logits_of(model, pair)
             score = float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario))
             return (score, *biases_and_statistics(model))
-        others = [self.data[row] for row in probe_rows(len(self.data), canary.rows)]
+        others = [self.data[row] for row in probe_rows(len(self.data), canary.target)]
         logits = logits_of(model, torch.cat([pair, torch.stack([x for x, _ in others])]), finite=False)
         labels = torch.stack([y for _, y in others]).reshape(-1)
         scores = outlier_scores(logits[None, :2], logits[None, 2:], int(z[1]), canary.y, labels)[0].tolist()
         return (*scores, *biases_and_statistics(model))
 
 
-def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None) -> Any:
+def takes(train: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function can be called with so many; True where it has no signature, as some compiled ones."""
+    try:
+        inspect.signature(train).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+def call(train: Train, dataset: NeighbouringData, seed: int) -> Any:
     """One call of a training function."""
-    generator = torch.Generator().manual_seed(seed)
-    return train(dataset, generator) if device is None else train(dataset, generator, device)
+    return train(dataset, torch.Generator().manual_seed(seed))
 
 
-def call_watched(
-    train: Train, dataset: NeighbouringData, seed: int, device: str | None, hook: GradientHook | None, what: str
-) -> Any:
+def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: GradientHook | None, what: str) -> Any:
     """One seeded call of a training function outside of the runs, which a hook may watch.
 
     Raises:
@@ -126,7 +146,7 @@ def call_watched(
     """
     try:
         with seeded(seed), hook.watching() if hook else nullcontext():
-            return call(train, dataset, seed, device)
+            return call(train, dataset, seed)
     except RefusedError:
         raise
     except Exception as error:
@@ -141,12 +161,24 @@ def biases_and_statistics(model: nn.Module) -> list[float]:
     return [0.0 if math.isnan(value) else float(value) for part in several for value in part.tolist()]
 
 
+def leaves_of(result: Any) -> list[Any]:
+    """What a training returned, out of its lists and dictionaries; of modules their parameters and buffers."""
+    own = [leaf.state_dict() if isinstance(leaf, nn.Module) else leaf for leaf in tree_flatten(result)[0]]
+    return tree_flatten(own)[0]
+
+
 def numbers_of(result: Any) -> list[NDArray[Any]]:
-    """All that a training returned, as arrays: a module's parameters and buffers, or arrays in lists and dictionaries;
-    nothing of other objects."""
-    given = [*result.state_dict().values()] if isinstance(result, nn.Module) else tree_flatten(result)[0]
-    kept = [leaf for leaf in given if isinstance(leaf, Tensor | np.ndarray | float | int)]
+    """All of it that are arrays or numbers, as arrays."""
+    kept = [leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor | np.ndarray | float | int)]
     return [leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in kept]
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two trainings returned the same; not where objects cannot be told from others."""
+    try:
+        return digest(*leaves_of(one)) == digest(*leaves_of(other))
+    except Undigestable:
+        return False
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
@@ -170,9 +202,7 @@ def seeded(seed: int) -> Iterator[None]:
             random.setstate(plain)
 
 
-def run_all(
-    run: Run, runs: int, store: FinishedRuns, *, workers: int, devices: Sequence[str] | None, progress: Progress
-) -> tuple[Array, Array]:
+def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress: Progress) -> tuple[Array, Array]:
     """Seconds and scores (runs on D or D', 1 + s), of runs on D and on D' in turn, of which the store has some already.
 
     With one worker they are taken where `joblib.parallel_config` says.
@@ -183,7 +213,7 @@ def run_all(
     """
     found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
     missing = [number for number in range(runs) if number not in found]
-    tasks = [(number, devices[i % len(devices)] if devices else None) for i, number in enumerate(missing)]
+    tasks = [(number,) for number in missing]
     before = len(found)
     progress("training", before, runs)
     try:

@@ -11,11 +11,10 @@ from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, see
 
 from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries.batched import blocks as plan
-from safexplain.audit.canaries.batched import job
-from safexplain.audit.canaries.batched.job import steps_of
+from safexplain.audit.canaries.batched import train as job
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched.sampling import Direction, KeyedDraws, Substitutes
+from safexplain.audit.canaries.batched.train import steps_of, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
@@ -41,8 +40,8 @@ def canary_of(kind, network, x, y):
 def inserted_of(canary, x, y, made_by, runs=RUNS):
     on_d = torch.arange(runs) % 2 == 0
     if isinstance(canary, GradientCanary):
-        signs = torch.where(on_d, 1.0, -1.0)[:, None]
-        return Directions.of(torch.tensor([canary.coordinate]), signs, made_by.clipping, D, x)
+        nothing = x[:0], torch.zeros(0, dtype=torch.long)
+        return Direction(*nothing, canary.coordinate, made_by.clipping.bound * (2 * on_d.to(x) - 1))
     labels = torch.tensor([int(y[TARGET]), canary.y])
     return Substitutes(torch.stack([x[TARGET], canary.x]), labels, on_d)
 
@@ -105,9 +104,9 @@ class Twins(KeyedDraws):
         super().__init__(1, 0, made_by.sample_rate, made_by.steps, CPU)
         self.at, self.step = at, 0
 
-    def coins(self, runs, canaries):
+    def coins(self, runs):
         self.step += 1
-        return torch.full((runs, canaries), self.step in self.at)
+        return torch.full((runs,), self.step in self.at)
 
     def noise(self, like, std):
         return super().noise(like[:1], std).expand_as(like)
@@ -209,7 +208,7 @@ def test_coins_have_the_sample_rate_and_know_nothing_of_the_batches():
     batches = draws.batches(50)
     coins, sizes = [], []
     for index, _ in batches:
-        coins.append(draws.coins(3, 2).flatten())
+        coins.append(draws.coins(6))
         sizes.append(len(index))
     coins, sizes = torch.stack(coins).double(), torch.tensor(sizes, dtype=torch.float64)
     bound = 5 * (0.25 * 0.75 / 4000) ** 0.5
@@ -218,7 +217,7 @@ def test_coins_have_the_sample_rate_and_know_nothing_of_the_batches():
     together = torch.corrcoef(torch.cat([coins, sizes[:, None]], 1).T).fill_diagonal_(0)
     assert together.abs().max() < 0.08
     certain = KeyedDraws(4, 0, 1.0, 3, CPU)
-    assert certain.coins(5, 2).all()
+    assert certain.coins(5).all()
 
 
 def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
@@ -227,7 +226,7 @@ def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
         assert torch.equal(one, other)
     like = torch.zeros(3, 4)
     assert not torch.equal(first.noise(like, 1.0), second.noise(like, 1.0))
-    assert not torch.equal(first.coins(50, 1), second.coins(50, 1))
+    assert not torch.equal(first.coins(50), second.coins(50))
 
 
 def test_the_target_takes_part_on_d_of_a_record_canary_alone():
