@@ -239,8 +239,6 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
         (("--target", "first"), "a row of the data or classes"),
         (("--target", "60"), "a row from 0 to 59"),
         (("--score", "nowhere:score"), "module nowhere"),
-        (("--scenario", "poison,outlier"), "by itself"),
-        (("--scenario", "poison", "--records", "50"), "half of the data"),
     ],
 )
 def test_options_that_contradict_each_other_are_one_line_that_says_what_to_do(
@@ -251,28 +249,6 @@ def test_options_that_contradict_each_other_are_one_line_that_says_what_to_do(
     err = capfd.readouterr().err
     assert says in err
     assert len(err.strip().splitlines()) == 1
-
-
-def test_a_poison_is_judged_at_the_epsilon_of_several(config, tmp_path, capfd):
-    arguments = (
-        "--config",
-        config,
-        "--run-dir",
-        tmp_path / "run",
-        "--scenario",
-        "poison",
-        "--records",
-        3,
-        "--runs",
-        40,
-    )
-    run(*arguments)
-    assert "Epsilon of 3 substituted records" in capfd.readouterr().out
-    content = json.loads((tmp_path / "run" / "canaries.json").read_text())
-    assert content["claim"]["group"] == 3
-    assert content["epsilon_substitute"] > 2 * 12.0
-    assert run("--config", config, "--plan", *arguments[4:], "--json") == 0
-    assert json.loads(capfd.readouterr().out)["limit"] == content["epsilon_substitute"]
 
 
 def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):

@@ -276,7 +276,7 @@ def test_any_module_gets_record_canaries(scenario):
         ("natural", {"auxiliary": (torch.full((2, D), torch.nan), torch.zeros(2).long())}, InputError, "finite"),
         ("natural", {"auxiliary": (torch.zeros(2, D), torch.full((2,), CLASSES))}, InputError, "labels 0 to 3"),
         ("worst-case", {}, ConfigurationError, "got 'worst-case'"),
-        ("S3", {}, ConfigurationError, "expected gradient, crafted, .*, poison; got 'S3'"),
+        ("S3", {}, ConfigurationError, "expected gradient, crafted, .*, outlier; got 'S3'"),
     ],
 )
 def test_what_cannot_be_crafted_is_named(scenario, arguments, error, says):

@@ -20,7 +20,6 @@ from safexplain.verdict.canaries.result import (
     decisive,
     finding_of,
     judge,
-    judge_once,
     load_finding,
 )
 from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
@@ -202,89 +201,6 @@ def test_scenarios_go_by_name_and_by_number():
     assert [number for number in SCENARIOS.values() if number] == ["S1", "S2", "S3", "S4", "S5"]
     with pytest.raises(ConfigurationError, match="gradient"):
         scenario_of("S6")
-
-
-def test_a_claim_about_one_record_says_what_follows_for_several():
-    alone = Claim(None, 1e-6, epsilon=1.0)
-    three = alone.of_group(3)
-    assert (three.group, three.epsilon, three.substitute) == (3, 3.0, 3.0)
-    assert three.delta == pytest.approx(1e-6 * (1 + np.exp(1) + np.exp(2)))
-    assert alone.of_group(1) is alone
-    with pytest.raises(ConfigurationError, match="promises nothing for 10 records"):
-        Claim(None, 1e-3, epsilon=100.0).of_group(10)
-    with pytest.raises(ConfigurationError, match="is about 3 records"):
-        three.of_group(2)
-    promised = Claim(Steps(4.0, 0.5, 10), 1e-6, epsilon=5.0).of_group(2)
-    assert (promised.group, promised.epsilon, promised.delta) == (2, None, 1e-6)  # the accountant knows better
-
-
-def test_the_group_of_a_claim_is_written_only_where_it_is_one():
-    claim = Claim(Steps(4.0, 0.5, 10), 1e-6)
-    assert "group" not in claim.to_dict()
-    assert "group" not in claim.sampled()
-    several = claim.of_group(2)
-    assert Claim.from_dict(several.to_dict()) == several
-    assert several.sampled()["group"] == several.after(3).group == 2
-    with pytest.raises(InputError, match="group"):
-        Claim.from_dict({**claim.to_dict(), "group": 0})
-
-
-ONCE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5)
-"""Epsilon 1.32 under substitution: one run of a thousand canaries can refute it."""
-
-
-def coins_and_scores(noise: float, canaries: int = 1000, seed: int = 0, centre: float = 0.0):
-    rng = np.random.default_rng(seed)
-    coins = rng.random(canaries) < 0.5
-    return np.where(coins, 1.0, -1.0) * 500 + rng.normal(0, noise * 500**0.5, canaries) + centre, coins
-
-
-def test_any_scores_of_one_run_are_judged():
-    scores, coins = coins_and_scores(130.0)
-    found = judge_once(scores, coins, ONCE, centre=0.0, scenario="mislabelled", seconds=2.0)
-    surest = np.abs(scores) >= np.sort(np.abs(scores))[-200]
-    assert (found.canaries, found.guesses, found.runs) == (1000, 200, 1)
-    assert found.correct == int(((scores > 0) == coins)[surest].sum())
-    assert found.epsilon_lower < found.claim.substitute
-    assert finding_of(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
-    assert finding_of(found.to_dict()).scenario == "mislabelled"
-
-
-def test_scores_that_are_all_shifted_are_judged_alike_unless_a_centre_is_given():
-    scores, coins = coins_and_scores(60.0)
-    found = judge_once(scores, coins, ONCE)
-    assert found.verdict == "refuted"
-    shifted = np.exp((scores + 300) / 300)
-    assert judge_once(shifted, coins.astype(int), ONCE).correct == found.correct
-    assert judge_once(shifted, coins, ONCE, centre=0.0).epsilon_lower < found.epsilon_lower
-
-
-@pytest.mark.parametrize("method", ["f-dp", "steinke"])
-def test_right_trainings_are_not_refuted_in_one_run_and_those_with_too_little_noise_are(method):
-    right = [judge_once(*coins_and_scores(130.0, seed=i), ONCE, method=method) for i in range(40)]
-    assert sum(found.verdict == "refuted" for found in right) <= 2
-    broken = [judge_once(*coins_and_scores(20.0, seed=i), ONCE, method=method) for i in range(10)]
-    assert all(found.verdict == "refuted" for found in broken)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"scores": np.full(50, np.nan)}, "50 of 50 are NaN"),
-        ({"scores": np.zeros(49)}, r"shapes \(49,\) and \(50,\)"),
-        ({"scores": np.zeros((5, 10))}, "shapes"),
-        ({"coins": np.arange(50)}, "True and False, or 1 and 0"),
-        ({"coins": np.ones(50, bool)}, "all 50 are True"),
-        ({"guesses": 51}, "at most the 50 canaries"),
-        ({"guesses": 4}, "4 guesses can all be right by chance: expected at least 5"),
-        ({"guesses": 0}, "guesses"),
-        ({"scores": np.zeros(20), "coins": np.arange(20) % 2}, "4 guesses.*25 canaries"),
-    ],
-)
-def test_scores_of_one_run_that_prove_nothing_are_refused(change, says):
-    given = {"scores": np.arange(50.0), "coins": np.arange(50) % 2, **change}
-    with pytest.raises((InputError, ConfigurationError), match=says):
-        judge_once(given.pop("scores"), given.pop("coins"), ONCE, **given)
 
 
 def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_strongest_canary():

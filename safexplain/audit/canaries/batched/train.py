@@ -190,8 +190,7 @@ class Job:
         return Substitutes(self._pair(canary.x).to(theta), labels, on_d)
 
     def _pair(self, x: Tensor) -> Tensor:
-        z = self.x[self.canary.target]
-        return torch.stack([z, x.to(z)])
+        return torch.stack([self.x[self.canary.target], x.to(self.x)])
 
 
 def steps_of(

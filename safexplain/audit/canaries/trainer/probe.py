@@ -58,7 +58,6 @@ from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["CanaryProbe"]
 
-
 MANY = 100
 """Runs from which on biases and running statistics are scores beside the outputs': fewer would choose by chance."""
 

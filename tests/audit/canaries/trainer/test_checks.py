@@ -92,7 +92,8 @@ def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
 
 
 WRONG = {
-    "confidence of 1": ({"confidence": 1.0}, "between 0 and 1"),
+    "confidence of 1": ({"confidence": 1.0}, "less than 1"),
+    "hardly any confidence": ({"confidence": 0.01}, "at least 0.5"),
     "confidence in percent": ({"confidence": 95}, "confidence"),
     "confidence that is no number": ({"confidence": "0.95"}, "confidence"),
     "threshold that is a word": ({"threshold": "best"}, "threshold"),

@@ -214,7 +214,7 @@ def test_a_loop_without_an_opacus_optimizer_has_no_gradient_canary():
         probe(scenario="gradient").run(silent)
 
 
-def test_a_data_set_a_score_of_ones_own_and_devices_are_taken():
+def test_a_data_set_and_a_score_of_ones_own_are_taken():
     class Rows(Dataset):
         def __len__(self):
             return N
@@ -222,20 +222,42 @@ def test_a_data_set_a_score_of_ones_own_and_devices_are_taken():
         def __getitem__(self, i):
             return data()[0][i].numpy(), int(data()[1][i])
 
-    where = []
-
-    def train(dataset, generator, device):
-        where.append(device)
+    def train(dataset, generator):
         return {"weights": quick(dataset, generator).weight}
 
     result = CanaryProbe(
-        train, Rows(), claim=CLAIM, canary=(torch.full((D,), 50.0), 1), target=3, devices=["cpu", "meta"], runs=8,
-        threshold=100.0, score=lambda made: -float(made["weights"].detach().sum()),
+        train, Rows(), claim=CLAIM, canary=(torch.full((D,), 50.0), 1), target=3, runs=8, threshold=100.0,
+        score=lambda made: -float(made["weights"].detach().sum()),
     ).run(silent)  # fmt: skip
-    assert where == ["cpu", "cpu", *["cpu", "meta"] * 4]
     assert result.errors[0].positives == 4
     assert result.errors[0].false_positives == 0
     assert result.setting["records"] == N
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda weight: (weight, 3.1),
+        lambda weight: {"model": weight, "steps": 100},
+        lambda weight: Holder(weight),
+    ],
+    ids=["tuple", "dictionary", "object"],
+)
+def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns(returned):
+    """A score that is often the same, as of a predicted class, or a constant beside each model says nothing of seeds."""
+    predicted = {"canary": (torch.ones(D), 0), "target": 3, "score": lambda made: 1.0}
+    right = probe(lambda dataset, generator: returned(quick(dataset, generator).weight.detach()), **predicted)
+    assert right.run(silent).verdict == "not refuted"
+    seeded = lambda dataset, _: returned(quick(dataset, torch.Generator().manual_seed(0)).weight.detach())  # noqa: E731
+    with pytest.raises(InputError, match="your function seeds its noise"):
+        probe(seeded, **predicted).run(silent)
+
+
+class Holder:
+    """A model that is none of torch's."""
+
+    def __init__(self, weight):
+        self.weight = weight
 
 
 def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
@@ -255,7 +277,6 @@ WRONG = {
     "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
     "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "would be the same"),
     "too few runs": ({"runs": 2}, "at least 4"),
-    "devices that train does not take": ({"devices": ["cpu"]}, "must take the device"),
     "score for a gradient": ({"scenario": "gradient", "score": float}, "no score"),
     "no such target": ({"canary": (torch.zeros(D), 0), "target": N}, "0 to 39"),
     "pld without a mechanism": ({"claim": Claim(None, 1e-5, 1.0)}, "clopper-pearson"),

@@ -209,35 +209,6 @@ def test_a_target_of_every_class_takes_no_record_of_ones_own():
             CanaryProbe(right, data(), claim=CLAIM, **{"target": "classes", **wrong})
 
 
-def test_a_poison_stands_in_several_places_and_is_judged_at_the_epsilon_of_so_many():
-    seen = []
-
-    def train(dataset, generator):
-        x, y = everything(dataset)
-        seen.append((x, y))
-        return dp_sgd(x, y, generator)
-
-    probe = CanaryProbe(train, data(), claim=CLAIM, scenario="poison", records=3, runs=4, model=nn.Linear(D, CLASSES))
-    found = probe.run(silent)
-    (x, y), (x_prime, y_prime) = seen[2:4]  # after two trainings on the data
-    rows = list(probe.canary.rows)
-    assert len(rows) == 3
-    assert rows[0] == found.setting["target"]
-    assert torch.equal(x, x_prime)
-    assert (y != y_prime).nonzero().flatten().tolist() == sorted(rows)
-    assert len(x[rows].unique(dim=0)) == len(y[rows].unique()) == len(y_prime[rows].unique()) == 1
-    assert found.claim.group == 3
-    assert found.claim.substitute == CLAIM.of_group(3).substitute > 2 * CLAIM.substitute
-    for wrong in ({"records": 1}, {"records": 2, "scenario": "mislabelled"}):
-        with pytest.raises(ConfigurationError, match="records"):
-            CanaryProbe(train, data(), claim=CLAIM, **{"scenario": "poison", **wrong})
-
-
-def test_a_poison_of_a_right_training_keeps_within_the_epsilon_of_the_group_but_not_of_one():
-    found = CanaryProbe(right, data(), claim=CLAIM, scenario="poison", records=6, runs=300).run(silent)
-    assert CLAIM.substitute < found.epsilon_lower <= found.claim.substitute
-
-
 def test_several_scores_of_ones_own_are_chosen_from():
     def score(model):
         return [0.0, float(model.mean.norm())]
