@@ -3,13 +3,15 @@
 `best_certifiable` is the smallest limit that a sample would certify if nothing leaks: under the claim "whole", members
 found by guessing above a rank have a beta-binomial distribution; under "excess", the attack finds exactly what the
 labels find, on a binormal curve. From it follows how many examples are scored where nobody says how many
-(`examples_needed`). `needed` is the sample that would decide an inconclusive audit.
+(`examples_needed`). `needed` is the sample that would decide an inconclusive audit, and `shown` how often one of the
+present size proves a leak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,8 +19,8 @@ from scipy import stats as distributions
 
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.stats.paired import PairedCounts, difference_bounds, rank_at, window_ranks
-from safexplain.verdict.thresholds import upper_bound, upper_bound_rank
+from safexplain.verdict.stats.paired import PairedCounts, count_pairs, difference_bounds, rank_at, window_ranks
+from safexplain.verdict.thresholds import by_score, upper_bound, upper_bound_rank
 
 POWER = 0.9
 """Probability with which a verdict is called reachable."""
@@ -92,6 +94,28 @@ def examples_needed(policy: Policy) -> int:
         if best_certifiable(policy, side, side) - none <= (policy.limit - none) / 2:
             return 2 * side
     return 2 * MOST_A_SIDE
+
+
+@cache
+def shown(policy: Policy, members: int, non_members: int, *, heavy_tails: bool = False) -> float:
+    """Share of audits that prove a leak of three times the policy's `max_excess`, of 100 that are simulated.
+
+    Of one attack, whose scores know nothing of the labels', of so many units. Scores of members and non-members differ
+    by a shift; they are normal, or have Student's t distribution with 3 degrees of freedom. Labels find twice as many
+    members as guessing does (`TYPICAL_BASE`).
+    """
+    rng, fpr = np.random.default_rng(0), policy.fpr
+    member = np.arange(members + non_members) < members
+    kind = distributions.t(3) if heavy_tails else distributions.norm
+    base, proven = TYPICAL_BASE * fpr, 0
+    by_labels = distributions.norm.isf(fpr) - distributions.norm.isf(base)
+    by_attack = kind.isf(fpr) - kind.isf(min(base + 3 * policy.limit, 0.99))
+    for audit in range(100):
+        labels = rng.normal(size=len(member)) + member * by_labels
+        scores = kind.rvs(size=len(member), random_state=rng) + member * by_attack
+        counts = count_pairs(by_score(scores, audit), by_score(labels, audit), member, fpr)
+        proven += difference_bounds(counts, members, non_members, fpr, policy.risk / 2, policy.risk)[0] > policy.limit
+    return proven / 100
 
 
 class Found(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
 from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
 from safexplain.verdict.policy import PATIENCE, Policy
+from safexplain.verdict.power import MOST_A_SIDE, shown
 
 ATTACK_NAMES = {
     "Threshold": "Threshold",
@@ -206,13 +207,25 @@ def _needed(j: Judgement) -> tuple[str, ...]:
     at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
     sizes = [one.needed for one in wide]
     known = [size for size in sizes if size is not None]
+    shows = _shows(j)
     if len(known) < len(sizes):
-        return (f"No larger sample would decide: what was found lies too close to {at}.",)
+        return (f"No larger sample would decide: what was found lies too close to {at}.", *shows)
     most = max(known, key=lambda size: size.members)
     to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
     examples, members = (float(f"{n:.2g}") for n in (most.members + most.non_members, most.members))
     size = f"About {examples:,.0f} examples, {members:,.0f} of them members"
-    return (f"{size}, would probably be enough to {to} {at}.",)
+    return (f"{size}, would probably be enough to {to} {at}.", *shows)
+
+
+def _shows(j: Judgement) -> tuple[str, ...]:
+    """How likely a leak would have been proven, which silence alone does not tell."""
+    if j.claim == "whole" or max(j.members, j.non_members) > MOST_A_SIDE:
+        return ()
+    normal, heavy = (100 * shown(j.policy, j.members, j.non_members, heavy_tails=tails) for tails in (False, True))
+    return (
+        f"On as many as these, a leak of three times that is proven in about {normal:.0f} of 100 audits, in {heavy:.0f}"
+        " where scores have heavy tails.",
+    )
 
 
 def details(j: Judgement) -> tuple[str, ...]:

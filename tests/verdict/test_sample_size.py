@@ -17,7 +17,7 @@ from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import TYPICAL_BASE, Found, Needed, best_certifiable, needed
+from safexplain.verdict.power import TYPICAL_BASE, Found, Needed, best_certifiable, needed, shown
 from safexplain.verdict.stats.paired import count_pairs, difference_bounds
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranked, upper_bound_rank
 
@@ -190,3 +190,12 @@ def test_of_several_targets_all_that_are_undecided_count():
     most = max((one.needed for one in (found, *found.others) if one.own_reasons), key=lambda size: size.members)
     named = int(re.match(r"About ([\d,]+) examples", words.says(found)[2])[1].replace(",", ""))
     assert named == pytest.approx(most.members + most.non_members, rel=0.05)
+
+
+def test_few_examples_say_that_they_show_few_leaks_and_heavy_tails_that_they_hide_more():
+    found = {(n, tails): shown(Policy(), n, n, heavy_tails=tails) for n in (600, 1000, 5000) for tails in (False, True)}
+    assert found[600, False] < 0.25 < found[1000, False] < 0.5
+    assert found[5000, False] > 0.95
+    assert found[600, True] <= found[1000, True] < 0.15 < found[5000, True] < 0.7
+    assert shown(Policy(max_excess=0.3), 1000, 1000) > 0.9  # a larger limit, a larger leak
+    assert shown(Policy(max_excess=1e-4), 1000, 1000) <= 0.05

@@ -244,7 +244,7 @@ def test_a_data_set_and_a_score_of_ones_own_are_taken():
     ids=["tuple", "dictionary", "object"],
 )
 def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns(returned):
-    """A score that is often the same, as of a predicted class, or a constant beside each model says nothing of seeds."""
+    """A score that is often the same, as of a class, or a constant beside each model says nothing of seeds."""
     predicted = {"canary": (torch.ones(D), 0), "target": 3, "score": lambda made: 1.0}
     right = probe(lambda dataset, generator: returned(quick(dataset, generator).weight.detach()), **predicted)
     assert right.run(silent).verdict == "not refuted"
