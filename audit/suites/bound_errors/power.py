@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.detectable import OFTEN
-from safexplain.verdict.stats.one_run import OneRunMethod
 
 from ...shared.run import Parts, Progress, concluded, destination, finish, parser, provenance, write_json
 
@@ -76,8 +75,8 @@ class Audit:
         steps: of the training.
         epsilon: claimed, under `adjacency`.
         strength: of the canary; 1 is the worst case.
-        runs: on D and D' together, or canaries of one run.
-        rule: "fixed" (threshold 0), "split", or the share of canaries guessed.
+        runs: on D and D' together.
+        rule: "fixed" (threshold 0) or "split".
         method: of the bound.
         adjacency: of the claim.
     """
@@ -88,7 +87,7 @@ class Audit:
     strength: float
     runs: int
     rule: str
-    method: str = "pld"
+    method: BoundMethod = "pld"
     adjacency: Adjacency = "substitute"
 
     def noise(self, times: float) -> float:
@@ -112,21 +111,11 @@ class Audit:
     def find(self, claim: Claim, noise: float, number: int) -> CanaryResult:
         """One audit of a training with this noise."""
         rng = np.random.default_rng([0xF00D, self.runs, number])
-        if self.method in get_args(OneRunMethod):
-            share = float(self.rule)
-            scores = self._sums(rng, noise, self.runs)  # of the gradient that the coin chose
-            surest = np.argsort(-np.abs(scores))[: round(share * self.runs)]
-            correct = int((scores[surest] > 0).sum())
-            return OneRunResult(claim, self.method, 1 - RISK, self.runs, len(surest), correct, 1.0)  # type: ignore[arg-type]
         d, d_prime = self._sums(rng, noise, self.runs // 2), -self._sums(rng, noise, self.runs // 2)
         return judge(
-            Scores((self.steps,), d[None], d_prime[None]), claim, scenario="gradient", method=self._many,
+            Scores((self.steps,), d[None], d_prime[None]), claim, scenario="gradient", method=self.method,
             threshold=0.0 if self.rule == "fixed" else None, confidence=1 - RISK, seed=number,
         )  # fmt: skip
-
-    @property
-    def _many(self) -> BoundMethod:
-        return self.method  # type: ignore[return-value]
 
     def _sums(self, rng: np.random.Generator, noise: float, runs: int) -> Array:
         joined = rng.binomial(self.steps, self.sample_rate, runs)
@@ -141,10 +130,6 @@ METHODS = [
 ADD_REMOVE = [
     Audit(0.25, 500, epsilon, s, n, "fixed", "pld", "add_remove")
     for epsilon, n, s in product((1.0, 4.0), (200, 1000), STRENGTHS)
-]
-ONE_RUN = [
-    Audit(q, 500, epsilon, s, n, "0.2", method)
-    for q, epsilon, n, method, s in product((1.0, 0.25), (1.0, 3.0), (1000, 5000), get_args(OneRunMethod), (1.0, 0.7))
 ]
 
 
@@ -210,9 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser("canary_power", __doc__).parse_args(argv)
     progress, parts = Progress(), Parts(options.cache / "canary_power", __package__)
     repeats = QUICK_REPEATS if options.quick else REPEATS
-    audits = (
-        [MAIN[0], METHODS[0], ADD_REMOVE[0], ONE_RUN[0]] if options.quick else [*MAIN, *METHODS, *ADD_REMOVE, *ONE_RUN]
-    )
+    audits = [MAIN[0], METHODS[0], ADD_REMOVE[0]] if options.quick else [*MAIN, *METHODS, *ADD_REMOVE]
     rules = THRESHOLDS[:1] if options.quick else THRESHOLDS
     seconds, cells, chosen = 0.0, [], []
     for audit in audits:

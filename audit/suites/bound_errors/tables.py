@@ -30,15 +30,14 @@ def many_runs(found: dict[str, Any]) -> str:
 
 
 def others(found: dict[str, Any]) -> str:
-    """The same for other methods, claims under add/remove, and one run."""
+    """The same for other methods, and claims under add/remove."""
     rows = []
     for cell in found["audits"]:
         of = cell["audit"]
         if of["method"] == "pld" and of["adjacency"] == "substitute":
             continue
-        once = of["method"] in ("f-dp", "steinke")
         method = of["method"] + (", add/remove" if of["adjacency"] == "add_remove" else "")
-        size = f"{of['runs']:,} canaries of one run" if once else f"{of['runs']:,} runs, {of['rule']}"
+        size = f"{of['runs']:,} runs, {of['rule']}"
         claimed = f"{of['sample_rate']:g}, {of['steps']}, {of['epsilon']:g}"
         rows.append((method, claimed, size, f"{of['strength']:g}", _rates(cell)))
     return markdown(("method", "q, steps, claimed epsilon", "audit", "strength", "would be found: is found"), rows)

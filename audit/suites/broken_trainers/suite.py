@@ -168,11 +168,10 @@ def by_canaries(case: Case, number: int) -> dict[str, Any]:
     probes = {
         name: CanaryProbe(case.trainer.train, records(), claim=case.claim, scenario=name, seed=number)
         for name in scenarios
-        if not (name == "gradient" and case.trainer.__name__ in ("FineTunedHead", "InnerOptimizerSteps", "FourViews"))
     }
     try:
         minutes = RUNS * next(iter(probes.values())).seconds_each / 60
-        found = audit_within(probes, minutes)
+        found, _ = audit_within(probes, minutes)
     except InputError as error:
         return {"verdict": "refused", "says": str(error).partition(":")[0], "seconds": time.monotonic() - began}
     best = decisive(found)

@@ -232,6 +232,12 @@ def precision(a: Arrays, rng: np.random.Generator) -> Arrays:
     return {k: v.astype(kind) if v.dtype.kind == "f" and k != "inputs" else v for k, v in a.items()}
 
 
+def as_vector(a: Arrays, rng: np.random.Generator) -> Arrays:
+    """A number in a shape of its own."""
+    name = pick(rng, [k for k in released(a) if a[k].ndim == 2])
+    return {**a, name: a[name][..., None]}
+
+
 def layout(a: Arrays, rng: np.random.Generator) -> Arrays:
     names = [str(name) for name in rng.permutation([*a])]
     return {name: np.asfortranarray(a[name]) if a[name].ndim else a[name] for name in names}
@@ -253,6 +259,7 @@ def other_source(a: Arrays, rng: np.random.Generator) -> Arrays:
 
 KEEPS_THE_LEAK: tuple[Change, ...] = (
     rename, permute_rows, permute_models, nudge_inputs, other_units, noise_on_signals, precision, layout, repeat_models,
+    as_vector,
 )  # fmt: skip
 """After which a leak is in the file as before, under a name that is released."""
 
