@@ -402,7 +402,7 @@ def trained() -> audit.Shadows:
 
 ATTACKS = ("Threshold", "LikelihoodRatio")
 EASY = {"patience": (1, 3), "references": 4, "uncounted": True}
-STRICT = audit.Policy(0.3, 0.35, claim="whole", release="explanation+prediction", suite=ATTACKS, **EASY)
+STRICT = audit.Policy(0.2, 0.3, claim="whole", release="explanation+prediction", suite=ATTACKS, **EASY)
 LENIENT = audit.Policy(fpr=0.1, max_tpr=0.75, training=0.2, **EASY)
 
 
@@ -435,9 +435,15 @@ def audits() -> dict[str, Any]:
             "signals": {signal: values[:3, ::40] for signal, values in sorted(signals.values.items())},
             "maps": signals.attributions[:2, ::25],
             "about": dict(signals.meta),
-            "judged": judged(audit.certify(signals, policy, seed=2)),
+            "judged": judged_afresh(signals, policy),
         }
     return found
+
+
+def judged_afresh(signals: audit.Signals, policy: audit.Policy) -> dict[str, Any]:
+    """The first verdict on these examples."""
+    with tempfile.TemporaryDirectory() as folder, environment(SAFEXPLAIN_USES=f"{folder}/uses.sqlite"):
+        return judged(audit.certify(signals, policy, seed=2))
 
 
 def judged(result: audit.AuditResult) -> dict[str, Any]:
@@ -544,7 +550,7 @@ def bounds() -> dict[str, Any]:
 
 
 def canary_runs() -> dict[str, Any]:
-    """A training of a preset, made small: every scenario, and many canaries in one run."""
+    """A training of a preset, made small: every scenario."""
     large = canaries.preset("logit-768")
     recipe = replace(large.recipe, steps=12, sample_rate=1.0, expected_batch_size=50.0, lr=0.5, bias=True)
     claim = canaries.Claim(dp.Steps(3.0, 1.0, 12, "full-batch"), 1e-5)
@@ -554,7 +560,6 @@ def canary_runs() -> dict[str, Any]:
         scenario: canaries.run_canaries(small, scenario, runs=100, every=6, seed=2).to_dict()
         for scenario in ("worst-case", "gradient", "crafted", "mislabelled", "natural")
     }
-    runs["once"] = canaries.run_once(small, 18, guesses=8, seed=2).to_dict()
     timed = ("seconds", "seconds_per_run")
     return {
         "preset": dict(large.describe()),

@@ -533,17 +533,18 @@ def tuned() -> dict[str, Any]:
 
     population = digits(slice(360))
     of_half = trained(population)
-    found = tune(
-        of_half.models[0],
-        population,
-        RECIPE,
-        member=of_half.membership[0],
-        explainer=HardenedInputXGradient,
-        trials=8,
-        build=build,
-        references=4,
-        policy=replace(SMALL, selection=0.4),
-    )
+    with empty_folder():
+        found = tune(
+            of_half.models[0],
+            population,
+            RECIPE,
+            member=of_half.membership[0],
+            explainer=HardenedInputXGradient,
+            trials=8,
+            build=build,
+            references=4,
+            policy=replace(SMALL, selection=0.4),
+        )
     content = json.loads(json.dumps(found.to_dict()))
     named = {"chosen": content["chosen"], **content["reference"]}
     figures = {name: [round(point[figure], 4) for figure in ("leak", "utility")] for name, point in named.items()}
