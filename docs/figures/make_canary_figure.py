@@ -17,11 +17,19 @@ import matplotlib as mpl
 from make_figures import SCHEMES, style
 from matplotlib.figure import Figure
 
-from safexplain.audit.canaries.plot import COLORS
 from safexplain.dp.accounting.calibration import CURVES
 from safexplain.verdict.canaries.claim import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_figure3.json"
+
+
+COLORS = {
+    "worst-case": "#6b4fa0",
+    "gradient": "#1f7a4d",
+    "crafted": "#b8860b",
+    "mislabelled": "#a83279",
+    "natural": "#4d5866",
+}
 
 
 def draw(found: dict[str, Any]) -> Figure:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from make_canary_figure import COLORS
 from make_figures import SCHEMES, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safexplain.audit.canaries.plot import COLORS
 from safexplain.verdict.canaries.claim import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_sweep.json"

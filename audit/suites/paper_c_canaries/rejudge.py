@@ -1,4 +1,4 @@
-"""`--rejudge`: bounds, power and verdicts of a result anew, from its counts; what a verdict says may have changed.
+"""`--rejudge`: bounds and verdicts of a result anew, from its counts; what a verdict says may have changed.
 
 Nothing is trained. Counts, seconds and the paper's estimator stay as they are.
 """
@@ -29,9 +29,12 @@ def rejudge(path: Path) -> int:
         for one in repeats:
             before = one["verdict"]
             one.update(judged(one))
+            for gone in ("power", "keeps_claim"):  # of version 0.2.0
+                one.pop(gone, None)
             changed += one["verdict"] != before
     for claim, scenario, found in by_runs_in(content["results"]):
-        found["power"] = powers(claim, scenario, found["counts"])
+        found["detectable"] = detectables(claim, scenario, found["counts"])
+        found.pop("power", None)
     write_json(path, rounded(content))
     print(f"{path.name}: {changed} verdicts changed")
     return 0
@@ -60,10 +63,10 @@ def by_runs_in(results: dict[str, Any]) -> Iterator[tuple[Claim, Any, dict[str, 
                 yield Claim.from_dict(at["claim"]), scenario, found
 
 
-def powers(claim: Claim, scenario: Any, counts: list[list[int]]) -> list[float]:
-    """Of Figure 5's repeats, of which only the counts of the last step are kept."""
+def detectables(claim: Claim, scenario: Any, counts: list[list[int]]) -> list[float | None]:
+    """What Figure 5's repeats would have found, of which only the counts of the last step are kept."""
     step, found = claim.mechanism.steps if claim.mechanism else 1, []
     for false_positives, negatives, false_negatives, positives in counts:
         errors = (Errors(step, 0.0, false_positives, negatives, false_negatives, positives),)
-        found.append(CanaryResult(scenario, claim, "pld", 0.95, errors, negatives + positives, 0.0).power)
+        found.append(CanaryResult(scenario, claim, "pld", 0.95, errors, negatives + positives, 0.0).detectable)
     return found

@@ -40,7 +40,7 @@ from ...shared.run import (
 )
 from .figure2 import highest_over_thresholds
 from .rejudge import rejudge
-from .tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
+from .tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored, scores_of
 from .work import estimated
 
 BOUNDING = ("safexplain.verdict.canaries.result",)
@@ -67,7 +67,7 @@ def add_arguments(p: ArgumentParser) -> ArgumentParser:
 
 def audited(path: Path, claim: Claim, scenario: ScenarioName, repeat: int) -> dict[str, Any]:
     """One repeat of one cell: the result at the last step, and the bounds at every audited step."""
-    scores, facts = Scores.load(path), facts_of(path)
+    scores, facts = scores_of(path), facts_of(path)
     counted = scores if scenario == "gradient" else centred(scores)
     result = judge(counted, claim, scenario=scenario, threshold=0.0, seconds=facts["seconds"], seed=repeat)
     paper = [highest_over_thresholds(a, b, DELTA) for a, b in zip(scores.d, scores.d_prime, strict=True)]
@@ -160,7 +160,7 @@ def impossible(results: dict[str, Any]) -> list[str]:
     return [
         f"{task}, q {rate}, {scenario}: {verdict}"
         for task, rate, scenario, _, cell in cells_of(results)
-        if (verdict := next((r["verdict"] for r in cell["repeats"] if "bug" in r["verdict"]), None))
+        if (verdict := next((r["verdict"] for r in cell["repeats"] if r["verdict"] == "refuted"), None))
     ]
 
 

@@ -50,7 +50,7 @@ from .figure2 import highest_over_thresholds
 from .images import Images, Sets
 from .rejudge import rejudge
 from .runs import BOUNDING, add_sizes, centred, run, show
-from .tasks import DELTA, EPSILON, Adversary, Task, Training, scored
+from .tasks import DELTA, EPSILON, Adversary, Task, Training, scored, scores_of
 from .utility import accuracies
 from .work import estimated
 
@@ -175,22 +175,22 @@ def by_runs(sweep: Sweep) -> dict[str, Any]:
 
 def counted(paths: list[Any], claim: Any, scenario: Any, runs: int) -> dict[str, Any]:
     """The last step of the first `runs` runs of every repeat: means with two standard errors, and the counts."""
-    lower, paper, power, counts = [], [], [], []
+    lower, paper, would, counts = [], [], [], []
     for repeat, path in enumerate(paths):
-        whole = Scores.load(path)
+        whole = scores_of(path)
         few = Scores(whole.steps[-1:], whole.d[-1:, : runs - runs // 2], whole.d_prime[-1:, : runs // 2])
         of = few if scenario == "gradient" else centred(few)
         found = judge(of, claim, scenario=scenario, threshold=0.0, seed=repeat)
         at = found.errors[-1]
         lower.append(found.epsilon_lower)
-        power.append(found.power)
+        would.append(found.detectable)
         paper.append(highest_over_thresholds(few.d[-1], few.d_prime[-1], DELTA))
         counts.append([at.false_positives, at.negatives, at.false_negatives, at.positives])
     return {
         "runs": runs,
         "epsilon_lower": spread(lower),
         "paper_estimator": spread(paper),
-        "power": power,
+        "detectable": would,
         "counts": counts,
     }
 

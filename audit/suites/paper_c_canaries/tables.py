@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ...shared.run import markdown
@@ -50,8 +51,8 @@ def on_data(found: dict[str, Any]) -> str:
                 rows.append((
                     f"{task}, q = {rate}, {scenario}", f"{first['trained']:,}", with_error(ours),
                     f"{paper['mean']:.2f}", f"{at['add_remove'][-1]:.2f}", f"{at['substitute'][-1]:.2f}",
-                    ", ".join(shown_power(one.get("power")) for one in cell["repeats"]),
-                    ", ".join(dict.fromkeys(short(one["verdict"]) for one in cell["repeats"])),
+                    ", ".join(would_be_found(one["detectable"]) for one in cell["repeats"]),
+                    ", ".join(dict.fromkeys(one["verdict"] for one in cell["repeats"])),
                 ))  # fmt: skip
     header = (
         "canary",
@@ -60,7 +61,7 @@ def on_data(found: dict[str, Any]) -> str:
         "paper's estimator",
         "add/remove",
         "substituted",
-        "power",
+        "would be found from",
         "verdict",
     )
     return markdown(header, rows)
@@ -71,14 +72,16 @@ def with_error(found: dict[str, Any]) -> str:
     return f"{found['mean']:.2f}" + ("" if found["two_se"] is None else f" ± {found['two_se']:.2f}")
 
 
-def short(verdict: str) -> str:
-    """A verdict without its explanation."""
-    return verdict.partition(" as ")[0] if "add/remove" in verdict else verdict
+def would_be_found(epsilon: float | str | None) -> str:
+    """The smallest epsilon of which that is true."""
+    return "nothing" if epsilon is None else f"{float(epsilon):.1f}"
 
 
-def shown_power(power: float | None) -> str:
-    """To two places; nothing where there is none."""
-    return "" if power is None else f"{power:.2f}"
+def median_of(of_repeats: list[float | None]) -> float | None:
+    """The middle one, the lower of two; None is above all."""
+    return sorted(of_repeats, key=lambda epsilon: inf if epsilon is None else float(epsilon))[
+        (len(of_repeats) - 1) // 2
+    ]
 
 
 def by_runs(found: dict[str, Any]) -> str:
@@ -87,7 +90,7 @@ def by_runs(found: dict[str, Any]) -> str:
     rows = [
         (
             f"q = {rate}, {scenario}", f"{at['add_remove']:.2f}",
-            *(f"{with_error(c['epsilon_lower'])}; {min(map(float, c['power'])):.2f}" for c in cells),
+            *(f"{with_error(c['epsilon_lower'])}; {would_be_found(median_of(c['detectable']))}" for c in cells),
         )
         for rate, at in rates.items() for scenario, cells in at["cells"].items()
     ]  # fmt: skip

@@ -25,6 +25,7 @@ from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
+from safexplain.verdict.canaries.result import Scores
 
 from ...shared.run import Progress, code_of
 from ..dp_attacks.heads import save
@@ -167,6 +168,12 @@ def seed(setting: Setting, scenario: str, repeat: int) -> int:
     """Of the trainings of one cell and repeat."""
     named = f"{setting.name} {setting.mechanism.sample_rate} {scenario} {repeat}"
     return int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "little")
+
+
+def scores_of(path: Path) -> Scores:
+    """What is stored of the runs of one cell and repeat."""
+    with np.load(path, allow_pickle=False) as file:
+        return Scores(tuple(file["steps"].tolist()), file["d"], file["d_prime"])
 
 
 def facts_of(path: Path) -> dict[str, Any]:

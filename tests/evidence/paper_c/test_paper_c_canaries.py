@@ -68,7 +68,7 @@ def test_bounds_beyond_the_accounting_or_within_add_remove_are_named():
     assert set(counted.values()) == {"2 of 4"}
 
 
-def results(curve, verdict="consistent with substitute", scenario="gradient", rate="1"):
+def results(curve, verdict="not refuted", scenario="gradient", rate="1"):
     estimator = {"mean": curve[-1], "curve": curve}
     cell = {"paper_estimator": estimator, "repeats": [{"verdict": verdict}]}
     return {"task": {"rates": {rate: {"add_remove": [1.0, 4.0], "cells": {scenario: cell}}}}}
@@ -84,7 +84,7 @@ def test_a_curve_that_never_leaves_add_remove_behind_is_weak():
 
 def test_a_bound_that_no_correct_training_gives_is_named():
     assert runs.impossible(results([0.5, 6.0])) == []
-    assert len(runs.impossible(results([0.5, 12.0], verdict="violates the claim: a bug"))) == 1
+    assert len(runs.impossible(results([0.5, 12.0], verdict="refuted"))) == 1
 
 
 def test_inputs_from_scratch_are_expected_to_stay_within_add_remove():

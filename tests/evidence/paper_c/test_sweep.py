@@ -120,7 +120,8 @@ def test_full_sizes_are_the_papers():
 def written(folder, claim, runs_a_side, shift, name):
     rng = np.random.default_rng(len(name))
     path = folder / f"{name}.npz"
-    Scores((2, 6), rng.normal(shift, 1, (2, runs_a_side)), rng.normal(-shift, 1, (2, runs_a_side))).save(path)
+    d, d_prime = rng.normal(shift, 1, (2, runs_a_side)), rng.normal(-shift, 1, (2, runs_a_side))
+    np.savez(path, steps=(2, 6), d=d, d_prime=d_prime)
     return path
 
 
@@ -128,7 +129,7 @@ def test_fewer_runs_are_the_first_of_all(tmp_path):
     claim = setting().claim
     paths = [written(tmp_path, claim, 60, 1.0, name) for name in ("a", "bb")]
     few = sweep.counted(paths, claim, "gradient", 41)
-    whole = Scores.load(paths[0])
+    whole = tasks.scores_of(paths[0])
     alone = judge(Scores((6,), whole.d[1:, :21], whole.d_prime[1:, :20]), claim, scenario="gradient", threshold=0.0)
     assert few["counts"][0][1::2] == [20, 21]
     both = [sweep.counted([path], claim, "gradient", 41)["epsilon_lower"]["mean"] for path in paths]
@@ -191,7 +192,7 @@ def test_accounting_is_more_than_twice_add_remove_only_where_the_noise_is_large_
 
 def test_verdicts_follow_from_the_counts_again_and_nothing_else_changes(tmp_path, capsys):
     claim = setting().claim
-    scores = Scores.load(written(tmp_path, claim, 60, 1.0, "a"))
+    scores = tasks.scores_of(written(tmp_path, claim, 60, 1.0, "a"))
     one = judge(scores, claim, scenario="gradient", threshold=0.0, seconds=12.0).to_dict()
     kept = {"trained": 120, "curve": [1.0, 2.0], "paper_estimator": [1.0, 2.0], "ceilings": [3.0, 4.0]}
     stale = {**one, **kept, "verdict": "of an earlier version", "epsilon_lower": 0.5}
@@ -214,7 +215,7 @@ def test_committed_verdicts_are_what_the_library_says_of_their_counts(name):
     for one, *_ in list(rejudge.repeats_in(found))[::10]:
         again = rejudge.judged(one)
         assert again["verdict"] == one["verdict"], "run the suite with --rejudge"
-        assert again["power"] == pytest.approx(one["power"], abs=0.01)
+        assert again["detectable"] == (one["detectable"] and pytest.approx(one["detectable"], rel=0.05))
 
 
 def test_an_unknown_task_is_named(tmp_path):
@@ -233,12 +234,12 @@ def test_an_unknown_task_is_named(tmp_path):
         runs.report(options, lambda _: {"a task": None}, (), lambda _: [])
 
 
-def test_a_row_has_the_power_of_every_repeat():
+def test_a_row_has_what_every_repeat_would_have_found():
     two = {"epsilon_lower": {"mean": 5.0, "two_se": 0.5}, "paper_estimator": {"mean": 6.0}}
-    repeats = [{"trained": 40, "power": p, "verdict": "inconclusive: weak canary"} for p in (0.5, 0.75)]
+    repeats = [{"trained": 40, "detectable": e, "verdict": "not refuted"} for e in (12.5, None)]
     at = {"add_remove": [1.0], "substitute": [2.0], "cells": {"gradient": two | {"repeats": repeats}}}
     row = tables.on_data({"results": {"task": {"rates": {"1": at}}}}).splitlines()[-1]
-    assert row.endswith("| 5.00 ± 0.50 | 6.00 | 1.00 | 2.00 | 0.50, 0.75 | inconclusive: weak canary |")
+    assert row.endswith("| 5.00 ± 0.50 | 6.00 | 1.00 | 2.00 | 12.5, nothing | not refuted |")
 
 
 def test_figure_2_says_how_long_its_full_size_takes(monkeypatch, tmp_path, capsys):
