@@ -159,13 +159,13 @@ class Policy:
         """In which ways it asks for less than the default policy, in words; empty if in none."""
         default, found, most = Policy(), list[str](), max(self.patience)
         if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
-            found.append(f"excess {100 * self.tolerated_excess:.3g} points")
+            found.append(f"excess {100 * self.tolerated_excess:.4g} points")
         if self.claim == "whole" and self.max_tpr > default.max_tpr * max(1.0, self.fpr / default.fpr) * (1 + 1e-9):
-            found.append(f"{100 * self.max_tpr:.3g}% of members")
+            found.append(f"{100 * self.max_tpr:.4g}% of members")
         if self.fpr > default.fpr:
-            found.append(f"{100 * self.fpr:.3g}% false positives")
+            found.append(f"{100 * self.fpr:.4g}% false positives")
         if self.confidence < default.confidence:
-            found.append(f"{100 * self.confidence:.3g}% confidence")
+            found.append(f"{100 * self.confidence:.4g}% confidence")
         if most < max(default.patience):
             found.append("asked once only" if most == 1 else f"asked {most} times at most")
         elif 1 not in self.patience:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
 from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
 from safexplain.verdict.policy import PATIENCE, Policy
-from safexplain.verdict.power import MOST_A_SIDE, shown
+from safexplain.verdict.power import shown
 
 ATTACK_NAMES = {
     "Threshold": "Threshold",
@@ -187,7 +187,7 @@ def sentence(j: Judgement) -> str:
 
 
 def says(j: Judgement) -> tuple[str, ...]:
-    """What the sentence leaves open, in short ones: what was asked, by whom, and how large a sample would decide."""
+    """What the sentence leaves open, in short ones: what would decide, what was asked, by whom, what it could show."""
     p = j.policy
     looks = "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
     asked = (
@@ -195,36 +195,56 @@ def says(j: Judgement) -> tuple[str, ...]:
         f" {j.members:,} members, {j.non_members:,} non-members and {j.references:,} reference models."
     )
     who = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example"
-    return (asked, f"{who}.", *_needed(j))
+    return (*_next(j), asked, f"{who}.", *_shows(j))
 
 
-def _needed(j: Judgement) -> tuple[str, ...]:
-    """How many examples would decide, where nothing but wide intervals, or too few references, stand against it."""
-    undecided = [one for one in (j, *j.others) if one.own_reasons]
-    wide = [one for one in undecided if "too wide" in one.own_reasons]
-    if j.verdict != "inconclusive" or j.split != "certification" or not wide or any(o.failed for o in undecided):
+def _next(j: Judgement) -> tuple[str, ...]:
+    """The one cheapest thing that would decide an inconclusive verdict, or with which to begin."""
+    stand = list(dict.fromkeys(reason for one in (j, *j.others) for reason in one.own_reasons))
+    if j.verdict != "inconclusive" or not stand:
         return ()
+    wanted = {
+        "nothing judged": "signals that an attack can read",
+        "quick": "the whole audit, without the quick look",
+        "control failed": "members and non-members of one source, as the control says",
+        "selection split": "the examples of the certification split",
+        "level missing": f"what is released at each of {', '.join(map(str, j.policy.patience))} queries",
+        "found beside": "reference models that are all different",
+        "release incomplete": "the arrays that are named",
+        "not compared": "the labels of the same queries",
+        "suite incomplete": "the whole suite of attacks",
+        "few references": f"{j.policy.references} reference models",
+        "uses not counted": "inputs of the examples, or hashes of them",
+        "used before": "fresh examples",
+        "too wide": _enough(j),
+    }
+    first = next(reason for reason in wanted if reason in stand)
+    return (f"{'To decide' if len(stand) == 1 else f'First of {len(stand)} things to decide'}: {wanted[first]}.",)
+
+
+def _enough(j: Judgement) -> str:
+    """How many examples, where nothing but wide intervals stands against it."""
     at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
-    sizes = [one.needed for one in wide]
+    sizes = [one.needed for one in (j, *j.others) if "too wide" in one.own_reasons]
     known = [size for size in sizes if size is not None]
-    shows = _shows(j)
-    if len(known) < len(sizes):
-        return (f"No larger sample would decide: what was found lies too close to {at}.", *shows)
+    if len(known) < len(sizes) or not known:
+        return f"another limit, as what was found lies too close to {at}"
     most = max(known, key=lambda size: size.members)
     to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
     examples, members = (float(f"{n:.2g}") for n in (most.members + most.non_members, most.members))
-    size = f"About {examples:,.0f} examples, {members:,.0f} of them members"
-    return (f"{size}, would probably be enough to {to} {at}.", *shows)
+    size = f"about {examples:,.0f} examples, {members:,.0f} of them members"
+    return f"{size}, {to} {at} if what was found here is what is true"
 
 
 def _shows(j: Judgement) -> tuple[str, ...]:
     """How likely a leak would have been proven, which silence alone does not tell."""
-    if j.claim == "whole" or max(j.members, j.non_members) > MOST_A_SIDE:
+    narrow = not any("too wide" in one.own_reasons for one in (j, *j.others))
+    if j.verdict != "inconclusive" or j.claim == "whole" or narrow or not 3 * j.limit < 0.9:
         return ()
     normal, heavy = (100 * shown(j.policy, j.members, j.non_members, heavy_tails=tails) for tails in (False, True))
     return (
-        f"On as many as these, a leak of three times that is proven in about {normal:.0f} of 100 audits, in {heavy:.0f}"
-        " where scores have heavy tails.",
+        f"Of 100 audits of as many examples, about {normal:.0f} would prove a leak of {300 * j.limit:.3g} points,"
+        f" and {heavy:.0f} where scores have heavy tails.",
     )
 
 

@@ -163,10 +163,14 @@ def test_an_undecided_audit_looks_again_at_more_with_more_references_and_all_loo
     assert (result.uses, again.uses, again.bound) == (1, 1, result.bound)
 
 
-def test_a_decided_audit_looks_once_and_one_that_would_take_too_long_names_the_next_look(growing):
+def test_a_decided_audit_looks_once(growing):
     audited, told = growing
     assert audited(policy=replace(UNDECIDED, max_tpr=0.9)).result.policy.look == 1
     assert not any(stage.startswith("look") for stage in told)
+
+
+def test_an_audit_whose_next_look_would_take_too_long_names_it(growing):
+    audited, _ = growing
     late = audited(options=AuditOptions(seconds=0.0))
     assert (late.result.policy.look, late.result.references) == (1, 2)
     references, scored, seconds = late.next_look

@@ -1,4 +1,4 @@
-"""audit/suites/paper_b_recourse: data prepared by public rows only, figures that mean what they say, a quick run."""
+"""audit/suites/paper_b_recourse: data prepared by public rows only, figures that mean what they say, quick runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from evidence import DATA, ROOT, twice
 from sklearn.linear_model import LogisticRegression
 
 from audit.shared.run import RESULTS, Unusable
-from audit.suites.paper_b_recourse import cells, conditions, distances, dpm, evidence, published, tables, tasks
+from audit.suites.paper_b_recourse import (
+    cells,
+    conditions,
+    distances,
+    dpm,
+    evidence,
+    networks,
+    published,
+    tables,
+    tasks,
+)
 
 SMALL = tasks.synthetic(20, rows=400, public=50)
 
@@ -421,3 +431,67 @@ def test_figures_are_drawn(quick, tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.glob("*.svg")} == {
         f"{name}-{s}.svg" for name in ("recourse-synthetic", *far) for s in ("light", "dark")
     }
+
+
+# ------------------------------------------------------------------------------------------------------------ networks
+
+TEN = tasks.synthetic(10, rows=240, public=20)
+PLAN = tasks.Plan(lambda _: TEN, models=4, size=None)
+
+
+def quiet(*_):
+    pass
+
+
+def test_networks_that_know_their_members_are_found_and_private_ones_are_held_to_what_is_proven():
+    by_heart = networks.measured(TEN, PLAN, networks.Condition("by heart", 60), quiet)
+    private = networks.measured(TEN, PLAN, networks.Condition("private", 3, 1.0), quiet)
+    assert by_heart["train_accuracy"] > by_heart["test_accuracy"] + 0.05
+    assert (by_heart["stated"], by_heart["ceiling"]) == (None, None)
+    assert private["stated"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
+    assert private["stated"]["epsilon"] <= 1.0
+    assert private["ceiling"] == pytest.approx(np.e / (1 + np.e), abs=1e-3)
+    names = {(a["attack"], a["signal"]) for a in by_heart["attacks"]}
+    assert set(tables.OF_NETWORKS.values()) <= names
+    assert by_heart["valid"] > 0.95
+
+
+def test_a_condition_gives_the_same_network_again_and_another_one_for_another_seed():
+    x, y = TEN.x[:80], TEN.y[:80]
+    for condition in (networks.Condition("native", 2), networks.Condition("private", 2, 4.0)):
+        first, again, other = (condition.trained(x, y, s).explain(x).score for s in (1, 1, 2))
+        assert np.array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+
+def network_like(auc, balanced=0.5, ceiling=None, null=0.5):
+    attack = {"attack": "A", "signal": "s", "auc": auc, "auc_low": auc - 0.01, "null_auc": null,
+              "balanced_accuracy": {"value": balanced, "low": balanced - 0.01}}  # fmt: skip
+    return {"ceiling": ceiling, "attacks": [attack]}
+
+
+def test_missed_targets_of_networks_are_named():
+    def missed(found, private):
+        return networks.missed({"heloc": {"cells": {networks.TO_THE_END: found, "private": private}}})
+
+    fine = network_like(0.5, 0.5, 0.73)
+    assert missed(network_like(0.7), fine) == []
+    assert "by heart" in missed(network_like(0.6), fine)[0]
+    assert "what is proven" in missed(network_like(0.7), network_like(0.5, 0.76, 0.73))[0]
+    assert missed(network_like(0.7), network_like(0.5, 0.735, 0.73)) == []  # within its interval
+    assert "null" in missed(network_like(0.7), network_like(0.5, 0.5, 0.73, null=0.6))[0]
+
+
+def test_only_known_tasks_of_networks_are_run(tmp_path):
+    with pytest.raises(Unusable, match="unknown tasks"):
+        networks.main(["--task", "iris", "--out", str(tmp_path / "out.json")])
+    assert all(networks.NETWORKS[t] == replace(tasks.TASKS[t], models=p.models) for t, p in networks.NETWORKS.items())
+
+
+@pytest.mark.slow
+def test_the_suite_of_networks_runs_and_resumes(tmp_path):
+    found = twice("audit.suites.paper_b_recourse.networks", tmp_path)
+    cells = found[0]["results"]["breast cancer"]["cells"]
+    assert set(cells) == {c.title for c in networks.CONDITIONS}
+    assert found[1]["results"]["breast cancer"]["cells"] == cells
+    assert tables.networks(found[0]).count("\n") == len(cells) + 1

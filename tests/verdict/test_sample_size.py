@@ -171,24 +171,30 @@ def test_the_sample_that_is_said_to_prove_an_excess_often_proves_it_and_a_tenth_
 
 
 def test_how_many_examples_would_decide_is_said_only_where_they_would():
-    for found in (results.audited(0.0), results.audited(4.0), results.audited(0.0, references=3)):
+    for found in (results.audited(0.0), results.audited(4.0)):
         assert len(words.says(found)) == 2
     strict = Policy(patience=(1, 5))
     undecided = results.audited(0.1, strict, examples=900)
-    assert re.fullmatch(
-        r"About [\d,]+ examples, [\d,]+ of them members, would probably be .*", words.says(undecided)[2]
-    )
+    first, *_, shows = words.says(undecided)
+    assert re.fullmatch(r"To decide: about [\d,]+ examples, [\d,]+ of them members, .* is true\.", first)
+    assert re.fullmatch(r"Of 100 audits of as many examples, about \d+ would prove a leak of 6 points, .*", shows)
     assert recount(json.loads(json.dumps(undecided.to_dict()))).verdict == "inconclusive"
     failed = (Control("null model", True, "it finds members in a model that knows nothing of them", {}),)
-    for changes in ({"controls": failed}, {"split": "selection"}):
-        assert len(words.says(replace(undecided, **changes))) == 2
+    for changes, named in (({"controls": failed}, "members and non-members"), ({"split": "selection"}, "the examples")):
+        assert words.says(replace(undecided, **changes))[0].startswith(f"First of 2 things to decide: {named} of")
+
+
+def test_of_several_things_that_are_missing_the_first_is_named_alone():
+    few = words.says(results.audited(0.0, references=3))
+    assert few[0] == "To decide: 8 reference models."
+    assert "first of" not in " ".join(few[1:])
 
 
 def test_of_several_targets_all_that_are_undecided_count():
     found = results.of_targets(0.0, 0.3, policy=Policy(patience=(1, 5)))
     assert found.verdict == "inconclusive"
     most = max((one.needed for one in (found, *found.others) if one.own_reasons), key=lambda size: size.members)
-    named = int(re.match(r"About ([\d,]+) examples", words.says(found)[2])[1].replace(",", ""))
+    named = int(re.match(r"To decide: about ([\d,]+) examples", words.says(found)[0])[1].replace(",", ""))
     assert named == pytest.approx(most.members + most.non_members, rel=0.05)
 
 

@@ -30,8 +30,8 @@ from safexplain.verdict.stats.lower_bounds import choose_score
 
 __all__ = ["CanaryResult", "Errors", "Scores", "finding_of", "judge", "load_finding"]
 
-SUREST = 1 - 1e-9
-"""Confidence that no bound exceeds."""
+LEAST_SURE, SUREST = 0.5, 1 - 1e-9
+"""Confidences between which a verdict means something."""
 
 DETECTABLE_TOLERANCE = 0.05
 """By how much versions may differ in an epsilon that would have been found, relatively."""
@@ -323,7 +323,8 @@ def load_finding(path: str | Path) -> Finding:
 def check_method(method: str, confidence: float, claim: Claim) -> None:
     """Raise ConfigurationError unless it is a method, of which the first inverts the curve of the claim's mechanism,
     and the confidence is one that a verdict can have."""
-    check_number("confidence", confidence, minimum=0.5, below=SUREST)
+    if not LEAST_SURE <= check_number("confidence", confidence) <= SUREST:
+        raise ConfigurationError(f"confidence lies in [0.5, 1 - 1e-9], got {confidence:.12g}")
     curved, *others = names = get_args(BoundMethod)
     if method not in names:
         raise ConfigurationError(f"method: expected one of {', '.join(names)}, got {method!r}")

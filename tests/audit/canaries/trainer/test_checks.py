@@ -92,8 +92,8 @@ def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
 
 
 WRONG = {
-    "confidence of 1": ({"confidence": 1.0}, "less than 1"),
-    "hardly any confidence": ({"confidence": 0.01}, "at least 0.5"),
+    "confidence of 1": ({"confidence": 1.0}, "lies in \\[0.5, 1 - 1e-9\\], got 1"),
+    "hardly any confidence": ({"confidence": 0.01}, "got 0.01"),
     "confidence in percent": ({"confidence": 95}, "confidence"),
     "confidence that is no number": ({"confidence": "0.95"}, "confidence"),
     "threshold that is a word": ({"threshold": "best"}, "threshold"),
