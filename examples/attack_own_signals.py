@@ -15,7 +15,7 @@ def write(path: Path, effect: float) -> None:
     The first model is the target, the others are its references. The file holds what each model released at one query,
     and at 32 that differ a little: the norm of the averaged explanation, and the share that kept the label.
     """
-    rng = np.random.default_rng(round(1 + 100 * effect))
+    rng = np.random.default_rng(round(2 + 100 * effect))
     member = rng.random((17, 2000)) < 0.5  # [model, example]: was this model trained on this example?
     difficulty = rng.normal(size=2000)  # examples differ among themselves more than membership makes
     arrays = {"label": rng.integers(0, 2, 2000) * np.ones(member.shape)}

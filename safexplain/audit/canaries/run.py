@@ -1,8 +1,7 @@
 """From a setting and a scenario to a verdict: make the canary, train the runs on D and on D', count, judge.
 
 `run_canaries` trains many models (arXiv 2511.21804, algorithm 1). Its scenario S1 is the worst pair of data sets, in
-which the record's gradient is +C, its canary's -C, and all others are 0: nothing has to be trained for it. `run_once`
-puts many gradient canaries into a single training: a weaker bound, for the price of one.
+which the record's gradient is +C, its canary's -C, and all others are 0: nothing has to be trained for it.
 """
 
 from __future__ import annotations

@@ -52,6 +52,13 @@ class Finding(ABC):
         """Raise InputError where what is stated differs from what follows from the counts."""
 
     @property
+    def claimed(self) -> float:
+        """The epsilon that is claimed, under the claim's own adjacency."""
+        found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
+        assert found is not None
+        return found
+
+    @property
     def exit_code(self) -> int:
         """0 as claimed, 1 refuted, 3 not refuted."""
         return EXIT_CODES[self.verdict]

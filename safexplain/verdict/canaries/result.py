@@ -141,13 +141,6 @@ class CanaryResult(Finding):
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
-    @property
-    def claimed(self) -> float:
-        """The epsilon that is claimed, under the claim's own adjacency."""
-        found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
-        assert found is not None
-        return found
-
     @cached_property
     def detectable(self) -> float | None:
         """The smallest epsilon of a training that these canaries would have refuted in 95 of 100 audits.

@@ -106,20 +106,14 @@ class WhiteBoxResult(Finding):
         """The verdict with what it rests on."""
         if self.failed:
             seen = self.epsilon_seen
-            much = f". With steps like the worst seen, epsilon is {seen:.3g}, not {self._epsilon:.3g}" if seen else ""
+            much = f". With steps like the worst seen, epsilon is {seen:.3g}, not {self.claimed:.3g}" if seen else ""
             return f"Refuted: {'; '.join(check.says for check in self.failed)}{much}."
         if self.open:
             return f"Not refuted, and not confirmed: {'; '.join(check.says for check in self.open)}."
         return (
             f"As claimed: all {len(self.checks)} checks of the steps of {self.runs} trainings passed; epsilon is"
-            f" {self._epsilon:.3g} under {self.claim.adjacency} (delta {self.claim.delta:g})."
+            f" {self.claimed:.3g} under {self.claim.adjacency} (delta {self.claim.delta:g})."
         )
-
-    @property
-    def _epsilon(self) -> float:
-        found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
-        assert found is not None
-        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: what outside scripts read, with what it was computed from."""

@@ -33,7 +33,6 @@ __all__ = [
     "SEEDED",
     "Run",
     "Train",
-    "call",
     "call_watched",
     "numbers_of",
     "run_all",
@@ -99,12 +98,12 @@ class Run:
         if not isinstance(canary, RecordCanary):
             hook = GradientHook(canary.target, canary.coordinate, 1.0 if on_d else -1.0)
             with hook.watching():
-                call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed)
+                self.train(NeighbouringData(self.data, fetched=hook.fetched), torch.Generator().manual_seed(seed))
             return ((0.0 if canary.drift is None else float(canary.drift[-1])) - float(hook.moved[canary.coordinate]),)
         z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
         dataset = NeighbouringData(self.data, {} if on_d else {canary.target: instead})
-        model = call(self.train, dataset, seed)
+        model = self.train(dataset, torch.Generator().manual_seed(seed))
         if self.score is not None:
             return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
         if not isinstance(model, nn.Module):
@@ -132,11 +131,6 @@ def takes(train: Callable[..., Any], arguments: int) -> bool:
     return True
 
 
-def call(train: Train, dataset: NeighbouringData, seed: int) -> Any:
-    """One call of a training function."""
-    return train(dataset, torch.Generator().manual_seed(seed))
-
-
 def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: GradientHook | None, what: str) -> Any:
     """One seeded call of a training function outside of the runs, which a hook may watch.
 
@@ -146,7 +140,7 @@ def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: Gradi
     """
     try:
         with seeded(seed), hook.watching() if hook else nullcontext():
-            return call(train, dataset, seed)
+            return train(dataset, torch.Generator().manual_seed(seed))
     except RefusedError:
         raise
     except Exception as error:
