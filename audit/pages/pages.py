@@ -133,10 +133,10 @@ PAGES = (
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
         "20 min of one core"), _suite(
         "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found,"
-        " and thresholds by one split and by many", "nothing", "20 min of one core", "canary_power"))),
+        " and thresholds by one split and by many", "nothing", "5 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
-        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, the white box and a thousand runs"
-        " of canaries find; how often they refute a trainer that has none", "nothing", "20 min of one core"),)),
+        "broken_trainers", "which of 55 bugs of DP trainers, all real training loops, the white box and a thousand runs"
+        " of canaries find; how often they refute a trainer that has none", "nothing", "50 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
         _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
                "canary_figure2"),
