@@ -157,11 +157,6 @@ class Steps:
         if count > MOST_STEPS:
             raise ConfigurationError(f"steps: expected at most {MOST_STEPS:g}, got {count:g}")
 
-    @property
-    def is_poisson(self) -> bool:
-        """Each record joins by its own coin, though of a large batch not all may be taken."""
-        return self.sampling in ("poisson", "truncated-poisson")
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what other ways of sampling need; `Steps(**...)` reads them."""
         return {name: value for name, value in asdict(self).items() if value is not None}

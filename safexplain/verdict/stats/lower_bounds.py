@@ -65,12 +65,11 @@ def epsilon_from_errors(
         method: one of these.
         claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
             and `sampling` ("poisson", or a full batch where the sample rate is 1), with "truncated-poisson" also
-            `largest_batch` and `records`, as in `Steps`; `group` (1), in how many records D and D' differ: the bound is
-            on the epsilon of such a group.
+            `largest_batch` and `records`, as in `Steps`.
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps, sampling or group is.
+        ConfigurationError: sample_rate, steps or sampling is.
     """
     confidence, family = confidence_and_family(claimed)
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
@@ -147,7 +146,7 @@ def bound_epsilon(
 
     Raises:
         InputError: scores that are NaN, of another shape or too few; delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps, sampling or group is.
+        ConfigurationError: sample_rate, steps or sampling is.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
     confidence, family = confidence_and_family(claimed)

@@ -42,12 +42,11 @@ def one_run_lower_bound(
         canaries: how many coins there were.
         delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
         method: one of these.
-        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as of `epsilon_from_errors`; a
-            `group` is that of each canary.
+        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as of `epsilon_from_errors`.
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps, sampling or group out of range.
+        ConfigurationError: sample_rate, steps or sampling out of range.
     """
     confidence, family = confidence_and_family(claimed)
     _check(correct, guesses, canaries, delta, method, confidence)

@@ -33,7 +33,6 @@ from safexplain._privacy_loss import (
     VACUOUS,
     Sampling,
     Steps,
-    check_group,
     privacy_loss,
     truncation,
     typical_loss,
@@ -61,8 +60,7 @@ RESOLUTION = 0.005
 """Relative distance in epsilon at which the bisection stops."""
 
 SMALLEST_NOISE = 1 / 16
-"""Noise multiplier (twice this for a fixed size, and times the group) below which curves are not computed: their
-exponentials overflow."""
+"""Noise multiplier (twice this for a fixed size) below which curves are not computed: their exponentials overflow."""
 
 UNNOTICEABLE = 1e-7
 """Mean privacy loss below which a mechanism is taken to have epsilon 0."""
@@ -108,20 +106,20 @@ class PiecewiseLinear:
 
 
 @lru_cache(maxsize=4096)
-def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
+def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     """The trade-off curve of the sampled Gaussian mechanism under substitution, from below.
 
     With all records in every batch it is that of one Gaussian. Otherwise it comes from privacy loss distributions,
     and the accountant's error, within which it may raise epsilon, is subtracted from the epsilon. The mechanism has
-    noise and at least one step; so many records are substituted at once as `group` says.
+    noise and at least one step.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
-    cut = truncation([mechanism], "substitute", group)
+    cut = truncation([mechanism], "substitute")
     if q == 1 and not cut:
-        mu = 2 * group * math.sqrt(steps) / noise
+        mu = 2 * math.sqrt(steps) / noise
         return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
-    loss = privacy_loss([mechanism], "substitute", group, error=COARSER**2 * ERROR)
+    loss = privacy_loss([mechanism], "substitute", error=COARSER**2 * ERROR)
     epsilon = min(loss.epsilon(delta + slack), VACUOUS)
     if cut:  # Poisson batches have at most delta + (1 + e^epsilon) cut where truncated ones have delta
 
@@ -163,7 +161,7 @@ def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class Family:
-    """The sampled Gaussian mechanism with any noise, described as in `Steps`, for D and D' that differ in a group.
+    """The sampled Gaussian mechanism with any noise, described as in `Steps`.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -172,12 +170,10 @@ class Family:
     sample_rate: float = 1.0
     steps: int = 1
     sampling: Sampling | None = None  # None: "poisson", or a full batch where the sample rate is 1
-    group: int = 1
     largest_batch: int | None = None
     records: int | None = None
 
     def __post_init__(self) -> None:
-        check_group(self.group)
         if self.sampling is None:
             object.__setattr__(self, "sampling", "full-batch" if self.sample_rate == 1 else "poisson")
         if self._of(1.0).steps == 0:
@@ -186,7 +182,7 @@ class Family:
     @property
     def is_gaussian(self) -> bool:
         """All steps together are one Gaussian mechanism."""
-        return self.sample_rate == 1 and not truncation([self._of(1.0)], "substitute", self.group)
+        return self.sample_rate == 1 and not truncation([self._of(1.0)], "substitute")
 
     def at(self, point: int) -> Steps:
         """The member at a point of the grid."""
@@ -204,7 +200,6 @@ class Claimed(TypedDict, total=False):
     sample_rate: float
     steps: int
     sampling: Sampling | None
-    group: int
     largest_batch: int | None
     records: int | None
 
@@ -234,25 +229,25 @@ def smallest_refuted(
             low = middle
         elif side > 0:
             high = middle
-        elif refutes(curve := trade_off(family.at(middle), delta, family.group)):
+        elif refutes(curve := trade_off(family.at(middle), delta)):
             high, above = middle, curve
         else:
             low, below = middle, curve
     if above is None:
         return 0.0, None
-    return math.inf if below is None and _overflows(family.at(low), family.group) else above.epsilon, above
+    return math.inf if below is None and _overflows(family.at(low)) else above.epsilon, above
 
 
 @lru_cache(maxsize=65536)
 def _side(family: Family, point: int) -> int:
     """-1 where there is too little noise to compute anything, 1 where there is too much to learn anything, else 0."""
     member = family.at(point)
-    if _overflows(member, family.group):
+    if _overflows(member):
         return -1
-    loss = typical_loss(member, family.group)
+    loss = typical_loss(member)
     return int(loss < UNNOTICEABLE) - int(loss > VACUOUS)
 
 
-def _overflows(member: Steps, group: int) -> bool:
-    wide = group * (2 if member.sampling == "fixed-size" else 1)
+def _overflows(member: Steps) -> bool:
+    wide = 2 if member.sampling == "fixed-size" else 1
     return member.sample_rate < 1 and member.noise_multiplier < wide * SMALLEST_NOISE

@@ -13,7 +13,6 @@ from safexplain._privacy_loss.pairs import Pair, fixed_size_weights, poisson_wei
 from safexplain._privacy_loss.steps import _loss
 from safexplain.dp import Steps, composed, epsilons, noise_multiplier, steps_within
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.stats import epsilon_from_errors
 
 ORDERS = np.concatenate([-np.geomspace(4, 1e-3, 12), [0.0], np.geomspace(1e-3, 6, 14)])
 SETTINGS = [(0.25, 0.8, 2), (0.5, 2.0, 3), (0.01, 0.6, 4), (0.9, 5.0, 7)]
@@ -177,16 +176,6 @@ def test_calibration_and_steps_keep_the_budget_of_a_group():
     steps = steps_within(4.0, sigma, 0.05, 1e-5, group=3)
     assert 100 <= steps <= 101
     assert sigma > 2 * noise_multiplier(4.0, 0.05, 100, 1e-5)
-
-
-def test_a_lower_bound_on_a_group_is_on_the_epsilon_of_the_group():
-    sampled = {"sample_rate": 0.25, "steps": 100}
-    one, three = (epsilon_from_errors(20, 1000, 15, 1000, 1e-5, "pld", **sampled, group=k) for k in (1, 3))
-    assert three == pytest.approx(one, rel=0.2)  # the same errors: another mechanism, nearly the same curve
-    sigma = noise_multiplier(three, 0.25, 100, 1e-5, group=3)
-    assert epsilons(sigma, 0.25, 100, 1e-5, group=3).substitute == pytest.approx(three, rel=1e-2)
-    none = (0, 1000, 0, 1000, 1e-5, "pld")
-    assert epsilon_from_errors(*none, group=3) == epsilon_from_errors(*none)  # full batch: one Gaussian
 
 
 @pytest.mark.parametrize("group", [0, -1, 1.5, True, "2", 10**9])
