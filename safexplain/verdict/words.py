@@ -219,7 +219,8 @@ def _next(j: Judgement) -> tuple[str, ...]:
         "too wide": _enough(j),
     }
     first = next(reason for reason in wanted if reason in stand)
-    return (f"{'To decide' if len(stand) == 1 else f'First of {len(stand)} things to decide'}: {wanted[first]}.",)
+    several = "" if len(stand) == 1 else f", first of {len(stand)} things"
+    return (f"To decide{several}: {wanted[first]}.",)
 
 
 def _enough(j: Judgement) -> str:

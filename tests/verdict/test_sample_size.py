@@ -181,7 +181,7 @@ def test_how_many_examples_would_decide_is_said_only_where_they_would():
     assert recount(json.loads(json.dumps(undecided.to_dict()))).verdict == "inconclusive"
     failed = (Control("null model", True, "it finds members in a model that knows nothing of them", {}),)
     for changes, named in (({"controls": failed}, "members and non-members"), ({"split": "selection"}, "the examples")):
-        assert words.says(replace(undecided, **changes))[0].startswith(f"First of 2 things to decide: {named} of")
+        assert words.says(replace(undecided, **changes))[0].startswith(f"To decide, first of 2 things: {named} of")
 
 
 def test_of_several_things_that_are_missing_the_first_is_named_alone():
