@@ -194,7 +194,8 @@ class WhiteBox:
             Python. It returns the model: a module, or arrays in lists and dictionaries.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
         claim: with its mechanism.
-        clip: C, in the units of the sums that are handed over: what one record may add to them, in 2-norm.
+        clip: C, in the units of the sums that are handed over: what one record may add to them, in 2-norm. None: that
+            of the optimizer (`max_grad_norm`), 1 in a loop of its own.
         targets: how many records are substituted, one after another, of different classes.
         seed: of everything random.
 
@@ -206,7 +207,7 @@ class WhiteBox:
     train: Callable[..., Any]
     data: Any
     claim: Claim
-    clip: float = 1.0
+    clip: float | None = None
     targets: int = 2
     seed: int = 0
 
@@ -216,7 +217,8 @@ class WhiteBox:
             raise ConfigurationError(
                 "claim: the white box checks the steps of a mechanism with noise; give Claim(Steps(...), delta)"
             )
-        check_number("clip", self.clip, above=0.0)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0.0)
         object.__setattr__(self, "data", records(self.data))
 
     def run(self, progress: Progress = silent) -> WhiteBoxResult:
@@ -237,6 +239,7 @@ class WhiteBox:
                 " another process. Let train(dataset, generator, step) add its noise by"
                 " noisy = step(clipped, noise, batch)"
             )
+        clip = self.clip or float(getattr(plain.optimizer, "max_grad_norm", 1.0))
         seeds = min(max(FEWEST, math.ceil(STEPS_SEEN / plain.taken)), MOST)
         targets = self._targets(plain.batches)
         new = {target: self._new_records(target) for target in targets}
@@ -271,13 +274,13 @@ class WhiteBox:
             raise refused[0]
         checks = (
             *self._accounted([plain, *others]),
-            self._sensitivity(changed, copies),
-            *self._noise([plain, *others], changed),
+            self._sensitivity(changed, copies, clip),
+            *self._noise([plain, *others], changed, clip),
             *self._batches([plain, *others], changed),
             _released(changed),
         )
         name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
-        setting = {"trained": name, "records": len(self.data), "clip": self.clip, "steps seen": plain.taken}
+        setting = {"trained": name, "records": len(self.data), "clip": clip, "steps seen": plain.taken}
         return WhiteBoxResult(self.claim, checks, total, time.monotonic() - began, setting)
 
     def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
@@ -370,7 +373,7 @@ class WhiteBox:
             says = f"these steps spend epsilon {spent:.3g} under {claim.adjacency}"
             yield Check("accounting", spent, claim.epsilon * SLACK, says)
 
-    def _sensitivity(self, changed: Sequence[Sequence[Watched]], copies: Sequence[Watched]) -> Check:
+    def _sensitivity(self, changed: Sequence[Sequence[Watched]], copies: Sequence[Watched], clip: float) -> Check:
         """What one record adds to the sum, in C: half of what it changes if it is substituted by any other, or its
         share of a sum to which all records add alike."""
         most = 0.0
@@ -384,16 +387,16 @@ class WhiteBox:
                 batch = run.batches[t]
                 size = len(self.data) if self.claim.mechanism.sample_rate == 1 else 0 if batch is None else batch.sum()
                 most = max(most, _norm(total) / size if size else 0.0)
-        found = most / self.clip
+        found = most / clip
         if found < 0.5:
             says = f"no made record added more than {found:.2g} C to a sum: whether clipping works was not seen"
             return Check("sensitivity", None, SLACK, says)
         return Check("sensitivity", found, SLACK, f"one record adds up to {found:.3g} C to the sum of a step")
 
-    def _noise(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]]) -> Iterator[Check]:
+    def _noise(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]], clip: float) -> Iterator[Check]:
         """Its size, distribution and independence, over the steps of all runs, and that records do not change it."""
         assert self.claim.mechanism is not None
-        std = self.claim.mechanism.noise_multiplier * self.clip
+        std = self.claim.mechanism.noise_multiplier * clip
         steps = sorted(runs[0].noises)
         runs = [run for run in runs if sorted(run.noises) == steps and run.parts == runs[0].parts]
         tensor = np.repeat(np.arange(len(runs[0].parts)), runs[0].parts)

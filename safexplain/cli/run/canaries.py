@@ -107,7 +107,7 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
         raise ConfigurationError("--plan: the white box trains some dozens of times; it has no plan")
     if "white-box" in names and not o.plan:
         try:
-            white = WhiteBox(*what, config.claim, clip=config.training.clip, seed=o.seed).run(
+            white = WhiteBox(*what, config.claim, clip=config.training.clip or None, seed=o.seed).run(
                 _about("white-box", progress)
             )
         except RefusedError as reason:  # no step was seen

@@ -36,7 +36,7 @@ class Training:
 
     steps: int
     batch_size: float  # expected; over the records it is the sample rate, and what sums are divided by
-    clip: float = 1.0  # bound C on the norm of an example's gradient
+    clip: float = 0.0  # bound C on the norm of an example's gradient; 0: 1, or that of a function's optimizer
     clipping: str = "flat"  # or "auto-s"
     noise_multiplier: float = 0.0  # standard deviation of the noise over C; 0: calibrated to the claim's epsilon
     optimizer: HeadOptimizer = "sgd"
@@ -76,7 +76,7 @@ class CanaryConfig:
         assert m is not None
         if t.clipping not in ("flat", "auto-s"):
             raise ConfigurationError(f"clipping: expected flat or auto-s, got {t.clipping!r}")
-        clipping = FlatClipping(t.clip) if t.clipping == "flat" else AutoSClipping(t.clip)
+        clipping = (FlatClipping if t.clipping == "flat" else AutoSClipping)(t.clip or 1.0)
         recipe = HeadRecipe(
             self.classes, t.steps, m.sample_rate, t.batch_size, clipping, lr=t.lr, optimizer=t.optimizer,
             momentum=t.momentum, l2=t.l2, bias=t.bias, one_logit=t.one_logit,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from audit.suites.broken_trainers.suite import BROKEN, RIGHT, Case, records
@@ -222,6 +223,17 @@ def test_sums_may_be_arrays_in_dictionaries():
     both = add_noise({"w": np.ones(2), "b": [torch.ones(1)]}, {"w": np.ones(2), "b": [torch.ones(1)]})
     assert np.array_equal(both["w"], [2.0, 2.0])
     assert torch.equal(both["b"][0], torch.tensor([2.0]))
+
+
+@pytest.mark.parametrize("bound", [0.3, 4.0])
+@pytest.mark.parametrize("name", ["Opacus", "NoNoiseOnBias"])
+def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
+    case = case_named(f"with_engines:{name}")
+    init = DPOptimizer.__init__
+    monkeypatch.setattr(DPOptimizer, "__init__", lambda *a, **k: init(*a, **{**k, "max_grad_norm": bound}))
+    result = WhiteBox(case.trainer.train, records(), case.claim).run()
+    assert result.setting["clip"] == bound
+    assert failed(result) == ({"size of the noise"} if name == "NoNoiseOnBias" else set()), result.sentence
 
 
 # ------------------------------------------------------------------------------------ DPFineTuner
