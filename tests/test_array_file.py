@@ -16,7 +16,6 @@ from safexplain.audit import Signals
 from safexplain.errors import InputError
 from safexplain.loading.data import load_data
 from safexplain.loading.data.checks import check_data
-from safexplain.verdict.canaries.result import Scores
 
 X = np.arange(12.0).reshape(3, 4)
 BOMB = 256 << 20
@@ -112,10 +111,6 @@ def test_loaders_read_what_they_declare_and_not_the_bomb_beside_it(tmp_path):
     entries = [(f"{name}.npy", npy(array)) for name, array in rows.items()]
     (tmp_path / "data.npz").write_bytes(archive([bomb("bomb.npy"), *entries]))
     assert peak_of(lambda: load_data(tmp_path / "data.npz")) < 4 << 20
-    scores = {"steps": np.array([1]), "d": np.zeros((1, 3)), "d_prime": np.zeros((1, 3))}
-    entries = [(f"{name}.npy", npy(array)) for name, array in scores.items()]
-    (tmp_path / "scores.npz").write_bytes(archive([bomb("bomb.npy"), *entries]))
-    assert peak_of(lambda: Scores.load(tmp_path / "scores.npz")) < 4 << 20
 
 
 def test_a_bomb_in_signals_is_refused_unread(tmp_path):

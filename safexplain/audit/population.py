@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from safexplain.audit.controls.splits import spread
-from safexplain.audit.store import parts
+from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError
 
 SAMPLING = np.uint64(0x5C02ED)
@@ -101,7 +101,7 @@ class Population:
             member: (n,) bool, of the target.
             number: examples, to the nearest group.
         """
-        hashes = spread(_hashes(self.x.cpu().numpy()) ^ SAMPLING)
+        hashes = spread(hash_examples(self.x.cpu().numpy()) ^ SAMPLING)
         units, unit = self._units
         smallest = np.full(units, np.iinfo(np.uint64).max, dtype=np.uint64)
         np.minimum.at(smallest, unit, hashes)
@@ -163,12 +163,3 @@ def numbered(groups: ArrayLike) -> NDArray[np.int64]:
     if names.dtype.kind == "f" and np.isnan(names).any():
         raise InputError(f"{int(np.isnan(names).sum())} examples have no group; give each without one its own number")
     return names.astype(np.int64) if names.dtype.kind in "bi" else np.unique(names, return_inverse=True)[1]
-
-
-def _hashes(x: NDArray[np.float32]) -> NDArray[np.uint64]:
-    """(n,) one number an example, equal where all that models see is equal: BLAKE2b of each row, -0 being 0."""
-    rows, found = x.reshape(len(x), -1), bytearray()
-    for part in parts(len(rows), rows.shape[1]):
-        block = np.ascontiguousarray(rows[part], dtype="<f4") + np.float32(0)
-        found += b"".join(hashlib.blake2b(row, digest_size=8, person=b"example").digest() for row in block)
-    return np.frombuffer(bytes(found), dtype="<u8").astype(np.uint64)

@@ -46,15 +46,18 @@ LONGEST_META = 2**26
 CELL, PROJECTIONS = 0.01, 8
 """Width of the cells of an example's projections, and how many of these are hashed."""
 
+NEAR = np.uint64(2**40 - 1)
+"""Bits of an example's number that near-duplicates share."""
+
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
-    """One number an example, that near-duplicates nearly always share: a locality-sensitive hash (Datar et al. 2004,
-    SoCG, section 3) of arcsinh(x), in which relative changes of large numbers are absolute ones.
+    """One number an example: copies have the same, and near-duplicates nearly always the same low 40 bits (`near`).
 
-    Eight random projections of the flattened example, over the root of its size, are cut into cells of .01. Of examples
-    whose numbers are all changed by 1e-4 of themselves, 94 in 100 keep their number; examples that differ by .1 (root
-    mean square, of arcsinh) share it with a probability below 1e-6, also among a million. Equal examples have equal
-    numbers, whatever their shape, and wherever they stand.
+    These are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x), in which relative changes of
+    large numbers are absolute ones: eight random projections of the flattened example, over the root of its size, are
+    cut into cells of .01. Of examples whose numbers are all changed by 1e-4 of themselves, 94 in 100 keep these bits;
+    of examples that differ by .1 (root mean square, of arcsinh) fewer than one in a million. The other bits are of
+    BLAKE2b of the numbers as float32, -0 being 0. Neither shape nor place of an example enters.
 
     Args:
         x: (n, ...) numbers.
@@ -70,8 +73,16 @@ def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
     hashes = bytearray()
     for part in parts(len(rows), width):
         cells = np.floor(np.arcsinh(rows[part].astype(np.float64)) @ directions / CELL + shift).astype("<i8")
-        hashes += b"".join(hashlib.blake2b(row.tobytes(), digest_size=8, person=b"example").digest() for row in cells)
+        exact = rows[part].astype("<f4") + np.float32(0)
+        for cell, row in zip(cells, exact, strict=True):
+            hashes += hashlib.blake2b(cell.tobytes(), digest_size=5, person=b"near").digest()
+            hashes += hashlib.blake2b(row.tobytes(), digest_size=3, person=b"example").digest()
     return np.frombuffer(bytes(hashes), dtype="<u8").astype(np.uint64)
+
+
+def near(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """(n,) the part of `hash_examples` that near-duplicates share."""
+    return hashes & NEAR
 
 
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:

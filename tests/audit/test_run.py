@@ -163,8 +163,9 @@ def test_an_undecided_audit_looks_again_at_more_with_more_references_and_all_loo
     assert (result.uses, again.uses, again.bound) == (1, 1, result.bound)
 
 
-def test_a_decided_audit_looks_once(growing):
+def test_a_decided_audit_looks_once(growing, monkeypatch):
     audited, told = growing
+    monkeypatch.setattr("safexplain.audit.question.examples_needed", lambda policy: 70)
     assert audited(policy=replace(UNDECIDED, max_tpr=0.9)).result.policy.look == 1
     assert not any(stage.startswith("look") for stage in told)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Signals
-from safexplain.audit.signals import hash_examples
+from safexplain.audit.signals import hash_examples, near
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -343,11 +343,14 @@ def test_near_duplicates_have_one_hash_whatever_their_spelling_and_others_do_not
     assert np.array_equal(hash_examples(INPUTS[order]), HASHES[order])
     assert len(np.unique(HASHES)) == 40
     many = RNG.normal(size=(2000, 30))
-    for near in (many * (1 + 3e-7), many * (1 + 1e-4 * RNG.normal(size=many.shape)), many.astype(np.float32)):
-        assert (hash_examples(near) == hash_examples(many)).mean() > 0.85
+    for other in (many * (1 + 3e-7), many * (1 + 1e-4 * RNG.normal(size=many.shape)), many.astype(np.float32)):
+        assert (near(hash_examples(other)) == near(hash_examples(many))).mean() > 0.85
     far = many + 0.1 * RNG.normal(size=many.shape)
-    assert not np.isin(hash_examples(far), hash_examples(many)).any()
-    assert len(np.unique(hash_examples(many))) == 2000
+    assert not np.isin(near(hash_examples(far)), near(hash_examples(many))).any()
+    assert len(np.unique(near(hash_examples(many)))) == 2000
+    close = np.repeat(many[:100], 2, 0) + 1e-6 * np.arange(200)[:, None] % 2e-6
+    assert len(np.unique(near(hash_examples(close)))) < 110
+    assert len(np.unique(hash_examples(close))) == 200  # near-duplicates, and no copies
     many = np.arange(3000, dtype=np.float32)[:, None]  # more than one block
     assert np.array_equal(hash_examples(many)[1500:], hash_examples(many[1500:]))
     assert hash_examples(np.zeros((0, 3))).shape == (0,)

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.audit.controls.splits import spread
-from safexplain.audit.signals import Signals
+from safexplain.audit.signals import Signals, near
 from safexplain.audit.store import parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.policy import Policy
@@ -126,7 +126,7 @@ class Uses:
                 "uses are counted by hashes of the examples, and the signals have none: give inputs, or the array"
                 " examples (hash_examples)"
             )
-        hashes = [sample_of(signals.examples[certified]), *map(sample_of, _matrix(signals, certified))]
+        hashes = [sample_of(near(signals.examples[certified])), *map(sample_of, _matrix(signals, certified))]
         blobs = [kept.astype("<u8").tobytes() for kept in hashes]
         found = {"look": [float(self.look)], **released_sums(signals, certified)}
         this = (self.configuration, json.dumps(found), says, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
@@ -227,7 +227,7 @@ def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, l
     the same in any order of models and examples, and other ones for other numbers."""
     assert signals.examples is not None
     rows = np.flatnonzero(certified)
-    weight = (spread(signals.examples[rows]) >> np.uint64(11)) * 2.0**-52 - 1.0
+    weight = (spread(near(signals.examples[rows])) >> np.uint64(11)) * 2.0**-52 - 1.0
     arrays = {**signals.values, **({} if signals.attributions is None else {"attributions": signals.attributions})}
     target = np.isin(np.arange(len(signals.membership)), signals.targets)
     found = {}

@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from safexplain._digest import sha256
-from safexplain.audit.signals import Signals
+from safexplain.audit.signals import Signals, near
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
@@ -49,7 +49,7 @@ class Splits:
         unit = np.argsort(np.argsort(first))[unit.reshape(-1)]  # numbered as they come
         if signals.examples is not None:
             smallest = np.full(len(first), np.iinfo(np.uint64).max, dtype=np.uint64)
-            np.minimum.at(smallest, unit, signals.examples[inside])
+            np.minimum.at(smallest, unit, near(signals.examples[inside]))
             place[inside] = (spread(smallest)[unit] >> np.uint64(11)) * 2.0**-53
         elif inside.any():
             members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
@@ -81,8 +81,9 @@ CLOSE = 1e-6
 
 
 def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
-    """(n,) a number for each example, the same for copies: those with one hash, if the (n, ...) inputs are close."""
-    _, which = np.unique(hashes, return_inverse=True)
+    """(n,) a number for each example, the same for copies: those with one hash, or with (n, ...) inputs near-duplicates
+    that are close."""
+    _, which = np.unique(hashes if x is None else near(hashes), return_inverse=True)
     which = which.reshape(-1).astype(np.int64)
     if x is None:
         return which
