@@ -216,7 +216,7 @@ def _next(j: Judgement) -> tuple[str, ...]:
         "few references": f"{j.policy.references} reference models",
         "uses not counted": "inputs of the examples, or hashes of them",
         "used before": "fresh examples",
-        "too wide": _enough(j),
+        "too wide": _enough(j) if "too wide" in stand else "",
     }
     first = next(reason for reason in wanted if reason in stand)
     several = "" if len(stand) == 1 else f", first of {len(stand)} things"
@@ -224,11 +224,11 @@ def _next(j: Judgement) -> tuple[str, ...]:
 
 
 def _enough(j: Judgement) -> str:
-    """How many examples, where nothing but wide intervals stands against it."""
+    """How many examples would decide what wide intervals leave open."""
     at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
     sizes = [one.needed for one in (j, *j.others) if "too wide" in one.own_reasons]
     known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes) or not known:
+    if len(known) < len(sizes):
         return f"another limit, as what was found lies too close to {at}"
     most = max(known, key=lambda size: size.members)
     to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
