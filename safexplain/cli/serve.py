@@ -14,7 +14,7 @@ import typer
 
 from safexplain.cli.console import device_of
 from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, asks, option
-from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+from safexplain.errors import ConfigurationError, MissingExtraError
 
 LIMITS = "Limits"
 """Heading of the options that limit questions."""
@@ -22,6 +22,9 @@ LIMITS = "Limits"
 STARTS_WITHIN = 60
 """Seconds after which a silent worker is started anew. uvicorn's 5 may be over before PyTorch and a model are read, and
 a worker that is ended before it is ready never is."""
+
+CONNECTIONS = 1000
+"""At once; more are answered with 503, so that those which a client keeps open do not fill the memory."""
 
 NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")
 """Options that are no argument of `Service.load`, or only together."""
@@ -44,7 +47,7 @@ class ServeOptions:
     probabilities: bool = option(False, "", "Return class probabilities, too.", EXPLANATION, "--probabilities")
     uncertified: bool = option(False, "", "Serve uncertified; answers say so.", EXPLANATION, "--uncertified")
     explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
-    hardening: Path | None = option(None, "FILE", "JSON, with --uncertified.  \\[default: recommended]", EXPLANATION)
+    hardening: str | None = option(None, "HARDENING", "As in audit, with --uncertified.", EXPLANATION)
     ledger: str = option(
         "sqlite:///safexplain-ledger.db", "URL", "Ledger of questions: sqlite:///... or postgresql://...", LIMITS
     )
@@ -66,11 +69,9 @@ class ServeOptions:
         given["limits"] = {"questions": self.questions, "looks": self.looks, "period": self.period}
         given["device"] = str(device_of(self.device))
         if self.hardening is not None:
-            try:
-                given["hardening"] = self.hardening.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise InputError(f"--hardening {self.hardening}: {reason}") from None
+            from safexplain.cli.run.question import parse_hardening
+
+            given["hardening"] = parse_hardening(self.hardening).to_json()
         if self.input_range is not None:
             try:
                 low, high = map(float, self.input_range.split(":"))
@@ -99,7 +100,7 @@ def serve_command(given: ServeOptions) -> int:
     try:
         import uvicorn
 
-        from safexplain.serve.http import from_environment
+        from safexplain.serve.http import Connection, from_environment
     except ImportError as error:
         raise MissingExtraError(
             f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
@@ -115,6 +116,8 @@ def serve_command(given: ServeOptions) -> int:
         "timeout_keep_alive": 30,
         "timeout_worker_healthcheck": STARTS_WITHIN,
         "access_log": False,
+        "http": Connection,
+        "limit_concurrency": CONNECTIONS,
     }
     if given.workers == 1:
         uvicorn.run(from_environment(), **listening)

@@ -19,7 +19,6 @@ import hashlib
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._validate import check_whole, keep_number, real_numbers
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 from safexplain.ledger import Ledger
 from safexplain.ledger.questions import Looks, Most, Seen
 from safexplain.ledger.records import PERIODS
@@ -43,10 +42,14 @@ MOST_DENSE = 4096
 """Features up to which directions of sketches are orthogonal; of more they are sparse."""
 
 MOST_KEPT = 256 * 2**20
-"""Bytes of sketches of all clients kept in memory; those of clients who were away longest are read again."""
+"""Bytes of histories of all clients kept in memory; those of clients who were away longest are read again."""
 
-MOST_CHECKED = 64
-"""Requests of which the search is kept from check to charge."""
+try:
+    from cachetools import LRUCache
+except ImportError as error:
+    raise MissingExtraError(
+        'serving needs cachetools, which is not installed: pip install "safexplain[serve]"', name="cachetools"
+    ) from error
 
 Sketches = NDArray[np.float32]
 
@@ -189,6 +192,11 @@ class _History:
     n: int = 0
     after: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return 1024 + self.sketches.nbytes + self.first.nbytes
+
     def append(self, questions: Sequence[Seen]) -> None:
         if not questions:
             return
@@ -248,23 +256,8 @@ class Budget:
         self.likeness = None
         if public is not None:
             self.likeness = Likeness.of(public, limits.quantile, seed=self.ledger.identity, subject=subject)
-        self._histories: OrderedDict[str, _History] = OrderedDict()
-        self._checked: OrderedDict[tuple[str, tuple[bytes, ...]], Looks] = OrderedDict()
+        self._histories: Any = LRUCache(MOST_KEPT, getsizeof=lambda history: history.size)
         self._guard = (os.getpid(), threading.Lock())
-
-    def check(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
-        """Raise what `charge` would raise now; nothing is recorded.
-
-        Args:
-            client: who asks.
-            digests: of the questions, each of model, certificate and canonical input.
-            x: (n, ...) inputs of the questions.
-
-        Raises:
-            BudgetExhausted: they do not all fit; `.renews` is None where they never will.
-            LedgerError: the ledger cannot be read.
-        """
-        self.ledger.may_ask(client, digests, most=self._questions, looks=self._alike(client, digests, x, keep=True))
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
         """Count the questions, all or none; durable when it returns. What this client asked before is free.
@@ -297,9 +290,7 @@ class Budget:
         """Raise LedgerError where the ledger cannot be reached."""
         self.ledger.total()
 
-    def _alike(
-        self, client: str, digests: Sequence[bytes], x: NDArray[Any], *, keep: bool = False
-    ) -> Callable[[], Looks] | None:
+    def _alike(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> Callable[[], Looks] | None:
         like = self.likeness
         if like is None:
             return None
@@ -307,18 +298,7 @@ class Budget:
             raise InputError(f"x: expected a row for each of {len(digests)} digests, got {len(x)}")
 
         def looks() -> Looks:
-            """The search among what is known, outside of the ledger's transaction; once for check and charge."""
-            with self._lock():
-                known_already = self._checked.pop((client, tuple(digests)), None)
-            found = known_already or search()
-            if keep:
-                with self._lock():
-                    self._checked[client, tuple(digests)] = found
-                    if len(self._checked) > MOST_CHECKED:
-                        self._checked.popitem(last=False)
-            return found
-
-        def search() -> Looks:
+            """The search among what is known, outside of the ledger's transaction."""
             sketches = like.sketch(x)
             known, first, after = self._history(client, like)
             nearest, distance = _nearest(sketches, known)
@@ -351,10 +331,8 @@ class Budget:
                 k = like.sketch(like.mean[None]).shape[1]
                 history = _History(np.empty((0, k), np.float32), np.empty(0, np.int64))
             history.append(self.ledger.seen(client, like.space, history.after))
-            self._histories[client] = history
-            kept = sum(h.sketches.nbytes for h in self._histories.values())
-            while kept > MOST_KEPT and len(self._histories) > 1:
-                kept -= self._histories.popitem(last=False)[1].sketches.nbytes
+            if history.size <= MOST_KEPT:
+                self._histories[client] = history
             return history.sketches[: history.n], history.first[: history.n], history.after
 
     def _lock(self) -> threading.Lock:

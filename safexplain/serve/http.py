@@ -17,120 +17,98 @@ application/problem+json (RFC 9457).
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from safexplain.errors import MissingExtraError, RequestError, SafexplainError
+from safexplain.errors import MissingExtraError, RequestError
+from safexplain.serve.inputs import client_of
 from safexplain.serve.protocol import (
+    BODY_SECONDS,
     EXPLANATION,
     INPUT,
     LABEL,
-    MOST_BYTES,
+    Intake,
+    Operation,
     Problem,
-    Reader,
-    client_of,
+    RequestV1,
+    RequestV2,
+    explain_v1,
+    infer_v2,
     metadata_v2,
+    predict_v1,
     problem_of,
-    read,
-    read_body,
-    read_explain_v1,
-    read_infer_v2,
-    read_predict_v1,
+    refused,
 )
-from safexplain.serve.service import Answer, Service
+from safexplain.serve.service import Service
 
 try:
+    import h11
     import orjson
-    from anyio import CapacityLimiter, to_thread
+    from anyio import to_thread
     from fastapi import APIRouter, FastAPI, Request, Response
     from fastapi_offline import FastAPIOffline
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise MissingExtraError(
         f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"',
         name=error.name,
     ) from error
 
-__all__ = ["app", "from_environment", "router"]
+__all__ = ["Connection", "app", "from_environment", "router"]
 
-BODY_SECONDS = 30.0
-"""In which a request's body must have come."""
-
-AT_ONCE = 128
-"""Requests that are answered at the same time; more of them wait."""
+HEAD_SECONDS = 10.0
+"""In which the head of a request must have come."""
 
 _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"
 
 
-def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> APIRouter:
+def router(service: Service, *, body_seconds: float = BODY_SECONDS) -> APIRouter:
     """The routes of a service, for an application that exists already.
 
     Args:
         service: which; the application closes it.
-        most_bytes: of a request's body.
-        body_seconds: in which it must have come.
+        body_seconds: in which a request's body must have come.
     """
     routes, name = APIRouter(), service.name
-    limiter: list[CapacityLimiter] = []  # made in the event loop that it is for
+    intake = Intake(service, body_seconds)
 
-    async def asked(request: Request, reader: Reader, operation: str) -> Response:
-        client = ""
-        try:
+    def add(path: str, operation: Operation, called: str, summary: str, openapi: dict[str, Any]) -> None:
+        async def endpoint(request: Request) -> Response:
+            client = ""
             try:
                 client = _client(request)
-                body = await _body(request, most_bytes, body_seconds)
-            except RequestError as error:
-                service.refused(operation, client, error)
-                raise
-            if not limiter:
-                limiter.append(CapacityLimiter(AT_ONCE))
-            answered = to_thread.run_sync(_answered, service, reader, operation, body, client, limiter=limiter[0])
-            content, marks = await answered
-            return Response(content, media_type="application/json", headers=marks)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
-            if not isinstance(error, SafexplainError):
-                _log.error("%s failed: %s", request.url.path, type(error).__name__)
-            return _problem(problem_of(error), request)
-
-    def add(path: str, reader: Reader, operation: str, summary: str, openapi: Mapping[str, Any]) -> None:
-        async def endpoint(request: Request) -> Response:
-            return await asked(request, reader, operation)
+                _check(request, service.bounds.bytes)
+                async with intake.body(request.stream(), client) as body:
+                    content, headers = await intake.answer(client, lambda: _answered(service, operation, body, client))
+                return Response(content, media_type="application/json", headers=headers)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
+                return _problem(refused(service, called, client, error), request)
 
         routes.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            operation_id=operation,
-            summary=summary,
-            response_class=Response,
-            openapi_extra=dict(openapi),
-            tags=["explanations"],
-        )
+            path, endpoint, methods=["POST"], operation_id=called, summary=summary, response_class=Response,
+            openapi_extra=openapi, tags=["explanations"],
+        )  # fmt: skip
 
-    examples = _Examples(service)
-    add(
-        f"/v1/models/{name}:explain",
-        read_explain_v1,
-        "explain",
-        "Explain the class that the model predicts",
-        examples.v1("explanations"),
-    )
-    add(f"/v1/models/{name}:predict", read_predict_v1, "predict", "Predict classes", examples.v1("predictions"))
-    add(
-        f"/v2/models/{name}/infer", read_infer_v2, "infer", "Explain and predict, with the tensors of V2", examples.v2()
-    )
+    given, back = _examples(service)
+    add(f"/v1/models/{name}:explain", explain_v1, "explain", "Explain the class that the model predicts",
+        _described(RequestV1, {"instances": [given]}, {"explanations": [back]}))  # fmt: skip
+    add(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes",
+        _described(RequestV1, {"instances": [given]}, {"predictions": [1]}))  # fmt: skip
+    tensors = [_tensor(EXPLANATION, "FP32", back), _tensor(LABEL, "INT64", 1)]
+    add(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2",
+        _described(RequestV2, {"inputs": [_tensor(INPUT, "FP32", given)]}, {"outputs": tensors}))  # fmt: skip
 
     def plainly(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
         async def endpoint() -> Response:
@@ -165,13 +143,12 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
     return routes
 
 
-def app(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> FastAPI:
+def app(service: Service, *, body_seconds: float = BODY_SECONDS) -> FastAPI:
     """An application of its own, with a page that describes the interface at /docs; it closes the service at its end.
 
     Args:
         service: which.
-        most_bytes: of a request's body.
-        body_seconds: in which it must have come.
+        body_seconds: in which a request's body must have come.
     """
 
     @asynccontextmanager
@@ -186,9 +163,9 @@ def app(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float =
         version=service.digest[:12],
         lifespan=closing,
     )
-    made.include_router(router(service, most_bytes=most_bytes, body_seconds=body_seconds))
+    made.include_router(router(service, body_seconds=body_seconds))
 
-    async def refused(request: Request, error: HTTPException) -> Response:
+    async def unknown(request: Request, error: HTTPException) -> Response:
         detail = f"{request.method} {request.url.path} is not known here; /docs lists what is"
         return _problem(Problem(error.status_code, str(error.detail), detail, "http"), request)
 
@@ -196,7 +173,7 @@ def app(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float =
         _log.error("%s failed: %s", request.url.path, type(error).__name__)
         return _problem(problem_of(error), request)
 
-    made.add_exception_handler(HTTPException, refused)
+    made.add_exception_handler(HTTPException, unknown)
     made.add_exception_handler(Exception, failed)
     return made
 
@@ -213,29 +190,53 @@ def from_environment() -> FastAPI:
     return made
 
 
-def _answered(
-    service: Service, reader: Reader, operation: str, body: bytes, client: str
-) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of the answer. What this client sent before, byte for byte, is not read again."""
-    named = hashlib.sha256(f"{operation}\0{client}\0".encode())
-    named.update(body)
-    known = service.again(named.digest())
-    if known is not None:
-        write, answer = known
-    else:
-        try:
-            payload = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            refused = RequestError(f"expected JSON, which has no NaN or Infinity; byte {error.pos} cannot be read")
-            service.refused(operation, client, refused)
-            raise refused from None
-        asked = read(service, operation, client, reader, payload)
-        write, answer = asked.write, asked.put(service, client, named.digest())
-    return orjson.dumps(write(answer, False), option=orjson.OPT_SERIALIZE_NUMPY), _marks(answer)
+class Connection(H11Protocol):  # type: ignore[misc]
+    """uvicorn's HTTP/1.1, which also ends a connection on which the head of a request does not come to its end."""
+
+    _late: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The time runs from here."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """The time runs as long as no head is complete, also of a later request."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """There is nothing to wait for."""
+        super().connection_lost(error)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+
+def _answered(service: Service, operation: Operation, body: bytearray, client: str) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of the answer."""
+    reply = operation(service, service.bounds.load(body), client, plain=False)
+    return orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), reply.headers
 
 
 def _client(request: Request) -> str:
-    """Whose request it is: the authenticated user's, else the header's."""
+    """Whose request it is: the authenticated user's, else the header's.
+
+    Raises:
+        RequestError: it comes from the page of another site, with the cookies of whoever looks at it (403).
+    """
+    origin = request.headers.get("origin")
+    if origin and "cookie" in request.headers:
+        own = {request.headers.get(name) for name in ("host", "x-forwarded-host")}
+        if urlsplit(origin).netloc not in own:
+            raise RequestError(f"Origin: expected this site's own beside cookies, got {origin:.200}", status=403)
     user, name = request.scope.get("user"), ""
     if user is not None and getattr(user, "is_authenticated", False):
         for attribute in ("identity", "username", "display_name"):
@@ -253,31 +254,20 @@ def _utf8(value: str) -> str:
     return value
 
 
-async def _body(request: Request, most: int, seconds: float) -> bytes:
-    """The request's body.
+def _check(request: Request, most: int) -> None:
+    """What the head says about the body.
 
     Raises:
-        RequestError: it is too large (413), too slow (408), compressed or no JSON (415).
+        RequestError: it is no JSON, or compressed (415), or too large (413).
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError(f"expected application/json, got {kind:.80}", status=415)
+        raise RequestError(f"Content-Type: expected application/json, got {kind[:80] or 'none'}", status=415)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("expected a body that is not compressed", status=415)
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise RequestError(f"expected a body of at most {most:,} bytes, got {int(declared):,}", status=413)
-    try:
-        async with asyncio.timeout(seconds):
-            return await read_body(request.stream(), most)
-    except TimeoutError:
-        raise RequestError(f"expected the body within {seconds:g} s", status=408) from None
-
-
-def _marks(answer: Answer) -> dict[str, str]:
-    """Headers of an answer: those of what it was made from, which may be another by now."""
-    marks = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
-    return {**marks, "X-Safexplain-Uncertified": "true"} if answer.uncertified else marks
 
 
 def _problem(problem: Problem, request: Request) -> Response:
@@ -290,53 +280,57 @@ def _problem(problem: Problem, request: Request) -> Response:
     )
 
 
-class _Examples:
-    """Requests and answers for the page of the interface: zeros of the right shape, or three numbers."""
-
-    def __init__(self, service: Service) -> None:
-        shape = service.shape or (3,)
-        self.shape = shape if math.prod(shape) <= 64 else (3,)
-        self.size = math.prod(self.shape)
-
-    def _nested(self, value: float) -> Any:
-        return np.full(self.shape, value).tolist()
-
-    def v1(self, answer: str) -> dict[str, Any]:
-        given = {"instances": [self._nested(0.5)]}
-        back = {answer: [self._nested(0.0) if answer == "explanations" else 1]}
-        return _described(given, back, {"instances": {"type": "array", "items": {}}}, ["instances"])
-
-    def v2(self) -> dict[str, Any]:
-        shape = [1, *self.shape]
-        given = {"inputs": [{"name": INPUT, "shape": shape, "datatype": "FP32", "data": [0.5] * self.size}]}
-        explanation = {"name": EXPLANATION, "datatype": "FP32", "shape": shape, "data": [0.0] * self.size}
-        label = {"name": LABEL, "datatype": "INT64", "shape": [1], "data": [1]}
-        back = {"model_name": "model", "outputs": [explanation, label]}
-        fields = {name: {"type": "array", "items": {"type": "object"}} for name in ("inputs", "outputs")}
-        return _described(given, back, {**fields, "id": {"type": "string"}}, ["inputs"])
+def _examples(service: Service) -> tuple[Any, Any]:
+    """One input and its explanation, for the page of the interface: of the right shape, or three numbers."""
+    shape = service.shape or (3,)
+    shape = shape if math.prod(shape) <= 64 else (3,)
+    return np.full(shape, 0.5).tolist(), np.zeros(shape).tolist()
 
 
-def _described(given: Any, back: Any, fields: Any, required: list[str]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
-    problem = {"description": "Problem", "content": {_PROBLEM: {"schema": {"type": "object"}}}}
+def _tensor(name: str, kind: str, row: Any) -> dict[str, Any]:
+    """A V2 tensor of one row."""
+    array = np.array([row])
+    return {"name": name, "shape": list(array.shape), "datatype": kind, "data": array.ravel().tolist()}
+
+
+def _described(model: Any, given: Any, back: Any) -> dict[str, Any]:
+    """A route in the OpenAPI document."""
+    schema = model.model_json_schema()
+    kinds = schema.pop("$defs", {})
+
+    def whole(part: Any) -> Any:
+        """With definitions where they are referred to, as they have no place of their own in the document."""
+        if isinstance(part, dict):
+            return (
+                whole(kinds[part["$ref"].rpartition("/")[2]])
+                if "$ref" in part
+                else {k: whole(v) for k, v in part.items()}
+            )
+        return [whole(one) for one in part] if isinstance(part, list) else part
+
+    problem = {"content": {_PROBLEM: {"schema": {"type": "object"}}}}
+    said = {
+        "408, 413, 415": "The body is late, too large, or no JSON",
+        "422": "The request cannot be answered: `field` names what is wrong",
+        "429": "The client's budget is spent: `renews` and Retry-After say until when",
+        "503": "Nothing certified can be served, the ledger cannot be reached, or too much waits",
+    }
+    refusals = {
+        status: {**problem, "description": text} for statuses, text in said.items() for status in statuses.split(", ")
+    }
+    name = {
+        "name": "X-Client-Id",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string"},
+        "example": "clinic-7",
+    }
+    answer = {
+        "content": {"application/json": {"schema": {"type": "object"}, "example": back}},
+        "description": "Answered",
+    }
     return {
-        "parameters": [
-            {
-                "name": "X-Client-Id",
-                "in": "header",
-                "required": False,
-                "schema": {"type": "string"},
-                "example": "clinic-7",
-            }
-        ],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": given}}},
-        "responses": {
-            "200": {
-                "description": "Answered",
-                "content": {"application/json": {"schema": {"type": "object"}, "example": back}},
-            },
-            "422": {**problem, "description": "The request cannot be answered: `field` names what is wrong"},
-            "429": {**problem, "description": "The client's budget is spent: `renews` and Retry-After say until when"},
-            "503": {**problem, "description": "Nothing certified can be served, or the ledger cannot be reached"},
-        },
+        "parameters": [name],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema), "example": given}}},
+        "responses": {"200": answer, **refusals},
     }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from cachetools import TTLCache
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, MissingExtraError
@@ -95,16 +96,9 @@ class InProcess:
     Args:
         most: bytes.
         lifetime: seconds.
-
-    Raises:
-        MissingExtraError: cachetools is not installed.
     """
 
     def __init__(self, most: int = 256 << 20, lifetime: float = 3600.0) -> None:
-        try:
-            from cachetools import TTLCache
-        except ImportError as error:
-            raise _missing("cachetools", "serve") from error
         self._kept: Any = TTLCache(most, lifetime, getsizeof=lambda answer: answer.size)
         self._guard = threading.Lock()
 
@@ -132,8 +126,8 @@ class InRedis:
     While Redis is away nothing is remembered, and every answer is computed: the same answers, charged as ever. One that
     takes connections and does not answer is left alone for a while, so that few requests wait for it.
 
-    A key, which only who knows the question can make, never goes there: its hash says where an answer lies, and it
-    seals the answer, so that nothing is given out that others wrote, or that answers another question.
+    A key, which only a holder of the ledger's secret can make, never goes there: its hash says where an answer lies,
+    and it seals the answer, so that nothing is given out that others wrote, or that answers another question.
 
     Args:
         url: redis://[user:password@]host[:port][/database], or rediss://.
@@ -148,7 +142,9 @@ class InRedis:
         try:
             import redis
         except ImportError as error:
-            raise _missing("redis", "redis") from error
+            raise MissingExtraError(
+                'a shared cache needs redis, which is not installed: pip install "safexplain[redis]"', name="redis"
+            ) from error
         try:
             self._redis = redis.Redis.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5)
         except ValueError as error:
@@ -221,9 +217,3 @@ def _seal(key: str, raw: bytes) -> bytes:
 def open_memory(url: str | None, lifetime: float = 3600.0) -> Memory:
     """Redis where a URL is given, else this process."""
     return InProcess(lifetime=lifetime) if url is None else InRedis(url, lifetime)
-
-
-def _missing(name: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(
-        f'serving needs {name}, which is not installed: pip install "safexplain[{extra}]"', name=name
-    )

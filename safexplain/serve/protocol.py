@@ -2,6 +2,7 @@
 
 A request holds inputs and nothing else: whatever else a client sends (a target, steps, baselines, parameters) is
 refused by name, because the server decides. An answer holds explanations and labels, and the digest of the certificate.
+`Intake` is how requests come in on every platform: bounded in bytes and in threads, for all clients and for each.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol
@@ -9,12 +10,16 @@ V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,23 +29,42 @@ from safexplain.errors import (
     CertificateError,
     InputError,
     LedgerError,
+    MissingExtraError,
     RefusedError,
     RequestError,
+    SafexplainError,
     UnavailableError,
 )
-from safexplain.serve.service import ANONYMOUS, Answer, Service, status_of
+from safexplain.serve.batches import Room
+from safexplain.serve.inputs import numbers
+from safexplain.serve.service import Answer, Service, status_of
+
+try:
+    from anyio import CapacityLimiter, to_thread
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+except ImportError as error:
+    raise MissingExtraError(
+        f'serving needs {error.name}, which is not installed: pip install "safexplain[serve]"', name=error.name
+    ) from error
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
 
-_TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
-_LONGEST_ID = 256
+BODY_SECONDS = 30.0
+"""In which a request's body must have come."""
 
-MOST_BYTES = 32 << 20
-"""Of a request's body."""
+IN_FLIGHT = 64 << 20
+"""Bytes of all bodies that are read or answered."""
 
-USER = "user:"
-"""Before the names of authenticated users, lest a header gives one out for another."""
+AT_ONCE = 128
+"""Requests of all clients that have a thread."""
+
+AT_ONCE_EACH = 32
+"""Requests of one client that have a thread; more of them wait."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("safexplain.serve")
 
 
 @dataclass(frozen=True)
@@ -89,7 +113,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, UnavailableError):
         return Problem(status, "The service cannot answer now", str(error), "unavailable", {}, {"Retry-After": "1"})
     if isinstance(error, LedgerError):
-        said = "the ledger cannot be reached, and nothing is answered without it; ask again later"
+        said = "the ledger cannot be reached, and no new question is answered without it; ask again later"
         return Problem(status, "The service cannot answer now", said, "unavailable", {}, {"Retry-After": "5"})
     if isinstance(error, CertificateError | RefusedError):
         said = "the certificate does not hold for what is served; the operator is told in the log"
@@ -99,71 +123,148 @@ def problem_of(error: BaseException) -> Problem:
     return Problem(status, "Internal error", "the request failed; the operator is told in the log", "internal")
 
 
+def refused(service: Service, operation: str, client: str, error: BaseException) -> Problem:
+    """`problem_of` an error, which is recorded if `Service` has not recorded it, and told in the log if it is none of
+    this package's."""
+    if not isinstance(error, SafexplainError):
+        _log.error("%s failed: %s", operation, type(error).__name__)
+    service.refused(operation, client, error)
+    return problem_of(error)
+
+
+class Intake:
+    """Requests on their way to a service, of which one client holds a share at most.
+
+    Args:
+        service: which.
+        seconds: in which a body must have come.
+    """
+
+    def __init__(self, service: Service, seconds: float = BODY_SECONDS) -> None:
+        self.service, self.seconds = service, seconds
+        self._room = Room("bytes of requests", IN_FLIGHT, IN_FLIGHT // 4)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._threads: list[CapacityLimiter] = []  # made in the event loop that it is for
+
+    @asynccontextmanager
+    async def body(self, stream: AsyncIterator[bytes], client: str) -> AsyncIterator[bytes]:
+        """A request's body, as it comes in; its bytes count as long as the block lasts.
+
+        Raises:
+            RequestError: it is longer than `Bounds.bytes`, and the rest is not read (413), or too slow (408).
+            UnavailableError: too many bytes of all clients, or of this one, are on their way.
+        """
+        body, most = bytearray(), self.service.bounds.bytes
+        try:
+            try:
+                async with asyncio.timeout(self.seconds):
+                    async for part in stream:
+                        self._room.take(client, len(part))
+                        body += part
+                        if len(body) > most:
+                            raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
+            except TimeoutError:
+                raise RequestError(f"expected the body within {self.seconds:g} s", status=408) from None
+            yield body
+        finally:
+            self._room.give(client, len(body))
+
+    async def answer(self, client: str, ask: Callable[[], T]) -> T:
+        """What `ask` returns, in a thread; requests of one client beyond its share wait for each other."""
+        if not self._threads:
+            self._threads.append(CapacityLimiter(AT_ONCE))
+        async with self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE_EACH)):
+            return await to_thread.run_sync(ask, limiter=self._threads[0])
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Nothing(_Strict):
+    """Parameters, of which there are none."""
+
+
+class RequestV1(_Strict):
+    """Inputs of a V1 request."""
+
+    instances: Any = Field(json_schema_extra={"type": "array", "items": {}})
+
+
+class TensorV2(_Strict):
+    """The inputs of a V2 request."""
+
+    name: Literal["input"]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=8)]
+    datatype: Literal["FP64", "FP32", "FP16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"]
+    data: Any = Field(json_schema_extra={"type": "array", "items": {}})
+    parameters: Nothing | None = None
+
+
+class OutputV2(_Strict):
+    """A tensor that is asked for."""
+
+    name: Literal["explanation", "label", "probabilities"]
+    parameters: Nothing | None = None
+
+
+class RequestV2(_Strict):
+    """A V2 inference request."""
+
+    inputs: Annotated[list[TensorV2], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[OutputV2], Field(max_length=3)] | None = None
+    id: Annotated[str, Field(max_length=256)] = ""
+    parameters: Nothing | None = None
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def checked(model: type[M], payload: Any) -> M:
+    """A payload as the model says it is.
+
+    Raises:
+        RequestError: it is not; the words name the field and quote nothing.
+    """
+    try:
+        return model.model_validate(payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = [str(part)[:80] for part in first["loc"] if isinstance(part, str)]
+        name = where[-1] if where else ""
+        if first["type"] == "extra_forbidden":
+            said = f"{name!r} is no part of a request: what is explained, and how, is the server's to decide"
+        else:
+            said = f"{'.'.join(where) or 'the request'}: {first['msg'].lower()[:300]}"
+        raise RequestError(said, field=name) from None
+
+
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """A request that was read.
+class Reply:
+    """A response.
 
     Args:
-        x: (n, ...) inputs.
-        explained: whether explanations are asked for; False: labels alone.
-        write: (answer, plain) -> the members of the response; plain: lists, not NumPy arrays.
+        content: its members, in JSON types (or, where arrays are wanted, with NumPy arrays).
+        headers: of HTTP: which certificate it is under, whether that certifies it, and that nobody stores it.
     """
 
-    x: NDArray[np.float32]
-    explained: bool
-    write: Callable[[Answer, bool], dict[str, Any]]
+    content: dict[str, Any]
+    headers: dict[str, str]
 
-    def put(self, service: Service, client: str, request: bytes = b"") -> Answer:
-        """The service's answer; arguments and errors as `Service.explain`, the form is `write`."""
-        ask = service.explain if self.explained else service.predict
-        return ask(self.x, client=client, request=request, form=self.write) if request else ask(self.x, client=client)
-
-
-Reader = Callable[[Service, Any], Asked]
-"""(service, decoded JSON) -> the request; raises RequestError."""
+    @classmethod
+    def of(cls, content: dict[str, Any], answer: Answer, plain: bool) -> Reply:
+        """Of an answer; plain: lists, not NumPy arrays."""
+        headers = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
+        if answer.uncertified:
+            headers["X-Safexplain-Uncertified"] = "true"
+        return cls(_plain(content) if plain else content, headers)
 
 
-async def read_body(stream: AsyncIterator[bytes], most: int | None = None) -> bytes:
-    """A request's body, as it comes in.
-
-    Args:
-        stream: its parts.
-        most: bytes; None: `MOST_BYTES`.
-
-    Raises:
-        RequestError: it is longer (413); the rest of it is not read.
-    """
-    most = MOST_BYTES if most is None else most
-    parts, size = [], 0
-    async for part in stream:
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
-    return b"".join(parts)
+Operation = Callable[..., Reply]
+"""(service, payload, client, *, plain=True) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
 
 
-def client_of(named: Sequence[str], user: str = "") -> str:
-    """Who asks.
-
-    Args:
-        named: values of the header X-Client-Id.
-        user: the platform's authenticated user, who goes before the header; "": it has none.
-
-    Returns:
-        "user:..." for a user; the header's name; or, without either, the name that all such requests share.
-
-    Raises:
-        RequestError: several names, or one that gives itself out for a user's.
-    """
-    if user:
-        return USER + user
-    if len(named) > 1 or (named and named[0].startswith(USER)):
-        raise RequestError(f"X-Client-Id: expected one name that does not begin with {USER}", field="X-Client-Id")
-    return named[0] if named else ANONYMOUS
-
-
-def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
+def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
     """{"instances": [...]} -> {"explanations": [...]}, of the class that the model predicts for each.
 
     There are `probabilities` too where the service was told to give them.
@@ -178,80 +279,31 @@ def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
         RequestError: anything but instances, or what cannot be explained.
         SafexplainError: see `Service.explain`.
     """
-    asked = read(service, "explain", client, read_explain_v1, payload)
-    return asked.write(asked.put(service, client), plain)
+    answer = service.explain(_instances(payload), client=client)
+    return Reply.of({"explanations": answer.explanation, **_beside(answer)}, answer, plain)
 
 
-def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
+def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
-    asked = read(service, "predict", client, read_predict_v1, payload)
-    return asked.write(asked.put(service, client), plain)
+    answer = service.predict(_instances(payload), client=client)
+    return Reply.of({"predictions": answer.label, **_beside(answer)}, answer, plain)
 
 
-def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
+def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
     """A V2 inference request with the tensor `input` -> a response with the tensors `explanation` and `label`.
 
     There is `probabilities` too where the service was told to give it. A request may choose by `outputs` which of them
-    it wants; without `explanation` nothing is explained.
-
-    Args:
-        service: which.
-        payload: decoded JSON.
-        client: who asks.
-        plain: lists; False: NumPy arrays, for writers that take them.
-
-    Raises:
-        RequestError: another tensor, a parameter, data that do not fit shape and datatype.
-        SafexplainError: see `Service.explain`.
+    it wants; without `explanation` nothing is explained. Arguments and errors as `explain_v1`.
     """
-    asked = read(service, "infer", client, read_infer_v2, payload)
-    return asked.write(asked.put(service, client), plain)
-
-
-def read(service: Service, operation: str, client: str, reader: Reader, payload: Any) -> Asked:
-    """What a payload asks; one that is refused is recorded as what the service itself refuses.
-
-    Raises:
-        RequestError: it is no such request.
-    """
-    try:
-        return reader(service, payload)
-    except RequestError as error:
-        service.refused(operation, client, error)
-        raise
-
-
-def read_explain_v1(service: Service, payload: Any) -> Asked:
-    """A `Reader` of V1."""
-
-    def write(answer: Answer, plain: bool) -> dict[str, Any]:
-        return {"explanations": _listed(answer.explanation, plain), **_marks(answer, plain)}
-
-    return Asked(_instances(payload), True, write)
-
-
-def read_predict_v1(service: Service, payload: Any) -> Asked:
-    """A `Reader` of V1."""
-
-    def write(answer: Answer, plain: bool) -> dict[str, Any]:
-        return {"predictions": _listed(answer.label, plain), **_marks(answer, plain)}
-
-    return Asked(_instances(payload), False, write)
-
-
-def read_infer_v2(service: Service, payload: Any) -> Asked:
-    """A `Reader` of V2."""
     given = (EXPLANATION, LABEL, PROBABILITIES) if service.probabilities else (EXPLANATION, LABEL)
-    x, wanted, named = _inference(payload, given)
-
-    def write(answer: Answer, plain: bool) -> dict[str, Any]:
-        response: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
-        if named:
-            response["id"] = named
-        outputs = [_output(answer, name, plain) for name in wanted]
-        return {**response, "outputs": outputs, "parameters": {"certificate": answer.certificate, **_unsure(answer)}}
-
-    return Asked(x, EXPLANATION in wanted, write)
+    request, x, wanted = _inference(payload, given)
+    answer = (service.explain if EXPLANATION in wanted else service.predict)(x, client=client)
+    content: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
+    if request.id:
+        content["id"] = request.id
+    content["outputs"] = [_output(answer, name) for name in wanted]
+    content["parameters"] = {"certificate": answer.certificate} | ({"uncertified": True} if answer.uncertified else {})
+    return Reply.of(content, answer, plain)
 
 
 def metadata_v2(service: Service) -> dict[str, Any]:
@@ -270,108 +322,31 @@ def metadata_v2(service: Service) -> dict[str, Any]:
     }
 
 
-def numbers(values: Any, name: str) -> NDArray[np.float32]:
-    """Nested lists of numbers, or an array of numbers, as float32.
-
-    Raises:
-        RequestError: text, null, true and false, lists of different lengths, or a number that is no float32.
-    """
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError, RecursionError):
-        raise RequestError(f"{name}: expected lists of numbers, all of one length", field=name) from None
-    if array.dtype.kind not in "iuf" or _has_booleans(values):
-        raise RequestError(f"{name}: expected numbers and nothing else", field=name)
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
-
-
-def _has_booleans(values: Any) -> bool:
-    """Whether there is true or false among numbers, where NumPy takes them for 1 and 0."""
-    if not isinstance(values, list):
-        return False
-    if values and isinstance(values[0], list):
-        return any(map(_has_booleans, values))
-    return bool in set(map(type, values))
-
-
-def _object(payload: Any, what: str, known: set[str]) -> Mapping[str, Any]:
-    if not isinstance(payload, Mapping):
-        raise RequestError(f"expected {what} to be a JSON object, got {_kind(payload)}")
-    for name in payload:
-        if name not in known:
-            raise RequestError(
-                f"{str(name)[:80]!r} is no part of {what}: expected {', '.join(sorted(known))}. What is explained, and"
-                " how, is the server's to decide",
-                field=str(name)[:80],
-            )
-    return payload
-
-
-def _no_parameters(body: Mapping[str, Any], where: str) -> None:
-    """Nothing may be chosen by parameters; the first that is there is named."""
-    given = body.get("parameters")
-    if given is None or given == {}:
-        return
-    name = str(next(iter(given)))[:80] if isinstance(given, Mapping) else "parameters"
-    raise RequestError(f"{where}: expected none, got {name!r}: what is explained is the server's to decide", field=name)
-
-
-def _inference(payload: Any, given: tuple[str, ...]) -> tuple[NDArray[np.float32], list[str], str]:
-    """Inputs, names of the outputs that are asked for, and the request's name."""
-    body = _object(payload, "the request", {"inputs", "outputs", "id", "parameters"})
-    _no_parameters(body, "parameters")
-    named = body.get("id", "")
-    if not isinstance(named, str) or len(named) > _LONGEST_ID:
-        raise RequestError(f"id: expected a text of at most {_LONGEST_ID} characters", field="id")
-    return _tensor(body.get("inputs")), _wanted(body.get("outputs"), given), named
-
-
 def _instances(payload: Any) -> NDArray[np.float32]:
-    body = _object(payload, "the request", {"instances"})
-    instances = body.get("instances")
-    if not isinstance(instances, list | np.ndarray):
-        raise RequestError(f"instances: expected a list of inputs, got {_kind(instances)}", field="instances")
-    if len(instances) == 0:
-        return np.zeros((0,), np.float32)
-    for one in instances:
-        if isinstance(one, Mapping):
-            name = str(next(iter(one), "instances"))[:80]
-            raise RequestError(
-                f"instances: expected each to be an array of numbers, got an object with {name!r}", field=name
-            )
+    instances = checked(RequestV1, payload).instances
+    if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
+        name = str(next(iter(instances[0]), "instances"))[:80]
+        raise RequestError(f"instances: expected arrays of numbers, got an object with {name!r}", field=name)
     return numbers(instances, "instances")
 
 
-def _tensor(inputs: Any) -> NDArray[np.float32]:
-    if not isinstance(inputs, list) or len(inputs) != 1:
-        got = f"{len(inputs)} tensors" if isinstance(inputs, list) else _kind(inputs)
-        raise RequestError(f"inputs: expected a list of one tensor, {INPUT!r}; got {got}", field="inputs")
-    tensor = _object(inputs[0], "an input tensor", {"name", "shape", "datatype", "data", "parameters"})
-    _no_parameters(tensor, f"parameters of {INPUT}")
-    if tensor.get("name") != INPUT:
-        raise RequestError(f"inputs: expected a tensor named {INPUT!r}, got {tensor.get('name')!r:.80}", field="name")
-    shape, kind, data = tensor.get("shape"), tensor.get("datatype"), tensor.get("data")
-    if (
-        not isinstance(shape, list)
-        or not 1 <= len(shape) <= 8
-        or not all(type(n) is int and 0 <= n < 2**31 for n in shape)
-    ):
-        raise RequestError("shape: expected whole numbers, the first of them that of rows", field="shape")
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise RequestError(f"datatype: expected one of {', '.join(_TYPES)}, got {kind!r:.40}", field="datatype")
-    if not isinstance(data, list | np.ndarray):
-        raise RequestError(f"data: expected a list of numbers, got {_kind(data)}", field="data")
-    array = numbers(data, "data") if len(data) else np.zeros(0, np.float32)
+def _inference(payload: Any, given: tuple[str, ...]) -> tuple[RequestV2, NDArray[np.float32], list[str]]:
+    """The request, its inputs, and names of the outputs that it wants: all that are given, where it names none."""
+    request = checked(RequestV2, payload)
+    wanted: list[str] = [output.name for output in request.outputs or ()] or list(given)
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= set(given):
+        raise RequestError(f"outputs: expected {' or '.join(given)}, each once", field="outputs")
+    (tensor,) = request.inputs
+    array, shape = numbers(tensor.data, "data"), tensor.shape
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         had = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
         raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {had}", field="data")
-    if not _are(kind, array):
-        raise RequestError(f"data: expected numbers that {kind} can hold", field="data")
-    return array.reshape(shape)
+    if not _fit(tensor.datatype, array):
+        raise RequestError(f"data: expected numbers that {tensor.datatype} can hold", field="data")
+    return request, array.reshape(shape), wanted
 
 
-def _are(kind: str, array: NDArray[np.float32]) -> bool:
+def _fit(kind: str, array: NDArray[np.float32]) -> bool:
     """Whether numbers are of a V2 datatype, or can be."""
     if not array.size or kind in ("FP64", "FP32"):
         return True
@@ -380,48 +355,26 @@ def _are(kind: str, array: NDArray[np.float32]) -> bool:
     return whole and float(array.min()) >= float(held.min) and float(array.max()) <= float(held.max)
 
 
-def _wanted(asked: Any, given: tuple[str, ...]) -> list[str]:
-    """Names of the outputs that are asked for: all that are given, where nothing is said."""
-    if asked is None or asked == []:
-        return list(given)
-    if not isinstance(asked, list):
-        raise RequestError(f"outputs: expected a list, got {_kind(asked)}", field="outputs")
-    wanted: list[str] = []
-    for one in asked:
-        output = _object(one, "an output", {"name", "parameters"})
-        _no_parameters(output, "parameters of an output")
-        name = output.get("name")
-        if name not in given or name in wanted:
-            raise RequestError(f"outputs: expected {' or '.join(given)}, each once; got {name!r:.80}", field="outputs")
-        wanted.append(name)
-    return wanted
-
-
-def _output(answer: Answer, name: str, plain: bool) -> dict[str, Any]:
+def _output(answer: Answer, name: str) -> dict[str, Any]:
     if name == LABEL:
-        return {"name": name, "datatype": "INT64", "shape": [len(answer.label)], "data": _listed(answer.label, plain)}
+        return {"name": name, "datatype": "INT64", "shape": [len(answer.label)], "data": answer.label}
     found = answer.explanation if name == EXPLANATION else answer.probabilities
     if isinstance(found, np.ndarray):
-        data = _listed(found.reshape(-1), plain)
-        return {"name": name, "datatype": "FP32", "shape": list(found.shape), "data": data}
+        return {"name": name, "datatype": "FP32", "shape": list(found.shape), "data": found.reshape(-1)}
     texts = [json.dumps(one) for one in found or ()]
     return {"name": name, "datatype": "BYTES", "shape": [len(texts)], "data": texts}
 
 
-def _listed(values: Any, plain: bool) -> Any:
-    return values.tolist() if plain and isinstance(values, np.ndarray) else values
-
-
-def _marks(answer: Answer, plain: bool) -> dict[str, Any]:
+def _beside(answer: Answer) -> dict[str, Any]:
     """What a V1 answer has beside what was asked for: probabilities, and that it is uncertified, where that is so."""
-    given = {} if answer.probabilities is None else {PROBABILITIES: _listed(answer.probabilities, plain)}
-    return given | _unsure(answer)
+    given: dict[str, Any] = {} if answer.probabilities is None else {PROBABILITIES: answer.probabilities}
+    return given | ({"uncertified": True} if answer.uncertified else {})
 
 
-def _unsure(answer: Answer) -> dict[str, Any]:
-    return {"uncertified": True} if answer.uncertified else {}
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+def _plain(value: Any) -> Any:
+    """With lists for NumPy arrays."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -22,18 +22,22 @@ from safexplain.errors import (
     RequestError,
     UnavailableError,
 )
-from safexplain.serve import Limits, Service
-from safexplain.serve.protocol import (
-    client_of,
-    explain_v1,
-    infer_v2,
-    metadata_v2,
-    numbers,
-    predict_v1,
-    problem_of,
-    read_body,
-)
+from safexplain.serve import Limits, Service, protocol
+from safexplain.serve.inputs import Bounds, client_of, numbers
+from safexplain.serve.protocol import Intake, metadata_v2, problem_of
 from safexplain.serve.service import status_of
+
+
+def explain_v1(*given):
+    return protocol.explain_v1(*given).content
+
+
+def predict_v1(*given):
+    return protocol.predict_v1(*given).content
+
+
+def infer_v2(*given):
+    return protocol.infer_v2(*given).content
 
 
 @pytest.fixture(scope="module")
@@ -189,17 +193,64 @@ def test_numbers_arrive_as_they_were_sent(values):
     assert numbers(values, "data").tolist() == np.array(values, np.float32).tolist()
 
 
-def test_a_body_that_is_too_long_is_not_read_to_its_end():
-    async def parts(last):
-        yield b"12345678"
-        yield b"12345678"
-        if last:
-            raise AssertionError("read on")
+def read(intake, client, *parts):
+    async def stream():
+        for part in parts:
+            if part is None:
+                raise AssertionError("read on")
+            yield part
 
-    assert asyncio.run(read_body(parts(False), 16)) == b"12345678" * 2
+    async def run():
+        async with intake.body(stream(), client) as body:
+            return bytes(body)
+
+    return asyncio.run(run())
+
+
+def test_a_body_that_is_too_long_is_not_read_to_its_end(service):
+    intake = Intake(service)
+    most = service.bounds.bytes
+    assert read(intake, "a", b"1" * (most - 8), b"12345678")[-8:] == b"12345678"
     with pytest.raises(RequestError) as caught:
-        asyncio.run(read_body(parts(True), 10))
+        read(intake, "a", b"1" * most, b"1", None)
     assert caught.value.status == 413
+
+
+def test_of_the_bytes_on_their_way_one_client_has_a_share(service, monkeypatch):
+    """And they count as long as they are answered."""
+    monkeypatch.setattr(protocol, "IN_FLIGHT", 4000)
+    intake = Intake(service)
+
+    async def parts(size):
+        yield b"1" * size
+
+    async def run():
+        async with intake.body(parts(900), "eve"):
+            with pytest.raises(UnavailableError):
+                async with intake.body(parts(200), "eve"):
+                    pass
+            async with intake.body(parts(3000), "ann"):
+                with pytest.raises(UnavailableError):
+                    async with intake.body(parts(200), "ben"):
+                        pass
+        async with intake.body(parts(3000), "eve"):
+            pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 8, 8), None])
+def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
+    bounds = Bounds.of(shape, 64)
+    rows = np.full((64, *(shape or (3, 8, 8))), -1.2345678901234567e-308).tolist()
+    body = json.dumps({"instances": rows}, indent=1).encode()
+    assert len(body) <= bounds.bytes
+    assert bounds.load(body) == {"instances": rows}
+    for bomb in (b"{},", b"0,", b"[],", b'"a",', b'"a":0,'):
+        with pytest.raises(RequestError) as caught:
+            bounds.load(b'{"instances":[' + bomb * (2 << 23))
+        assert caught.value.status in (413, 422)
+        assert caught.value.status == 413 or bomb == b"0,"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,396 @@
+"""What a service serves, and how it is told: `Options` are the arguments of `Service.load`, and a `Generation` is the
+model, its certificate and all that hangs on them, which a reload replaces as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._digest import weight_files
+from safexplain._validate import check_number, check_whole
+from safexplain.errors import (
+    CertificateError,
+    ConfigurationError,
+    InputError,
+    RefusedError,
+    RequestError,
+    SafexplainError,
+)
+from safexplain.explain.served import Release, load_release
+from safexplain.hardening.hardening import Hardening
+from safexplain.ledger import Ledger
+from safexplain.loading.data.load import load_inputs
+from safexplain.loading.models.load import load_model
+from safexplain.outputs import are_probabilities
+from safexplain.serve.budget import Budget, Limits
+from safexplain.serve.inputs import Bounds
+from safexplain.serve.memory import Remembered
+from safexplain.verdict.certificate.read import load_certificate
+
+SETTINGS = "SAFEXPLAIN_SERVE"
+"""Environment variable with the arguments of `Service.load` as JSON: how workers and containers are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """Model, certificate and what hangs on them.
+
+    Args:
+        release: what is served, and under which certificate.
+        budget: counts what each client asked.
+        scope: makes names of questions differ between models, certificates and services.
+        shape: of one input; None: not known.
+        range: least and greatest number of an input; None: any finite one.
+        probabilities: whether answers have those of all classes.
+        bounds: of a request's body.
+    """
+
+    release: Release
+    budget: Budget
+    scope: bytes
+    shape: tuple[int, ...] | None
+    range: tuple[float, float] | None
+    probabilities: bool
+    bounds: Bounds
+
+    @property
+    def written(self) -> float:
+        """When the certificate was made, in seconds since 1970; now, where it does not say."""
+        certificate = self.release.certificate
+        date = "" if certificate is None else certificate.environment.get("date", "")
+        try:
+            return datetime.strptime(date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return time.time()
+
+    def check(self, x: NDArray[np.float32]) -> None:
+        """Refuse what cannot be explained, before it costs anything.
+
+        Raises:
+            RequestError: too many rows, of another shape, not finite, or out of range.
+        """
+        if x.ndim == 0:
+            raise RequestError("expected numbers (n, ...), got a single one", field="input")
+        if len(x) > self.bounds.rows:
+            raise RequestError(
+                f"expected at most {self.bounds.rows} rows a request, got {len(x)}; send several requests",
+                field="input",
+            )
+        if self.shape is not None and len(x) and x.shape[1:] != self.shape:
+            raise RequestError(
+                f"expected inputs of shape {written(self.shape)}, got {written(x.shape[1:])}", field="input"
+            )
+        if not np.isfinite(x).all():
+            raise RequestError("expected finite numbers; there is NaN, infinity, or one beyond float32", field="input")
+        if self.range is not None and x.size and (x.min() < self.range[0] or x.max() > self.range[1]):
+            raise RequestError(f"expected numbers from {self.range[0]:g} to {self.range[1]:g}", field="input")
+
+    def question(self, row: NDArray[np.float32]) -> bytes:
+        """Names a question: the model, its certificate and the canonical input (the class is a function of them)."""
+        head = hashlib.blake2b(self.scope + repr(row.shape).encode(), digest_size=32, person=b"safexplain ask")
+        head.update(np.ascontiguousarray(row).data)
+        return head.digest()
+
+    def explain(self, x: Tensor) -> list[Remembered]:
+        """(n, ...) inputs -> the label, the released explanation and what else is given, of each."""
+        scores = self._scores(x)
+        target = scores.argmax(1)
+        maps = self.release.explain(x, target)
+        if len(maps) != len(x):
+            raise RefusedError(f"the explainer gave {len(maps)} answers to {len(x)} inputs")
+        own = [np.array(one, np.float32) if isinstance(one, np.ndarray) else one for one in maps]  # no part of a batch
+        return [Remembered(*given) for given in zip(target.tolist(), own, self._given(scores), strict=True)]
+
+    def label(self, x: Tensor) -> list[Remembered]:
+        """(n, ...) inputs -> the label, and what else is given, of each."""
+        self.release.check()
+        scores = self._scores(x)
+        return [
+            Remembered(label, None, p) for label, p in zip(scores.argmax(1).tolist(), self._given(scores), strict=True)
+        ]
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """(n, classes), what the model returns.
+
+        Raises:
+            RequestError: nobody said what shape inputs have, and the model cannot take this one.
+        """
+        try:
+            scores = self.release.predict(x)
+            if scores.shape[:1] != x.shape[:1] or scores.dim() != 2:
+                raise ValueError(f"scores of shape {written(scores.shape)} for {len(x)} inputs")
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if self.shape is not None or isinstance(error, SafexplainError):
+                raise
+            raise RequestError(f"the model takes no inputs of shape {written(x.shape[1:])}", field="input") from None
+        return scores
+
+    def _given(self, scores: Tensor) -> list[tuple[float, ...] | None]:
+        """Probabilities, where they are given."""
+        if not self.probabilities:
+            return [None] * len(scores)
+        p = scores if are_probabilities(scores) else scores.softmax(1)
+        return [tuple(row) for row in p.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The arguments of `Service.load`.
+
+    Args:
+        model: the model's file, of any kind that `safexplain audit` reads; or the model itself, a module in evaluation
+            mode or a fitted estimator of scikit-learn.
+        certificate: its certificate. None: there is none yet; with `uncertified`, `explainer` and `hardening`.
+        key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+            Where the certified hardening has no noise, none is asked for.
+        public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key. It is read
+            once, so that who may replace the certificate later cannot replace the key with it.
+        ledger: where distinct questions are counted, as `Ledger` or its URL; of several workers the same one. None: in
+            this process, which forgets them when it ends.
+        cache: "redis://..." for several workers; None: in this process.
+        public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a near-duplicate
+            and the range of inputs, and are the background of methods that need one.
+        limits: of each client, as `Limits` or a mapping. None: `Limits()`.
+        uncertified: serve although no certificate says that it is safe; every answer and readiness say so.
+        probabilities: give the probabilities of all classes too; the certificate must be about a release that has them
+            (`Policy(release="explanation+prediction")`).
+        explainer: without a certificate, the method's name in the catalog.
+        hardening: without a certificate, what is done to each explanation; None: `Hardening.recommended()`.
+        arch: how the network of a state_dict is built, see `load_model`.
+        trust_pickle: unpickle the model's file, which can run any code in it.
+        trust_types: names of types in a skops file that are accepted although skops does not trust them.
+        columns: of a classifier that takes texts or missing numbers, the file columns.json of its audit; requests then
+            have rows in its codes.
+        input_shape: of one input, where neither certificate nor model file says it.
+        input_range: least and greatest number of an input. None: that of the public rows, wider by its own width on
+            either side; any finite number where there are none.
+        name: of the model, in URLs.
+        device: where the model is asked.
+        most_rows: of one request.
+        batch_rows: rows of several requests that are computed together, at most.
+        batch_wait: seconds that a question waits for others, at most; it waits only while others are on their way.
+        lifetime: seconds that answers are remembered.
+        timeout: seconds that a request waits for its answer, at most.
+        watch: seconds between looks at the files, which are loaded again when they change; 0: never.
+
+    Raises:
+        ConfigurationError: numbers and names that make no sense.
+        InputError: the public key cannot be read.
+    """
+
+    model: Any
+    certificate: str | Path | None = None
+    key: bytes | str | Path | None = None
+    public_key: str | Path | bytes | None = None
+    ledger: Ledger | str | None = None
+    cache: str | None = None
+    public: Any = None
+    limits: Limits | Mapping[str, Any] | None = None
+    uncertified: bool = False
+    probabilities: bool = False
+    explainer: str | None = None
+    hardening: Hardening | str | Mapping[str, Any] | None = None
+    arch: str | None = None
+    trust_pickle: bool = False
+    trust_types: Sequence[str] = ()
+    columns: str | Path | None = None
+    input_shape: Sequence[int] | None = None
+    input_range: Sequence[float] | None = None
+    name: str = "model"
+    device: str = "cpu"
+    most_rows: int = 64
+    batch_rows: int = 32
+    batch_wait: float = 0.005
+    lifetime: float = 3600.0
+    timeout: float = 60.0
+    watch: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("most_rows", "batch_rows"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("batch_wait", "watch"):
+            check_number(name, getattr(self, name), minimum=0.0)
+        for name in ("lifetime", "timeout"):
+            check_number(name, getattr(self, name), above=0.0)
+        if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ConfigurationError(f"name: expected letters, digits, -, _ and . for URLs, got {self.name!r:.80}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError):
+            raise ConfigurationError(f"device: expected cpu, or a GPU of this machine, got {self.device!r}") from None
+        if self.input_range is not None:
+            if not isinstance(self.input_range, Sequence) or len(self.input_range) != 2:
+                raise ConfigurationError(f"input_range: expected (least, greatest), got {self.input_range!r}")
+            low, high = (check_number("input_range", value) for value in self.input_range)
+            if low >= high:
+                raise ConfigurationError(f"input_range: expected the least number first, got {low:g}, {high:g}")
+        object.__setattr__(self, "limits", _limits(self.limits))
+        if isinstance(self.public_key, str | Path):
+            try:
+                object.__setattr__(self, "public_key", Path(self.public_key).read_bytes())
+            except OSError as error:
+                raise InputError(
+                    f"the public key {self.public_key} cannot be read: {error.strerror or error}"
+                ) from None
+
+    @classmethod
+    def from_environment(cls) -> dict[str, Any]:
+        """Arguments of `Service.load` that SAFEXPLAIN_SERVE holds, as a JSON object.
+
+        Raises:
+            ConfigurationError: it is not set, or no such object.
+        """
+        try:
+            given = json.loads(os.environ.get(SETTINGS, ""))
+            if not isinstance(given, dict) or "model" not in given:
+                raise ValueError("no object with a model")
+        except ValueError as error:
+            raise ConfigurationError(
+                f'{SETTINGS}: expected a JSON object such as {{"model": "model.pt2", "certificate":'
+                f' "certificate.json"}} ({error})'
+            ) from None
+        return given
+
+    @classmethod
+    def of(cls, model: Any, certificate: str | Path | None, options: Mapping[str, Any]) -> Options:
+        """Raise ConfigurationError for an option that there is not, before any other error."""
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(options.keys() - set(names)):
+            raise ConfigurationError(f"unknown option {', '.join(unknown):.200}: expected {', '.join(names[2:])}")
+        return cls(model, certificate, **options)
+
+    def files(self) -> tuple[Any, ...]:
+        """What is known of the files without reading them."""
+        found: list[Any] = []
+        for path in (self.model, self.certificate, self.public):
+            if isinstance(path, str | Path):
+                try:
+                    for part in weight_files(Path(path)) or [Path(path)]:
+                        state = os.stat(part)
+                        found.append((state.st_ino, state.st_size, state.st_mtime_ns))
+                except OSError:
+                    found.append(None)
+        return tuple(found)
+
+    def generation(self, ledger: Ledger) -> Generation:
+        """Model and certificate as the files are now.
+
+        Raises:
+            SafexplainError: as `Service.load`.
+        """
+        shape = None if self.input_shape is None else tuple(self.input_shape)
+        model, file = self.model, None
+        if isinstance(model, str | Path):
+            loaded = load_model(
+                model,
+                arch=self.arch,
+                trust_pickle=self.trust_pickle,
+                input_shape=shape,
+                trust_types=self.trust_types,
+                columns=self.columns,
+            )
+            shape = shape or _shape_of(loaded.model)
+            if self.certificate is not None and load_certificate(self.certificate).digests("sha256"):
+                file = model  # the certificate names the SHA-256 of a model's file
+            model = loaded.model.to(self.device)
+        public = load_inputs(self.public) if isinstance(self.public, str | Path) else self.public
+        if public is not None:
+            public = np.asarray(public, np.float32)
+            shape = shape or tuple(public.shape[1:])
+        release = load_release(
+            model,
+            self.certificate,
+            file=file,
+            key=self.key,
+            public_key=self.public_key,
+            public=public,
+            uncertified=self.uncertified,
+            **self._without_certificate(shape),
+        )
+        if release.mixes_batch:
+            raise RefusedError(
+                f"{release.method} answers by shuffling the rows of a batch, so that answers to one client would depend"
+                " on what others ask; serve another method"
+            )
+        if release.shape is not None and shape is not None and release.shape != shape:
+            raise InputError(
+                f"the certificate is about inputs of shape {written(release.shape)}, and the model file, the public"
+                f" rows or input_shape say {written(shape)}"
+            )
+        shape = release.shape or shape
+        if self.probabilities and release.certificate is not None:
+            released = release.certificate.judgement.policy.release
+            if released != "explanation+prediction" and not self.uncertified:
+                raise CertificateError(
+                    f"{self.certificate} is about the release of the {released}, and the service was told to give"
+                    ' probabilities too: audit with release = "explanation+prediction" in the policy, or leave them out'
+                )
+            if released != "explanation+prediction":  # more leaves than the certificate is about
+                release = replace(release, uncertified=True)
+        judged = () if release.certificate is None else release.certificate.judgement.policy.patience
+        assert isinstance(self.limits, Limits)
+        budget = Budget(
+            ledger,
+            self.limits,
+            public=public,
+            most_looks=max(judged, default=None) if judged else None,
+            subject=release.model_digest.hex(),
+        )
+        scope = hashlib.sha256(release.model_digest + b"\0" + release.digest.encode()).digest()
+        bounds = Bounds.of(shape, self.most_rows)
+        return Generation(release, budget, scope, shape, self._range(public), self.probabilities, bounds)
+
+    def _range(self, public: NDArray[np.float32] | None) -> tuple[float, float] | None:
+        if self.input_range is not None:
+            return float(self.input_range[0]), float(self.input_range[1])
+        if public is None or not public.size or not np.isfinite(public).all():
+            return None
+        low, high = float(public.min()), float(public.max())
+        return 2 * low - high, 2 * high - low
+
+    def _without_certificate(self, shape: tuple[int, ...] | None) -> dict[str, Any]:
+        if self.certificate is not None:
+            if self.explainer is not None or self.hardening is not None:
+                raise ConfigurationError("explainer and hardening: the certificate says that; leave them out")
+            return {}
+        if not self.uncertified or self.explainer is None:
+            raise ConfigurationError(
+                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..., hardening=..."
+            )
+        given = self.hardening or Hardening.recommended()
+        if not isinstance(given, Hardening):
+            given = Hardening.from_json(given if isinstance(given, str) else json.dumps(dict(given)))
+        return {"method": self.explainer, "hardening": given, "shape": shape}
+
+
+def _limits(given: Limits | Mapping[str, Any] | None) -> Limits:
+    if given is None or isinstance(given, Limits):
+        return given or Limits()
+    names = [field.name for field in fields(Limits)]
+    if not isinstance(given, Mapping) or given.keys() - set(names):
+        raise ConfigurationError(f"limits: expected Limits(...) or a mapping of {', '.join(names)}, got {given!r:.80}")
+    return Limits(**given)
+
+
+def _shape_of(model: nn.Module) -> tuple[int, ...] | None:
+    """Of one input, where an exported model says all of it."""
+    shape = getattr(model, "input_shape", None)
+    return tuple(shape) if shape is not None and all(isinstance(n, int) for n in shape) else None
+
+
+def written(shape: Sequence[int]) -> str:
+    """A shape in a message."""
+    return f"({', '.join(map(str, shape))})"
