@@ -9,8 +9,10 @@ is closer than most public rows are to each other (`Likeness`). A question is co
 counts towards the first of the chain of questions that the nearest one belongs to; so dithers that drift apart, or lie
 on different sides, are still looks at one map, and it is the chain that is limited, not the ball around its first.
 
-It is no wall. Who changes an input by more than the threshold asks about another map as far as this can tell, and a
-client with two names has two budgets. How much that helps an attacker is measured in `audit/suites/dithering`.
+It stops scripts that change an input a little, whichever features they change. It does not stop an attacker who knows
+public rows and changes inputs by just more than the threshold: such questions lie as far apart as honest ones, and only
+the number of distinct questions limits them. A client with two names has two budgets. `audit/suites/dithering` measures
+what is stopped and how far an attacker has to go.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ MOST_DIMENSIONS = 128
 
 MOST_ROWS = 5000
 """Public rows looked at, at most; of more, so many drawn at random."""
+
+FLOOR = 0.75
+"""Quantile of the standard deviations of the features that vary: features that vary less are divided by it."""
 
 MOST_DENSE = 4096
 """Features up to which directions of sketches are orthogonal; of more they are sparse."""
@@ -86,8 +91,11 @@ class Limits:
 class Likeness:
     """What is close: distances between sketches, and the one below which two questions are about one map.
 
-    Inputs are brought into the range of the public rows, feature by feature, and standardised by their mean and
-    standard deviation; a feature that is constant among them counts for nothing. A sketch is a projection of that on
+    Inputs are brought into the range of the public rows, feature by feature, centred, and divided by the standard
+    deviation of each feature, or by the upper quartile of all deviations where that is larger. Without this floor,
+    pixels that hardly vary dominate, and tiny changes of them make new maps. It is a quartile because columns of tables
+    differ in their units: a floor set by the root mean square, or no division at all, would leave only the column of
+    the largest unit. A feature that is constant among public rows counts for nothing. A sketch is a projection on
     random directions, fewer than half as many as there are features and at most 128, in float32. Distances survive it
     (Johnson and Lindenstrauss 1984), and the threshold is taken among sketches too, so that it moves with them. Many
     inputs have the same sketch, but it is no secret: it tells roughly where an input lies.
@@ -95,7 +103,7 @@ class Likeness:
     Args:
         low, high: (d,) range of the public rows.
         mean: (d,) of them.
-        scale: (d,) one over their standard deviation; 0 where they are all the same.
+        scale: (d,) one over their standard deviation or its floor; 0 where they are all the same.
         project: (n, d) -> (n, k).
         threshold: Euclidean distance.
         space: name of all this; sketches of different spaces are not compared.
@@ -127,7 +135,7 @@ class Likeness:
         rows = np.asarray(public)
         if rows.ndim < 2 or not len(rows):
             raise InputError(f"public: expected rows (n, ...) of inputs, got an array of shape {rows.shape}")
-        content = hashlib.sha256(f"{seed} {subject} {rows.shape[1:]}".encode())
+        content = hashlib.sha256(f"{seed} {subject} {rows.shape[1:]} floor {FLOOR}".encode())
         draw = np.random.default_rng(np.frombuffer(hashlib.sha256(b"directions " + seed.encode()).digest(), np.uint32))
         if len(rows) > MOST_ROWS:
             rows = rows[np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))]
@@ -137,7 +145,9 @@ class Likeness:
         if d < 2:
             return None
         deviation = flat.std(0)
-        scale = np.divide(1.0, deviation, out=np.zeros(d), where=deviation > 1e-12 * np.abs(flat).max(0))
+        varies = deviation > 1e-12 * np.abs(flat).max(0)
+        floor = np.quantile(deviation[varies], FLOOR, method="lower") if varies.any() else 1.0
+        scale = varies / np.maximum(deviation, floor)
         one = cls(
             flat.min(0), flat.max(0), flat.mean(0), scale, _directions(d, min(MOST_DIMENSIONS, d // 2), draw), 0.0,
             content.hexdigest()[:32], 0,
