@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,35 +132,20 @@ class _Job:
 class Batches:
     """A queue of questions and the thread that answers them.
 
-    A batch waits for company only while other requests are on their way, and never longer than the time limit.
+    A batch is what came while the one before was computed: nobody waits for company.
 
     Args:
         rows: in one batch, at most; a request with more of them is a batch of its own.
-        wait: seconds that the first question of a batch waits for others, at most.
         on_batch: told how many rows each batch had.
     """
 
-    def __init__(
-        self, rows: int = 32, wait: float = 0.005, on_batch: Callable[[int], None] = lambda rows: None
-    ) -> None:
-        self.rows, self.wait, self._on_batch = rows, wait, on_batch
+    def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
+        self.rows, self._on_batch = rows, on_batch
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
-        self._coming = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="safexplain batches", daemon=True)
         self._thread.start()
-
-    @contextmanager
-    def coming(self) -> Iterator[None]:
-        """Within, a request is on its way that may become a question, for which a batch may wait."""
-        with self._guard:
-            self._coming += 1
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._coming -= 1
 
     def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
         """Answers to the rows of x, computed together with those of others that have the same `compute`.
@@ -204,12 +187,9 @@ class Batches:
         first = held.pop() if held else self._queue.get()
         if first is None:
             return []
-        jobs, count, until = [first], len(first.x), time.monotonic() + self.wait
-        while count < self.rows:
-            try:
-                job = self._queue.get(self._coming > 0, max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                break
+        jobs, count = [first], len(first.x)
+        while count < self.rows and not self._queue.empty():
+            job = self._queue.get()
             if job is None or not _alike(job, first) or count + len(job.x) > self.rows:
                 held.append(job)
                 break

@@ -63,7 +63,7 @@ except ImportError as error:
         name=error.name,
     ) from error
 
-__all__ = ["Connection", "app", "from_environment", "router"]
+__all__ = ["Connection", "app", "from_environment", "respond", "router"]
 
 HEAD_SECONDS = 10.0
 """In which the head of a request must have come."""
@@ -84,17 +84,7 @@ def router(service: Service, *, body_seconds: float = BODY_SECONDS) -> APIRouter
 
     def add(path: str, operation: Operation, called: str, summary: str, openapi: dict[str, Any]) -> None:
         async def endpoint(request: Request) -> Response:
-            client = ""
-            try:
-                client = _client(request)
-                _check(request, service.bounds.bytes)
-                async with intake.body(request.stream(), client) as body:
-                    content, headers = await intake.answer(client, lambda: _answered(service, operation, body, client))
-                return Response(content, media_type="application/json", headers=headers)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
-                return _problem(refused(service, called, client, error), request)
+            return await respond(request, intake, called, operation)
 
         routes.add_api_route(
             path, endpoint, methods=["POST"], operation_id=called, summary=summary, response_class=Response,
@@ -220,10 +210,34 @@ class Connection(H11Protocol):  # type: ignore[misc]
             self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
-def _answered(service: Service, operation: Operation, body: bytearray, client: str) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of the answer."""
-    reply = operation(service, service.bounds.load(body), client, plain=False)
-    return orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), reply.headers
+async def respond(
+    request: Request, intake: Intake, called: str, operation: Operation, *, tables: bool = False
+) -> Response:
+    """The response to a request of JSON, whichever of Starlette's applications it came to; it raises nothing.
+
+    Args:
+        request: whose body nobody has read.
+        intake: of the service.
+        called: the operation's name, for metrics and audit log.
+        operation: what is asked.
+        tables: rows may be objects, see `Bounds.load`.
+    """
+    service, client = intake.service, ""
+    try:
+        client = _client(request)
+        _check(request, service.bounds.bytes)
+        async with intake.body(request.stream(), client) as body:
+
+            def answered() -> tuple[bytes, dict[str, str]]:
+                reply = operation(service, service.bounds.load(body, tables=tables), client, plain=False)
+                return orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), reply.headers
+
+            content, headers = await intake.answer(client, answered)
+        return Response(content, media_type="application/json", headers=headers)
+    except ClientDisconnect:
+        return Response(status_code=499)
+    except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
+        return _problem(refused(service, called, client, error), request)
 
 
 def _client(request: Request) -> str:

@@ -181,7 +181,6 @@ class Options:
         device: where the model is asked.
         most_rows: of one request.
         batch_rows: rows of several requests that are computed together, at most.
-        batch_wait: seconds that a question waits for others, at most; it waits only while others are on their way.
         lifetime: seconds that answers are remembered.
         timeout: seconds that a request waits for its answer, at most.
         watch: seconds between looks at the files, which are loaded again when they change; 0: never.
@@ -213,7 +212,6 @@ class Options:
     device: str = "cpu"
     most_rows: int = 64
     batch_rows: int = 32
-    batch_wait: float = 0.005
     lifetime: float = 3600.0
     timeout: float = 60.0
     watch: float = 0.0
@@ -221,8 +219,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("most_rows", "batch_rows"):
             check_whole(name, getattr(self, name), 1)
-        for name in ("batch_wait", "watch"):
-            check_number(name, getattr(self, name), minimum=0.0)
+        check_number("watch", self.watch, minimum=0.0)
         for name in ("lifetime", "timeout"):
             check_number(name, getattr(self, name), above=0.0)
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():

@@ -12,16 +12,15 @@ from code") beside the files, so that nothing pickled is loaded. The signature n
 inputs to the service: MLflow's check would refuse float64 where it was told float32, and quote the rows it refuses.
 
 MLflow's scoring server writes the rows of a refused request, and the traceback of a failed one, into its answer, drops
-fields that it does not know, and hands no header to the model. While a hardened model is loaded, the handler of its
-`/invocations`, and of no other model's, is another one: it refuses what is not listed, answers errors as problem+json
-(RFC 9457), and takes the client from `X-Client-Id`. A server in which that cannot be done does not load the model.
+fields that it does not know, reads Parquet (of which 10 KB can hold 3 GB), and hands no header to the model. So the
+`/invocations` of a hardened model, and of no other, is answered here instead, as `safexplain.serve.http` answers: JSON
+alone, what is not listed is refused, the client is that of `X-Client-Id`, errors are problem+json (RFC 9457). In a
+server in which that cannot be done the model does not load.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import logging
 import os
 import tempfile
 import warnings
@@ -34,18 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safexplain._versions import VERSION
-from safexplain.errors import (
-    ConfigurationError,
-    InputError,
-    MissingExtraError,
-    RefusedError,
-    RequestError,
-    SafexplainError,
-)
-from safexplain.serve.protocol import Problem, client_of, numbers, problem_of, read_body
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError, RefusedError, RequestError
+from safexplain.serve.http import respond
+from safexplain.serve.inputs import ANONYMOUS, numbers
+from safexplain.serve.protocol import Intake, Reply, Strict, checked
 from safexplain.serve.service import Service
 
 try:
@@ -68,7 +61,7 @@ mlflow.models.set_model(HardenedModel())
 """What is saved as the model: MLflow runs it on loading, and hands the artefacts to `HardenedModel.load_context`."""
 
 SETTINGS = (
-    *("arch", "batch_rows", "batch_wait", "cache", "device", "input_range", "input_shape", "ledger", "lifetime"),
+    *("arch", "batch_rows", "cache", "device", "input_range", "input_shape", "ledger", "lifetime"),
     *("limits", "most_rows", "public_key", "timeout", "trust_pickle"),
 )
 """What `model_config` may name: the arguments of `Service.load` that are neither artefacts nor secret."""
@@ -76,41 +69,31 @@ SETTINGS = (
 FORMATS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 """Fields of a request, exactly one of which holds the rows; beside it only `params` is allowed."""
 
-PARAMS = {"explain": bool, "client": str}
-"""Parameters of a request, and their types."""
-
-_CLIENT: ContextVar[str] = ContextVar("safexplain_mlflow_client", default="")
 _SAVING: ContextVar[bool] = ContextVar("safexplain_mlflow_saving", default=False)
-_log = logging.getLogger("safexplain.serve")
 
 
-class Refusal(MlflowException):  # type: ignore[misc]
-    """What MLflow raises in the place of the service's errors: it cannot put the rows before the message.
+class Split(Strict):
+    """A table: its columns are taken in their order."""
 
-    Attributes:
-        problem: status, and what the client is told.
-    """
+    columns: Any = None
+    index: Any = None
+    data: Any
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem.detail)
 
-    @property
-    def message(self) -> str:
-        """What is said. The scoring server sets it to the rows and what was said, which has no effect."""
-        return self.problem.detail
+class Params(Strict):
+    """What a client may choose over HTTP."""
 
-    @message.setter
-    def message(self, value: str) -> None:
-        pass
+    explain: bool = False
 
-    def serialize_as_json(self) -> str:
-        """The problem (RFC 9457), and nothing that MLflow would add."""
-        return json.dumps(self.problem.to_dict())
 
-    def get_http_status_code(self) -> int:
-        """The problem's status, also one that MLflow has no error code for."""
-        return self.problem.status
+class Invocation(Strict):
+    """The body of a request to `/invocations`."""
+
+    inputs: Any = None
+    instances: Any = None
+    dataframe_split: Split | None = None
+    dataframe_records: list[dict[str, Any]] | None = None
+    params: Params | None = None
 
 
 class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
@@ -147,19 +130,16 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
         Args:
             context: not used.
             model_input: (n, ...) array or nested lists, or a table, whose columns are taken in their order.
-            params: `explain`, and `client`: who asks, where no header says so.
+            params: `explain`, and `client`: who asks, where the model is called in Python.
 
         Raises:
-            Refusal: what the service raised, as MLflow's kind of error.
+            SafexplainError: see `Service.explain`.
         """
         params = params or {}
-        try:
-            client = _client(params.get("client") or "")
-            if params.get("explain"):
-                return self.service.explain(_rows(model_input), client=client).explanation
-            return self.service.predict(_rows(model_input), client=client).label
-        except Exception as error:
-            raise Refusal(_problem(error)) from None
+        x, client = numbers(model_input, "inputs"), params.get("client") or ANONYMOUS
+        if params.get("explain"):
+            return self.service.explain(x, client=client).explanation
+        return self.service.predict(x, client=client).label
 
 
 def save_model(
@@ -275,29 +255,6 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
-def _client(named: str) -> str:
-    """Who asks: the header says, or where there is none the parameter."""
-    header = _CLIENT.get()
-    if header and named and header != named:
-        raise RequestError("client: the header X-Client-Id says who asks; leave the parameter out", field="client")
-    return header or client_of([named] if named else [])
-
-
-def _rows(given: Any) -> NDArray[np.float32]:
-    """(n, ...) float32 of an array, nested lists or a table.
-
-    Raises:
-        RequestError: no numbers.
-    """
-    return numbers(given.to_numpy() if hasattr(given, "to_numpy") else given, "inputs")
-
-
-def _problem(error: Exception) -> Problem:
-    if not isinstance(error, SafexplainError):
-        _log.error("a request to MLflow failed: %s", type(error).__name__)
-    return problem_of(error)
-
-
 def _guard() -> None:
     """Put `_answering` in the place of the scoring server's own handling of errors.
 
@@ -320,37 +277,20 @@ def _guard() -> None:
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator for the handler of `/invocations`: `original`, unless it serves a hardened model."""
-    from fastapi import Request, Response
 
-    def decorate(handler: Callable[[Request], Awaitable[Response]]) -> Any:
+    def decorate(handler: Callable[[Any], Awaitable[Any]]) -> Any:
         model = inspect.getclosurevars(handler).nonlocals.get("model")
-        hardened = _hardened(model)
-        if hardened is None:
+        try:
+            hardened = model.unwrap_python_model() if model is not None else None
+        except (AttributeError, MlflowException):
+            hardened = None
+        if not isinstance(hardened, HardenedModel):
             return original(handler)
+        intake = Intake(hardened.service)
 
         @wraps(handler)
-        async def answer(request: Request) -> Response:
-            client = _CLIENT.set("")
-            try:
-                _CLIENT.set(_named(request.headers.getlist("x-client-id")))
-                body = await read_body(request.stream())
-                _check(body, request.headers.get("content-type", ""))
-                response = await handler(Request(request.scope, _replay(body)))
-            except Refusal as refusal:
-                problem = refusal.problem
-            except SafexplainError as error:
-                problem = problem_of(error)
-            except Exception as error:  # MLflow cannot read the body, and says so by quoting it
-                _log.info("a request that MLflow cannot read: %s", type(error).__name__)
-                problem = problem_of(_unreadable())
-            else:
-                response.headers.update(_marks(hardened.service))
-                return response
-            finally:
-                _CLIENT.reset(client)
-            return Response(
-                json.dumps(problem.to_dict()), problem.status, dict(problem.headers), "application/problem+json"
-            )
+        async def answer(request: Any) -> Any:
+            return await respond(request, intake, "invocations", invoke, tables=True)
 
         return answer
 
@@ -358,76 +298,31 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-def _hardened(model: Any) -> HardenedModel | None:
-    """The hardened model in one that MLflow loaded; None: it is another one."""
-    try:
-        found = model.unwrap_python_model()
-    except (AttributeError, MlflowException):
-        return None
-    return found if isinstance(found, HardenedModel) else None
+def invoke(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
+    """One of `FORMATS`, and `params` with `explain` -> {"predictions": labels, or hardened maps}.
 
-
-def _named(given: list[str]) -> str:
-    """The client that the header names; "": none."""
-    return client_of(given) if given else ""
-
-
-def _replay(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """What hands a body that was read already to the next reader."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
-
-
-def _marks(service: Service) -> dict[str, str]:
-    """Headers of every answer."""
-    return {"X-Safexplain-Certificate": service.digest, "Cache-Control": "no-store"}
-
-
-def _unreadable() -> RequestError:
-    return RequestError(
-        'MLflow cannot read the body as rows: expected {"inputs": [[...], ...]} as application/json, or another of its '
-        "formats",
-        field="inputs",
-    )
-
-
-def _check(body: bytes, content_type: str) -> None:
-    """Refuse by name what MLflow would drop in silence, and what it would answer with the body itself.
+    Args:
+        service: which.
+        payload: decoded JSON.
+        client: who asks; over HTTP no parameter says so.
+        plain: lists; False: NumPy arrays, for writers that take them.
 
     Raises:
-        RequestError: not JSON with exactly one of `FORMATS` and, where wanted, `params` with `PARAMS`.
+        RequestError: anything else; the words name the field.
+        SafexplainError: see `Service.explain`.
     """
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        return  # CSV or Parquet: rows and nothing else
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
-        raise RequestError("expected JSON; it cannot be read") from None
-    if not isinstance(request, dict):
-        raise RequestError(f"expected an object with one of {', '.join(FORMATS)}")
-    for field in request:
-        if field not in (*FORMATS, "params"):
-            raise RequestError(
-                f"{field[:80]!r} is no part of a request: expected one of {', '.join(FORMATS)}, and params. What is "
-                "explained, and how, is the server's to decide",
-                field=field[:80],
-            )
-    if sum(field in request for field in FORMATS) != 1:
+    request = checked(Invocation, payload)
+    given = [name for name in FORMATS if getattr(request, name) is not None]
+    if len(given) != 1:
         raise RequestError(f"expected exactly one of {', '.join(FORMATS)}", field="inputs")
-    params = request.get("params")
-    if params is None:
-        return
-    if not isinstance(params, dict):
-        raise RequestError("params: expected an object", field="params")
-    for name, value in params.items():
-        if name not in PARAMS:
-            raise RequestError(
-                f"params: expected {', '.join(PARAMS)}; got {name[:80]!r}. What is explained, and how, is the server's "
-                "to decide",
-                field=name[:80],
-            )
-        if not isinstance(value, PARAMS[name]):
-            raise RequestError(f"params: expected {name} to be a {PARAMS[name].__name__}", field=name)
+    rows = getattr(request, given[0])
+    if isinstance(rows, Split):
+        rows = rows.data
+    elif given[0] == "dataframe_records":
+        names = list(rows[0]) if rows else []
+        if any(row.keys() != set(names) for row in rows):
+            raise RequestError("dataframe_records: expected rows with the same columns", field="dataframe_records")
+        rows = [[row[name] for name in names] for row in rows]
+    explain = request.params is not None and request.params.explain
+    answer = (service.explain if explain else service.predict)(numbers(rows, given[0]), client=client)
+    return Reply.of({"predictions": answer.explanation if explain else answer.label}, answer, plain)

@@ -177,21 +177,23 @@ class Intake:
             return await to_thread.run_sync(ask, limiter=self._threads[0])
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A JSON object without other members than the listed ones, nor values of other types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Nothing(_Strict):
+class Nothing(Strict):
     """Parameters, of which there are none."""
 
 
-class RequestV1(_Strict):
+class RequestV1(Strict):
     """Inputs of a V1 request."""
 
     instances: Any = Field(json_schema_extra={"type": "array", "items": {}})
 
 
-class TensorV2(_Strict):
+class TensorV2(Strict):
     """The inputs of a V2 request."""
 
     name: Literal["input"]
@@ -201,14 +203,14 @@ class TensorV2(_Strict):
     parameters: Nothing | None = None
 
 
-class OutputV2(_Strict):
+class OutputV2(Strict):
     """A tensor that is asked for."""
 
     name: Literal["explanation", "label", "probabilities"]
     parameters: Nothing | None = None
 
 
-class RequestV2(_Strict):
+class RequestV2(Strict):
     """A V2 inference request."""
 
     inputs: Annotated[list[TensorV2], Field(min_length=1, max_length=1)]

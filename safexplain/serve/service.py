@@ -81,7 +81,7 @@ class Service:
         self._seen = options.files()
         self._generation = options.generation(self._ledger)
         self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
-        self._batches = Batches(options.batch_rows, options.batch_wait, on_batch=self.metrics.batch)
+        self._batches = Batches(options.batch_rows, self.metrics.batch)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
         self._flights: dict[frozenset[str], Future[Found]] = {}
         self._degraded = False
@@ -335,8 +335,7 @@ class Service:
             try:
                 if self._closing.is_set():
                     raise UnavailableError("the service is closed")
-                with self._batches.coming():
-                    now.budget.charge(client, asked, x.numpy())
+                now.budget.charge(client, asked, x.numpy())
                 job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
             except BaseException:
                 self._seats.give(len(x))

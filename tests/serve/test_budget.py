@@ -26,7 +26,6 @@ def digests(x):
 
 
 def charge(budget, client, x):
-    budget.check(client, digests(x), x)
     budget.charge(client, digests(x), x)
 
 
@@ -76,13 +75,6 @@ def test_distinct_questions_are_limited_for_each_client_and_asking_again_is_free
     assert error.value.renews > datetime.now(UTC)
     charge(budget, "ann", x[[2, 1, 1]])
     charge(budget, "bob", x[2:4])
-
-
-def test_to_check_records_nothing():
-    budget, x = Budget(None, Limits(questions=2), public=rows(50, seed=1)), rows(2)
-    for _ in range(3):
-        budget.check("ann", digests(x), x)
-    assert budget.ledger.account("ann").questions == 0
 
 
 def test_near_duplicates_are_looks_by_period_and_over_all_time():
@@ -321,7 +313,7 @@ def test_a_ledger_that_is_away_refuses_everything(tmp_path):
     charge(budget, "ann", x[:1])
     budget.ping()
     path.rename(tmp_path / "away.db")
-    for use in (lambda: budget.charge("ann", digests(x), x), lambda: budget.check("ann", digests(x), x), budget.ping):
+    for use in (lambda: budget.charge("ann", digests(x), x), budget.ping):
         with pytest.raises(LedgerError):
             use()
     with pytest.raises(LedgerError):

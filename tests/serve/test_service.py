@@ -120,7 +120,7 @@ def test_numbers_out_of_the_stated_range_are_refused(made):
             service.explain(made.rows[:1] + 1.5, client="a")
 
 
-@pytest.mark.parametrize("client", ["", "x" * 201, "a\nb", None, 7])
+@pytest.mark.parametrize("client", ["", "x" * 501, "a\nb", " a", "a\u200b", None, 7])
 def test_a_client_has_a_printable_name(service, made, client):
     with pytest.raises(RequestError) as caught:
         service.explain(made.rows[:1], client=client)
@@ -221,7 +221,7 @@ def test_workers_are_told_by_the_environment(made, monkeypatch):
             service.explain(made.rows[:4], client="a")
     for wrong in ("", "[]", "{}", json.dumps(given | {"n_steps": 3})):
         monkeypatch.setenv(SETTINGS, wrong)
-        with pytest.raises(ConfigurationError, match=SETTINGS):
+        with pytest.raises(ConfigurationError, match=f"{SETTINGS}|n_steps"):
             Service.from_environment()
 
 
@@ -268,18 +268,95 @@ def test_label_and_explanation_of_one_input_are_one_question(service, made):
         service.predict(made.rows[20:21], client="a")
 
 
-def test_what_is_not_answered_is_not_charged(made, monkeypatch):
+def test_what_reached_the_model_is_charged_and_what_did_not_is_free(made):
+    """Also where the model fails: rows that end in an error would be work, and bits, for nothing."""
     with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
         release = service._generation.release
         object.__setattr__(release, "_answers", {"InputXGradient": lambda x, target: 1 / 0})
         for _ in range(5):
+            with pytest.raises(RequestError):
+                service.explain(made.rows[:1] * np.nan, client="a")
             with pytest.raises(ZeroDivisionError):
                 service.explain(made.rows[:1], client="a")
         service.reload()
-        service.explain(made.rows[:2], client="a")
-        service.reload()
+        service.explain(made.rows[:2], client="a")  # one of them was charged already
         with pytest.raises(BudgetExhausted):  # what was counted outlives a reload
             service.explain(made.rows[2:3], client="a")
+
+
+def slowed(service, seconds):
+    """Answers take so long; the rows that were computed."""
+    release, rows = service._generation.release, []
+    method, answer = next(iter(release._answers.items()))
+
+    def slow(x, target):
+        rows.append(len(x))
+        time.sleep(seconds)
+        return answer(x, target)
+
+    object.__setattr__(release, "_answers", {method: slow})
+    return rows
+
+
+def test_an_answer_that_nobody_waited_for_is_charged_remembered_and_free(made):
+    with Service.load(made.model, made.certificate, limits=Limits(questions=1), timeout=0.1) as service:
+        rows = slowed(service, 0.5)
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="no answer within"):
+                service.explain(made.rows[:1], client="a")
+        time.sleep(0.6)
+        assert service.explain(made.rows[:1], client="a").label.shape == (1,)
+        assert sum(rows) == 1
+        with pytest.raises(BudgetExhausted):
+            service.explain(made.rows[1:2], client="a")
+
+
+def test_a_question_that_never_had_its_turn_is_neither_computed_nor_charged(made, tmp_path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Service.load(made.model, made.certificate, ledger=url, batch_rows=1, timeout=0.3) as service:
+        rows = slowed(service, 0.5)
+
+        def ask(i):
+            with pytest.raises(UnavailableError):
+                service.explain(made.rows[i : i + 1], client=f"client {i}")
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(rows) == 2, "one is computed while the next is charged"
+    with Ledger(url) as ledger:
+        assert sum(account.questions for account in ledger.accounts()) == 2
+
+
+def test_clients_are_served_in_turn_and_one_cannot_fill_the_queue(made):
+    rows = np.random.default_rng(0).random((808, 64), np.float32)
+    with Service.load(made.model, made.certificate, batch_rows=4, limits=Limits(questions=10**6)) as service:
+        slowed(service, 0.02)
+        order, refused = [], []
+
+        def ask(client, at, n):
+            try:
+                service.explain(rows[at : at + n], client=client)
+                order.append(client)
+            except UnavailableError:
+                refused.append(client)
+
+        eve = [threading.Thread(target=ask, args=("eve", 4 * i, 4)) for i in range(200)]
+        for thread in eve:
+            thread.start()
+        time.sleep(0.3)
+        ann = [threading.Thread(target=ask, args=("ann", 800 + i, 1)) for i in range(8)]
+        for thread in ann:
+            thread.start()
+        for thread in ann:
+            thread.join()
+        assert order.count("ann") == 8
+        assert order.count("eve") < 80, "who came later did not wait for all of them"
+        for thread in eve:
+            thread.join()
+        assert set(refused) == {"eve"}
 
 
 def test_all_rows_of_a_request_are_answered_or_none(service, made):
@@ -326,34 +403,6 @@ def test_equal_questions_at_once_are_computed_once(made):
         assert all(np.array_equal(found[0], f) for f in found)
 
 
-def test_a_question_that_failed_with_others_is_asked_again_by_itself(made):
-    with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
-        budget, waiting = service._generation.budget, threading.Event()
-        check = budget.check
-
-        def slow(client, digests, x):
-            waiting.set()
-            time.sleep(0.3)
-            check(client, digests, x)
-
-        object.__setattr__(budget, "check", slow)
-        refused: list[Exception] = []
-
-        def too_many() -> None:
-            try:
-                service.explain(made.rows[:3], client="a")
-            except BudgetExhausted as error:
-                refused.append(error)
-
-        first = threading.Thread(target=too_many)
-        first.start()
-        waiting.wait()
-        found = service.explain(made.rows[:1], client="a")  # the first of the three, which are too many together
-        first.join()
-        assert len(refused) == 1
-        assert found.explanation.shape == (1, 64)
-
-
 def test_questions_of_many_clients_are_computed_together_and_answered_apart(made):
     with Service.load(made.model, made.certificate) as service:
         alone = service.explain(made.rows[:40], client="alone").explanation
@@ -382,7 +431,7 @@ def test_an_input_that_the_model_fails_on_fails_nobody_else(made):
             return self.net(x)
 
     options = {"uncertified": True, "explainer": "Saliency", "hardening": Hardening.recommended(), "input_shape": (64,)}
-    with Service.load(Fragile().eval(), None, batch_wait=0.5, **options) as service:
+    with Service.load(Fragile().eval(), None, **options) as service:
         bad = made.rows[:1].copy()
         bad[0, 0] = 9
         outcome: dict[int, object] = {}
@@ -413,7 +462,7 @@ def test_model_and_certificate_are_replaced_as_one(made, tmp_path):
             service.reload()
         ready = service.ready()
         assert (ready["status"], ready["certificate"]) == ("degraded", old.certificate)
-        assert "another model" in ready["reload"]
+        assert ready["reload"] == "not loaded; see the log", "a client learns no digest and no kind of model"
         assert service.explain(made.rows[:1], client="a").certificate == old.certificate
         certified(mine.model, tmp_path)
         service.reload()
@@ -471,14 +520,16 @@ def test_the_audit_log_says_who_asked_when_and_never_what(service, made, caplog)
     assert not any(repr(float(v)) in text for v in made.rows[0] if v not in (0, 1))
 
 
-def test_digests_of_questions_tell_nothing_without_the_key(noisy, caplog):
+def test_digests_of_questions_tell_nothing_without_the_ledgers_secret(made, caplog, tmp_path):
     seen = []
-    for key in (KEY, KEY[::-1]):
-        with Service.load(noisy.model, noisy.certificate, key=key) as service, caplog.at_level(logging.INFO):
+    for name in ("one", "other", "one"):
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        with Service.load(made.model, made.certificate, ledger=url) as service, caplog.at_level(logging.INFO):
             caplog.clear()
-            service.explain(noisy.rows[:1], client="a")
+            service.explain(made.rows[:1], client="a")
             seen += json.loads(caplog.records[-1].message)["questions"]
     assert seen[0] != seen[1]
+    assert seen[0] == seen[2], "workers and restarts name a question alike"
 
 
 def test_the_age_is_that_of_the_certificate(made, tmp_path):

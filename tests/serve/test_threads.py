@@ -108,19 +108,8 @@ def test_questions_that_come_while_others_are_computed_are_computed_together():
         assert counted(service, 'safexplain_batch_rows_bucket{le="1.0"}') < len(rows) / 8
 
 
-def test_a_client_alone_never_waits_for_others(made):
-    """A batch may wait for half a minute, and these are answered in a few seconds."""
-    with Service.load(made.model, made.certificate, limits=PLENTY, batch_wait=30.0) as service:
-        begun = time.monotonic()
-        for i in range(10):
-            service.explain(made.rows[i : i + 2], client="ann")
-            service.predict(made.rows[i : i + 2], client="ben")
-        assert time.monotonic() - begun < 25
-
-
 def test_a_charge_that_takes_long_holds_no_other_question_up(made, monkeypatch):
-    """Whose answer is being charged is on its way to nobody's batch."""
-    with Service.load(made.model, made.certificate, limits=PLENTY, batch_wait=30.0) as service:
+    with Service.load(made.model, made.certificate, limits=PLENTY) as service:
         charging, go_on = threading.Event(), threading.Event()
         budget = service._generation.budget
         charge = budget.charge
