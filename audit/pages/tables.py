@@ -41,9 +41,15 @@ def sentences(found: dict[str, Any]) -> str:
 
 
 def red_team(found: dict[str, Any]) -> str:
-    """Each attack on the product, before and now."""
-    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"]]
+    """Each attack on verdicts, noise and files, before and now."""
+    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] != "served"]
     return markdown(("attack", "version 0.1", "now"), rows, left=3)
+
+
+def served(found: dict[str, Any]) -> str:
+    """Each attack on a running service, before and now."""
+    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] == "served"]
+    return markdown(("attack", "version 0.2.0", "now"), rows, left=3)
 
 
 # ------------------------------------------------------------------------------------------------ third_party.json
@@ -127,6 +133,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
+    "red_team: served": ("red_team", served),
     "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
