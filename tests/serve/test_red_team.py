@@ -7,7 +7,7 @@ import pytest
 from audit.suites.red_team import fuzz, soak
 from audit.suites.red_team.served import ATTACKS
 
-SLOW = {"half_sent_headers", "many_names", "slower_than_the_timeout"}
+SLOW = {"forged_checksum", "half_sent_headers", "many_names", "reloads", "slower_than_the_timeout"}
 """More than ten seconds each."""
 
 NEEDS = {"parquet": "mlflow.pyfunc", "invented_names": "mlflow.pyfunc"}
