@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -392,11 +392,12 @@ def is_open(one: socket.socket) -> bool:
     """Whether the server waits for more, and has neither answered nor hung up."""
     one.settimeout(0.01)
     try:
-        return bool(one.recv(1, socket.MSG_PEEK)) and False
+        one.recv(1, socket.MSG_PEEK)
     except TimeoutError:
         return True
     except OSError:
-        return False
+        pass
+    return False
 
 
 def unfinished(quick: bool) -> Found:
@@ -619,44 +620,48 @@ def named_by_trying(quick: bool) -> Found:
     return text, counts, not any(counts.values())
 
 
+@contextlib.contextmanager
+def replaced(files: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """Readiness of the server `signed` after files of its options were replaced, which come back at the end."""
+    server = shared("signed")
+
+    def readiness() -> dict[str, Any]:
+        return dict(server.http.get("/health/ready").json())
+
+    def state() -> tuple[str, str]:
+        return readiness()["status"], readiness()["certificate"]
+
+    places = {Path(server.command[server.command.index(option) + 1]): path for option, path in files.items()}
+    good, before = {place: place.read_bytes() for place in places}, state()
+    for place, path in places.items():
+        shutil.copy(path, place)
+    server.waits_for(lambda: state() != before)
+    try:
+        yield readiness()
+    finally:
+        for place, content in good.items():
+            place.write_bytes(content)
+        server.waits_for(lambda: state() == before)
+
+
 def exchanged_key(quick: bool) -> Found:
     """Public key and certificate exchanged for the attacker's while the service runs."""
-    server, options = shared("signed"), shared("signed").command
-    path, public = (Path(options[options.index(name) + 1]) for name in ("--certificate", "--public-key"))
-    good, key, before = path.read_bytes(), public.read_bytes(), _state(server)
-    forged = certificate(folder() / "forged.json", model(), Hardening(), keys("theirs")[0])
-    public.write_bytes((folder() / "theirs.pub").read_bytes())
-    os.replace(forged, path)
-    server.waits_for(lambda: _state(server) != before)
-    status, digest = _state(server)
-    public.write_bytes(key)
-    _restored(server, path, good, before[1])
-    taken = digest != before[1]
+    before = shared("signed").http.get("/health/ready").json()["certificate"]
+    private, public = keys("theirs")
+    forged = certificate(folder() / "forged.json", model(), Hardening(), private)
+    with replaced({"--public-key": public, "--certificate": forged}) as now:
+        taken = now["certificate"] != before
     text = "the attacker's certificate is served" if taken else "refused; the first certificate is served on"
-    return text, {"taken": taken, "status": status}, not taken and status == "degraded"
-
-
-def _state(server: Server) -> tuple[str, str]:
-    now = server.http.get("/health/ready").json()
-    return now["status"], now["certificate"]
-
-
-def _restored(server: Server, path: Path, good: bytes, digest: str) -> None:
-    path.with_suffix(".good").write_bytes(good)
-    os.replace(path.with_suffix(".good"), path)
-    server.waits_for(lambda: _state(server) == ("ready", digest))
+    return text, {"taken": taken, "status": now["status"]}, not taken and now["status"] == "degraded"
 
 
 def told_reasons(quick: bool) -> Found:
     """Readiness, after a certificate of another model was put in place."""
-    server, options = shared("signed"), shared("signed").command
-    path = Path(options[options.index("--certificate") + 1])
-    good, before = path.read_bytes(), _state(server)
-    other = certificate(folder() / "other.json", model(seed=1), Hardening.recommended(), folder() / "ours.pem")
-    os.replace(other, path)
-    server.waits_for(lambda: _state(server) != before)
-    said = str(server.http.get("/health/ready").json().get("reload", ""))
-    _restored(server, path, good, before[1])
+    shared("signed")
+    private = folder() / "ours.pem"
+    other = certificate(folder() / "other.json", model(seed=1), Hardening.recommended(), private)
+    with replaced({"--certificate": other}) as now:
+        said = str(now.get("reload", ""))
     return f"`{said:.60}`", {"said": said}, 0 < len(said) <= 40 and not re.search("[0-9a-f]{12}", said)
 
 

@@ -42,6 +42,17 @@ def row(i: int) -> Rows:
     return np.random.default_rng(i).random((1, 64), np.float32)
 
 
+def sample(start: float, answered: int, resident: int, used: float, wait: float) -> dict[str, Any]:
+    """Seconds since `start`, questions answered, resident bytes, and seconds of processor and of waiting a question."""
+    times = {"processor_ms": 1e3 * used, "wait_ms": 1e3 * wait}
+    return {
+        "seconds": round(time.monotonic() - start),
+        "answered": answered,
+        "resident_mb": round(resident / MB),
+        **times,
+    }
+
+
 def soaked(minutes: float, names: int, told: Callable[[str], None] = print) -> dict[str, Any]:
     """Load a server and count.
 
@@ -51,8 +62,7 @@ def soaked(minutes: float, names: int, told: Callable[[str], None] = print) -> d
         told: a line after each sample.
 
     Returns:
-        Samples (seconds, questions answered, resident MB, ms a question of the server's processor and of waiting, at
-        median), and how many were answered, refused and counted by the ledger.
+        Samples, and how many questions were answered, refused and counted by the ledger.
     """
     path = Path(shutil.copy(model(), folder() / "soaked.pt2"))
     right = certificate(folder() / "soaked.json", path, Hardening.recommended())
@@ -91,11 +101,9 @@ def soaked(minutes: float, names: int, told: Callable[[str], None] = print) -> d
                     waits.clear()
                     time.sleep(60 * minutes / STEPS)
                     done = max(1, totals["answered"] - answered)
-                    samples.append({
-                        "seconds": round(time.monotonic() - start), "answered": totals["answered"],
-                        "resident_mb": round(server.memory() / MB), "wait_ms": 1e3 * float(np.median(waits or [0])),
-                        "processor_ms": 1e3 * (server.seconds() - seconds) / done,
-                    })  # fmt: skip
+                    used = (server.seconds() - seconds) / done
+                    wait = float(np.median(waits or [0]))
+                    samples.append(sample(start, totals["answered"], server.memory(), used, wait))
                     told(f"{samples[-1]}")
                     if kills and step / STEPS >= kills[0]:
                         kills.pop(0)
@@ -137,10 +145,7 @@ def asked_in_process(names: int, told: Callable[[str], None] = print) -> dict[st
                 service.predict(row(i), client=f"name-{i}")
             wait, used = time.perf_counter() - clock, time.process_time() - used
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            samples.append({
-                "seconds": round(time.monotonic() - begin), "answered": start + part, "wait_ms": 1e3 * wait / part,
-                "resident_mb": round(resident / MB), "processor_ms": 1e3 * used / part,
-            })  # fmt: skip
+            samples.append(sample(begin, start + part, resident, used / part, wait / part))
             told(f"{samples[-1]}")
     return {"names": names, "samples": samples}
 
