@@ -60,7 +60,8 @@ def soak(found: dict[str, Any]) -> str:
         counts = f"{one['counted']:,}" if "counted" in one else "not asked"
         both = [f"{first[k]:,.1f} → {last[k]:,.1f}" for k in ("resident_mb", "processor_ms", "wait_ms")]
         times = [str(one.get(k, 0)) for k in ("kills", "reloads")]
-        rows.append((where, f"{one['names']:,}", f"{last['answered']:,}", counts, *times, *both))
+        answered = one.get("answered", last["answered"])
+        rows.append((where, f"{one['names']:,}", f"{answered:,}", counts, *times, *both))
     header = ("load", "names", "questions answered", "counted by the ledger", "kills", "reloads", "memory, MB",
               "processor time a question, ms", "wait, ms")  # fmt: skip
     return markdown(header, rows)
