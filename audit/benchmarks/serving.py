@@ -10,10 +10,13 @@ asks again when it is answered. All three run in turn in every round, so that wh
 all; ratios are taken within a round, of requests a second and of processor time of the server a request, which other
 processes disturb less. Every question is new, but for those in the column of remembered answers.
 
+With `--before PATH`, a checkout of an earlier version (`git worktree add PATH 9a1d825` is 0.2.0), that version's
+hardened service runs beside in the same rounds.
+
 Targets on ResNet-18: the hardened service answers at least .9 times as many requests as Captum's, and remembered
 answers come at least 20 times as often as computed ones from one client.
 
-    python -m audit.benchmarks.serving [--rounds 4] [--seconds 1.5] [--only NAME] [--out FILE]
+    python -m audit.benchmarks.serving [--rounds 4] [--seconds 1.5] [--only NAME] [--before PATH] [--out FILE]
 """
 
 from __future__ import annotations
@@ -170,16 +173,24 @@ def serve(kind: str, name: str, port: int, folder: str) -> None:
 
 
 class Server:
-    """A server in a process of its own."""
+    """A server in a process of its own; `before` is the hardened one of the checkout at `root`."""
 
     ticks: ClassVar[int] = os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, kind: str, name: str, folder: str) -> None:
+    def __init__(self, kind: str, name: str, folder: str, root: Path = ROOT) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "audit.benchmarks.serving", "--serve", kind, "--port", str(self.port)]
-        self.process = subprocess.Popen([*command, "--only", name, "--folder", folder], cwd=ROOT)
+        Path(folder, kind).mkdir()
+        options = {"--serve": "hardened" if kind == "before" else kind, "--port": str(self.port), "--only": name,
+                   "--folder": f"{folder}/{kind}"}  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "audit.benchmarks.serving",
+            *(part for pair in options.items() for part in pair),
+        ]
+        self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
 
     def wait(self, seconds: float = 120.0) -> None:
         """Until it answers."""
@@ -254,10 +265,12 @@ async def load(port: int, clients: int, seconds: float, body: Callable[[], bytes
 
 
 @contextlib.contextmanager
-def running(name: str) -> Iterator[dict[str, Server]]:
-    """The three servers of a setting."""
+def running(name: str, before: Path | None) -> Iterator[dict[str, Server]]:
+    """The servers of a setting."""
     with tempfile.TemporaryDirectory() as folder:
         servers = {kind: Server(kind, name, folder) for kind in KINDS}
+        if before is not None:
+            servers["before"] = Server("before", name, folder, before)
         try:
             for server in servers.values():
                 server.wait()
@@ -267,29 +280,29 @@ def running(name: str) -> Iterator[dict[str, Server]]:
                 server.stop()
 
 
-def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Clients -> what each server did."""
+def measure(name: str, rounds: int, seconds: float, before: Path | None = None) -> dict[str, Any]:
+    """Clients -> what each server did, and that of an earlier version where there is a checkout of it."""
     setting, found = SETTINGS[name], {}
     bodies, last = Bodies(setting.shape), 1
     remembered = itertools.cycle([bodies.old(9_000_000 + i) for i in range(last)])
-    with running(name) as servers:
+    with running(name, before) as servers:
 
         def window(kind: str, clients: int, seconds: float) -> dict[str, Any]:
             server = servers["hardened" if kind == "remembered" else kind]
-            make = bodies.new if kind in ("captum", "hardened") else lambda: next(remembered)
-            before = server.seconds()
+            make = (lambda: next(remembered)) if kind in ("remembered", "echo") else bodies.new
+            start = server.seconds()
             waits, took = asyncio.run(load(server.port, clients, seconds, make))
-            return {"waits": waits, "rate": len(waits) / took, "cpu": (server.seconds() - before) / len(waits)}
+            return {"waits": waits, "rate": len(waits) / took, "cpu": (server.seconds() - start) / len(waits)}
 
-        for kind in KINDS:  # the first explanation, and the first answer of each thread, take longer
+        computing = [kind for kind in servers if kind != "echo"]
+        for kind in servers:  # the first explanation, and the first answer of each thread, take longer
             window(kind, 8, 0.2)
         for clients in CLIENTS:
             for i in range(clients):  # every client has asked the remembered questions
                 asyncio.run(_prime(servers["hardened"].port, i, [next(remembered) for _ in range(last)]))
-            windows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*KINDS, "remembered")}
+            windows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*servers, "remembered")}
             for i in range(rounds):
-                order = ("captum", "hardened") if i % 2 == 0 else ("hardened", "captum")
-                for kind in order:
+                for kind in computing if i % 2 == 0 else computing[::-1]:
                     windows[kind].append(window(kind, clients, seconds * setting.longer))
                 for kind in ("remembered", "echo"):
                     windows[kind].append(window(kind, clients, seconds / 2))
@@ -318,6 +331,8 @@ def summary(windows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "processor_ms": _quartiles([1e3 * one["cpu"] for one in each]),
         }
     pairs = {"hardened_to_captum": ("hardened", "captum"), "remembered_to_computed": ("remembered", "hardened")}
+    if "before" in windows:
+        pairs["hardened_to_before"] = ("hardened", "before")
     for label, (one, other) in pairs.items():
         rates = [a["rate"] / b["rate"] for a, b in zip(windows[one], windows[other], strict=True)]
         times = [b["cpu"] / max(a["cpu"], 1e-6) for a, b in zip(windows[one], windows[other], strict=True)]
@@ -352,6 +367,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--rounds", type=int, default=4)
     p.add_argument("--seconds", type=float, default=1.5, help="of one window; of those of a large model twice that")
     p.add_argument("--only", choices=SETTINGS, help="one setting")
+    p.add_argument("--before", type=Path, metavar="PATH", help="checkout of an earlier version, to run beside")
     p.add_argument("--out", type=Path, default=RESULTS / "serving.json")
     p.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     p.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -362,7 +378,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     start, results = time.perf_counter(), {}
     for name in [options.only] if options.only else SETTINGS:
-        results[name] = measure(name, options.rounds, options.seconds)
+        results[name] = measure(name, options.rounds, options.seconds, options.before)
     targets = judged(results)
     report = {
         "benchmark": "serving",

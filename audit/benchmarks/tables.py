@@ -112,8 +112,10 @@ def serving(found: dict[str, Any]) -> str:
                 for k in ("rate", "processor")
             ]
             faster = one["remembered_to_computed"]["rate"]["median"]
-            rows.append((name.partition(", Input")[0], clients, *rates, *ratios, f"{faster:.0f}"))
+            earlier = one.get("hardened_to_before", {}).get("rate")
+            beside = "{median:.2f} ({low:.2f} to {high:.2f})".format(**earlier) if earlier else "not measured"
+            rows.append((name.partition(", Input")[0], clients, *rates, *ratios, f"{faster:.0f}", beside))
     header = ("model", "clients", "Captum: requests a second (p50 / p99, ms)", "hardened", "remembered",
               "HTTP and JSON alone", "hardened / Captum, requests a second", "Captum / hardened, processor time",
-              "remembered / computed")  # fmt: skip
+              "remembered / computed", "hardened / that of 0.2.0, requests a second")  # fmt: skip
     return markdown(header, rows)

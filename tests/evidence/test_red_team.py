@@ -21,17 +21,9 @@ def test_the_committed_results_are_complete_and_every_attack_fails():
     assert [r["attack"] for r in report["results"]["attacks"] if not r["held"]] == []
 
 
-QUICK = [
-    "the same numbers in other shapes",
-    "one output written as 3, −7, [3], …",
-    "DataParallel, torch.compile, a wrapper",
-]
-
-
-@pytest.mark.parametrize("attack", QUICK)
-def test_differently_written_questions_take_no_noise_away(attack):
-    row = next(r for r in suite.ROWS if r.attack == attack)
-    after, _, held = row.measure(True)
+@pytest.mark.parametrize("measure", [suite.spellings, suite.wrappers])
+def test_differently_written_questions_take_no_noise_away(measure):
+    after, _, held = measure(True)
     assert held, after
 
 

@@ -1,10 +1,11 @@
-"""What attacks on safexplain itself gained in version 0.1, and what they gain now.
+"""What attacks on safexplain itself gained in earlier versions, and what they gain now.
 
-Each row is an attack that a security team made on version 0.1: what it did, what it gained then (a figure that was
-measured at that time and is quoted here), and what the same attack gains with the code as it is, which is measured by
-this script. Rows on verdicts use simulated signals of which the truth is known, rows on noise small networks.
+Each row is an attack that a security team made on version 0.1 or, on running services, on version 0.2.0: what it did,
+what it gained then (a figure that was measured at that time and is quoted here), and what the same attack gains with
+the code as it is, which is measured by this script. Rows on verdicts use simulated signals of which the truth is known,
+rows on noise small networks, rows on services real servers.
 
-    python -m audit.suites.red_team [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.red_team [--area AREA] [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.result import AuditResult
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, peak_bytes, provenance, write_json
+from ...shared.run import Parts, Progress, concluded, destination, earlier, parser, peak_bytes, provenance, write_json
+from . import fuzz, served
 
 ONCE = Policy(fpr=0.05, max_tpr=0.15, patience=(1,), training=0.0, uncounted=True)
 """Judged by one query, so that each row is about one thing."""
 
 KEY = bytes(range(32))
+
+SERVES = ("safexplain.cli.serve", "safexplain.cli.ledger", "safexplain.serve.http", "safexplain.serve.mlflow")
+"""Modules that the commands run, which no file here imports."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ class Row:
     """One attack on the product.
 
     Args:
-        area: verdict, attackers, noise or files.
+        area: verdict, attackers, noise, files or served.
         attack: what is done.
-        before: what it gained in version 0.1, as measured then.
+        before: what it gained in version 0.1, of what is served in version 0.2.0, as measured then.
         measure: (quick) -> what it gains now, in words, the numbers behind it, and whether it fails as it must.
     """
 
@@ -255,23 +260,6 @@ def averaged_error(answers: list[Tensor], truth: Tensor) -> tuple[float, float]:
     return one, mean
 
 
-def verdict_on(answers: list[Tensor], truth: Tensor, what: str) -> tuple[str, dict[str, Any], bool]:
-    """Whether averaging differently written questions takes any noise away."""
-    one, mean = averaged_error(answers, truth)
-    text = f"error {one:.3f} → {mean:.3f} over {len(answers)} {what}"
-    return text, {"one": one, "averaged": mean, "questions": len(answers)}, mean >= 0.99 * one
-
-
-def shapes(quick: bool) -> tuple[str, dict[str, Any], bool]:
-    """The same numbers in other shapes, for a model that flattens."""
-    model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
-    sizes = [(1,) * i + (64,) + (1,) * j for i in range(4) for j in range(4)]
-    sizes += [(a, 64 // a) for a in (2, 4, 8, 16, 32)] + [(2, a, 32 // a) for a in (2, 4, 8, 16)]
-    hardened, exact = explainers(HardenedInputXGradient, model)
-    answers = [hardened.attribute(x.reshape(1, *size), target=3) for size in sizes]
-    return verdict_on(answers, exact.attribute(x, target=3), "shapes")
-
-
 def explainers(kind: Any, model: nn.Module) -> tuple[Any, Any]:
     """With noise, and with the clip alone."""
     return (
@@ -280,33 +268,29 @@ def explainers(kind: Any, model: nn.Module) -> tuple[Any, Any]:
     )
 
 
-def truthy(quick: bool) -> tuple[str, dict[str, Any], bool]:
-    """abs=1, 2, 3, ... of Saliency."""
-    model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
-    hardened, exact = explainers(HardenedSaliency, model)
-    answers = [hardened.attribute(x, target=3, abs=value) for value in (True, *range(1, 300))]
-    return verdict_on(answers, exact.attribute(x, target=3), "values of abs")
-
-
-def targets(quick: bool) -> tuple[str, dict[str, Any], bool]:
-    """One output of ten, written in many ways."""
-    model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
-    hardened, exact = explainers(HardenedInputXGradient, model)
-    written: list[Any] = [3, -7, [3], torch.tensor([3]), torch.tensor(3), torch.tensor([-7]), [(3,)], (3,)]
-    return verdict_on([hardened.attribute(x, target=t) for t in written], exact.attribute(x, target=3), "spellings")
-
-
-def denormals(quick: bool) -> tuple[str, dict[str, Any], bool]:
-    """Numbers too small to change anything, in a pixel that is 0."""
+def spellings(quick: bool) -> tuple[str, dict[str, Any], bool]:
+    """One question in other shapes, with other values that mean true, with its class written in other ways, and with
+    numbers in an empty pixel that are too small to change anything."""
     model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
     x[0, 5] = 0.0
-    hardened, exact = explainers(HardenedInputXGradient, model)
-    answers = []
-    for tiny in (0.0, -0.0, *(k * 1.4e-45 for k in range(1, 100))):
-        asked = x.clone()
-        asked[0, 5] = tiny
-        answers.append(hardened.attribute(asked, target=3))
-    return verdict_on(answers, exact.attribute(x, target=3), "inputs")
+    sizes = [(1,) * i + (64,) + (1,) * j for i in range(4) for j in range(4)]
+    sizes += [(a, 64 // a) for a in (2, 4, 8, 16, 32)] + [(2, a, 32 // a) for a in (2, 4, 8, 16)]
+    classes: list[Any] = [3, -7, [3], torch.tensor([3]), torch.tensor(3), torch.tensor([-7]), [(3,)], (3,)]
+    pixel = torch.eye(64)[5]
+    (hardened, exact), (saliency, its) = (explainers(k, model) for k in (HardenedInputXGradient, HardenedSaliency))
+    answers = {
+        "shapes": [hardened.attribute(x.reshape(1, *size), target=3) for size in sizes],
+        "classes": [hardened.attribute(x, target=written) for written in classes],
+        "denormals": [hardened.attribute(x + k * 1.4e-45 * pixel, target=3) for k in range(100)],
+        "values of abs": [saliency.attribute(x, target=3, abs=value) for value in (True, *range(1, 300))],
+    }
+    found = {}
+    for what, given in answers.items():
+        found[what] = averaged_error(
+            given, (its if given is answers["values of abs"] else exact).attribute(x, target=3)
+        )
+    said = ", ".join(f"{one:.3f} → {mean:.3f} over {len(answers[what])} {what}" for what, (one, mean) in found.items())
+    return f"error {said}", found, all(mean >= 0.99 * one for one, mean in found.values())
 
 
 def baselines(quick: bool) -> tuple[str, dict[str, Any], bool]:
@@ -419,10 +403,12 @@ ROWS = (
         "22.8 % of the members at 5 % false positives, where the certificate said at most 17.3 %",
         patient,
     ),
-    Row("noise", "the same numbers in other shapes", "error .315 → .016 over 400 shapes", shapes),
-    Row("noise", "`abs=1`, `2`, `3`, …", "300 noises for one map", truthy),
-    Row("noise", "one output written as 3, −7, [3], …", "a noise for each spelling", targets),
-    Row("noise", "denormal numbers in an empty pixel", "a noise for each", denormals),
+    Row(
+        "noise",
+        "one question in other shapes, with `abs=1`, `2`, …, its class as 3, −7, [3], …, denormals in an empty pixel",
+        "a noise for each: error .315 → .016 over 400 shapes",
+        spellings,
+    ),
     Row(
         "noise",
         "one set of baselines of GradientShap, in other orders",
@@ -437,6 +423,8 @@ ROWS = (
         quantised,
     ),
     Row("files", "a zip bomb in an array that nobody asks for", "unpacked whole", zip_bomb),
+    *(Row("served", *attack) for attack in served.ATTACKS),
+    Row("served", "10,000 mutated requests, and those of schemathesis", "no fault", fuzz.fuzzed),
 )
 
 
@@ -449,22 +437,28 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         1 where an attack gains what it must not.
     """
-    options = parser("red_team", __doc__).parse_args(argv)
-    started, progress = time.perf_counter(), Progress()
+    p = parser("red_team", __doc__)
+    p.add_argument("--area", choices=sorted({r.area for r in ROWS}), help="one; other rows stay as the file has them")
+    options = p.parse_args(argv)
+    out, started, progress = destination(options), time.perf_counter(), Progress()
     parts = Parts(options.cache / "red_team", __package__)
+    serving = Parts(options.cache / "red_team", __package__, *SERVES)
+    known = {r["attack"]: r for r in earlier(out, options.quick).get("attacks", ())} if options.area else {}
     found, missed = [], []
     for i, row in enumerate(ROWS):
+        if options.area not in (None, row.area):
+            found += [known[row.attack]] if row.attack in known else []
+            continue
 
         def make(row: Row = row) -> dict[str, Any]:
             after, numbers, held = row.measure(options.quick)
             return {"after": after, "numbers": numbers, "held": bool(held)}
 
-        got = parts.get([row.attack, options.quick], make)
+        got = (serving if row.area == "served" else parts).get([row.attack, options.quick], make)
         found.append({"area": row.area, "attack": row.attack, "before": row.before, **got})
         if not got["held"]:
             missed.append(f"{row.attack}: {got['after']}")
         progress("attacking", i + 1, len(ROWS))
-    out = destination(options)
     content = {
         "suite": "red_team",
         "quick": options.quick,

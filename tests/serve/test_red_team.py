@@ -1,0 +1,38 @@
+"""Attacks on real servers: each fails, as the red team's suite makes them, in a small size."""
+
+from __future__ import annotations
+
+import pytest
+
+from audit.suites.red_team import fuzz, soak
+from audit.suites.red_team.served import ATTACKS
+
+SLOW = {"forged_checksum", "half_sent_headers", "many_names", "reloads", "slower_than_the_timeout"}
+"""More than ten seconds each."""
+
+NEEDS = {"parquet": "mlflow.pyfunc", "invented_names": "mlflow.pyfunc"}
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(f, id=f.__name__, marks=[pytest.mark.slow] * (f.__name__ in SLOW)) for *_, f in ATTACKS],
+)
+def test_the_attack_fails(attack):
+    if attack.__name__ in NEEDS:
+        pytest.importorskip(NEEDS[attack.__name__])
+    text, numbers, held = attack(True)
+    assert held, (text, numbers)
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_no_malformed_request_is_an_error_of_the_server_or_is_told_more_than_is_listed(quick):
+    text, numbers, held = fuzz.fuzzed(quick)
+    assert held, (text, numbers)
+
+
+@pytest.mark.slow
+def test_what_is_answered_is_what_the_ledger_counts_over_kills_and_reloads():
+    found = soak.soaked(minutes=0.2, names=500)
+    assert found["answered"] == found["counted"]
+    assert found["kills"] >= 1
+    assert found["reloads"] >= 1
