@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,53 +26,15 @@ Compute = Callable[[Tensor], Sequence[Any]]
 """(n, ...) float32 -> n answers, one for each row."""
 
 
-class Room:
-    """So much of something for all clients, of which one has its share at most; usable from threads.
-
-    Who has nothing yet gets more than the share, and where nothing is taken more than all, lest what is larger is never
-    served.
-
-    Args:
-        what: in messages.
-        total: of all clients.
-        share: of one.
-    """
-
-    def __init__(self, what: str, total: int, share: int) -> None:
-        self.what, self.total, self.share = what, total, share
-        self._taken: Counter[str] = Counter()
-        self._all = 0
-        self._guard = threading.Lock()
-
-    def take(self, client: str, amount: int) -> None:
-        """Raise UnavailableError, which is a 503, where there is no room for so much more."""
-        with self._guard:
-            mine = self._taken[client]
-            if (mine and mine + amount > self.share) or (self._all and self._all + amount > self.total):
-                raise UnavailableError(f"overloaded: too many {self.what} wait already; ask again later")
-            self._taken[client] += amount
-            self._all += amount
-
-    def give(self, client: str, amount: int) -> None:
-        """Back what was taken."""
-        with self._guard:
-            self._all -= amount
-            self._taken[client] -= amount
-            if not self._taken[client]:
-                del self._taken[client]
-
-
 class Seats:
     """Rows that are charged and computed at once; clients get them in turn, however many requests of one wait.
 
     Args:
         rows: at once; a request with more of them has all to itself.
-        waiting: rows that wait, of all clients and of one.
     """
 
-    def __init__(self, rows: int, waiting: tuple[int, int] = (1024, 512)) -> None:
+    def __init__(self, rows: int) -> None:
         self._rows = self._free = rows
-        self._room = Room("rows", *waiting)
         self._queues: OrderedDict[str, deque[tuple[int, threading.Event]]] = OrderedDict()
         self._guard = threading.Lock()
 
@@ -80,24 +42,19 @@ class Seats:
         """Wait for so many; `give` them back.
 
         Raises:
-            UnavailableError: too many rows wait already, or the time is up: nothing was taken.
+            UnavailableError: the time is up, and nothing was taken.
         """
         mine = (min(rows, self._rows), threading.Event())
-        self._room.take(client, rows)
-        try:
-            with self._guard:
-                self._queues.setdefault(client, deque()).append(mine)
-                self._seat()
-            if mine[1].wait(seconds):
-                return
-            with self._guard:
-                if mine[1].is_set():
-                    return
+        with self._guard:
+            self._queues.setdefault(client, deque()).append(mine)
+            self._seat()
+        if mine[1].wait(seconds):
+            return
+        with self._guard:
+            if not mine[1].is_set():
                 self._queues[client].remove(mine)
                 self._seat()
-        finally:
-            self._room.give(client, rows)
-        raise UnavailableError(f"no answer within {seconds:g} s; ask again later")
+                raise UnavailableError(f"no answer within {seconds:g} s; ask again later")
 
     def give(self, rows: int) -> None:
         """Back what was taken."""
@@ -148,7 +105,8 @@ class Batches:
         self._thread.start()
 
     def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
-        """Answers to the rows of x, computed together with those of others that have the same `compute`.
+        """Answers to the rows of x, computed together with those of others that have the same `compute`; until that
+        begins, it can be cancelled.
 
         Args:
             compute: what answers.
@@ -179,7 +137,7 @@ class Batches:
             jobs = self._batch(held)
             if not jobs:
                 return
-            self._answer(jobs)
+            self._answer([job for job in jobs if job.done.set_running_or_notify_cancel()])
             del jobs  # what waits here for the next question must not keep a model that was replaced
 
     def _batch(self, held: list[_Job | None]) -> list[_Job]:
@@ -198,6 +156,8 @@ class Batches:
         return jobs
 
     def _answer(self, jobs: list[_Job]) -> None:
+        if not jobs:
+            return
         self._on_batch(sum(len(job.x) for job in jobs))
         try:
             answers = list(jobs[0].compute(torch.cat([job.x for job in jobs]) if len(jobs) > 1 else jobs[0].x))

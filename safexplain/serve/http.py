@@ -225,7 +225,7 @@ async def respond(
     service, client = intake.service, ""
     try:
         client = _client(request)
-        _check(request, service.bounds.bytes)
+        _check(request, service.bounds.size)
         async with intake.body(request.stream(), client) as body:
 
             def answered() -> tuple[bytes, dict[str, str]]:

@@ -61,8 +61,8 @@ class Bounds:
         return cls(rows, rows * math.prod(shape), rows * sum(math.prod(shape[:i]) for i in range(len(shape))))
 
     @property
-    def bytes(self) -> int:
-        """Of a body, at most."""
+    def size(self) -> int:
+        """Bytes of a body, at most."""
         return min(MOST_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _SLACK)
 
     def load(self, body: bytes | bytearray, *, tables: bool = False) -> Any:

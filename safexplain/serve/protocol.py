@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,6 @@ from safexplain.errors import (
     SafexplainError,
     UnavailableError,
 )
-from safexplain.serve.batches import Room
 from safexplain.serve.inputs import numbers
 from safexplain.serve.service import Answer, Service, status_of
 
@@ -132,6 +132,39 @@ def refused(service: Service, operation: str, client: str, error: BaseException)
     return problem_of(error)
 
 
+class Room:
+    """Bytes of requests that are read or answered, of which one client has a share at most; for one event loop.
+
+    Who has none yet gets more than the share, and where there are none more than all, lest a large request is never
+    answered.
+
+    Args:
+        total: of all clients.
+        share: of one.
+    """
+
+    def __init__(self, total: int, share: int) -> None:
+        self.total, self.share = total, share
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str, amount: int, already: int) -> None:
+        """So much more for a request that has some already.
+
+        Raises:
+            UnavailableError: others have too much.
+        """
+        mine, every = self._taken[client] - already, self._taken.total() - already
+        if (mine and mine + already + amount > self.share) or (every and every + already + amount > self.total):
+            raise UnavailableError("overloaded: too many bytes of requests wait already; ask again later")
+        self._taken[client] += amount
+
+    def give(self, client: str, amount: int) -> None:
+        """Back what was taken."""
+        self._taken[client] -= amount
+        if not self._taken[client]:
+            del self._taken[client]
+
+
 class Intake:
     """Requests on their way to a service, of which one client holds a share at most.
 
@@ -142,24 +175,24 @@ class Intake:
 
     def __init__(self, service: Service, seconds: float = BODY_SECONDS) -> None:
         self.service, self.seconds = service, seconds
-        self._room = Room("bytes of requests", IN_FLIGHT, IN_FLIGHT // 4)
+        self._room = Room(IN_FLIGHT, IN_FLIGHT // 4)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._threads: list[CapacityLimiter] = []  # made in the event loop that it is for
 
     @asynccontextmanager
-    async def body(self, stream: AsyncIterator[bytes], client: str) -> AsyncIterator[bytes]:
+    async def body(self, stream: AsyncIterator[bytes], client: str) -> AsyncIterator[bytearray]:
         """A request's body, as it comes in; its bytes count as long as the block lasts.
 
         Raises:
-            RequestError: it is longer than `Bounds.bytes`, and the rest is not read (413), or too slow (408).
+            RequestError: it is longer than `Bounds.size`, and the rest is not read (413), or too slow (408).
             UnavailableError: too many bytes of all clients, or of this one, are on their way.
         """
-        body, most = bytearray(), self.service.bounds.bytes
+        body, most = bytearray(), self.service.bounds.size
         try:
             try:
                 async with asyncio.timeout(self.seconds):
                     async for part in stream:
-                        self._room.take(client, len(part))
+                        self._room.take(client, len(part), len(body))
                         body += part
                         if len(body) > most:
                             raise RequestError(f"expected a body of at most {most:,} bytes", status=413)

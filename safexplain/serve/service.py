@@ -10,6 +10,7 @@ end and remembered, also where the model fails or nobody waits any more: asking 
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ class Answer:
     probabilities: NDArray[np.float32] | None = None
 
 
+@dataclass(eq=False)
+class _Flight:
+    """A request that is being answered, for all of one client that ask the same at the same time."""
+
+    keys: list[str]
+    waiting: int = 0
+    job: Future[list[Remembered]] | None = None
+    found: Future[Found] = field(default_factory=Future)
+
+
 class Service:
     """Answers from one model and its certificate, for many clients; threads may share it. See `Service.load`."""
 
@@ -83,10 +94,11 @@ class Service:
         self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
         self._batches = Batches(options.batch_rows, self.metrics.batch)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
-        self._flights: dict[frozenset[str], Future[Found]] = {}
+        self._flights: dict[frozenset[str], _Flight] = {}
         self._degraded = False
         self._closing = threading.Event()
         self.metrics.ready("ready")
+        self._say_unsigned()
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
 
@@ -214,6 +226,20 @@ class Service:
             self.metrics.reload("loaded")
             self.metrics.ready("ready")
             _log.warning("now serving certificate %s", new.release.digest)
+            self._say_unsigned()
+            frozen = gc.get_freeze_count() > 0
+            gc.unfreeze()  # a model is full of cycles, and the one from the start may be frozen
+            gc.collect()
+            if frozen:
+                gc.freeze()
+
+    def _say_unsigned(self) -> None:
+        certificate = self._generation.release.certificate
+        if certificate is not None and certificate.signature != "valid":
+            _log.warning(
+                "the certificate's signature is not checked: its checksum protects from accidents, not from somebody"
+                " who can write the file. Sign it, and serve with --public-key"
+            )
 
     def refused(self, operation: str, client: str, error: BaseException) -> None:
         """Record a request that was refused before it could become a question, and so before it was recorded."""
@@ -297,38 +323,28 @@ class Service:
         remembered = sum(key in found for key in keys)
         rows = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         if rows:
-            mine: Future[Found] = Future()
             with self._guard:
-                flight = self._flights.setdefault(frozenset(rows), mine)
-            if flight is mine:
+                flight = self._flights.get(frozenset(rows))
+                begun = flight is not None
+                flight = flight or _Flight(list(rows))
+                self._flights[frozenset(rows)] = flight
+                flight.waiting += 1
+            until = time.monotonic() + self._options.timeout
+            if not begun:
                 index = list(rows.values())
-                self._start(flight, operation, client, now, x[index], [digests[i] for i in index], list(rows))
-            found |= self._landed(flight, remember=flight is mine)
+                self._start(flight, operation, client, now, x[index], [digests[i] for i in index])
+            found |= self._landed(flight, until, remember=not begun)
         return [found[key] for key in keys], remembered
 
     def _start(
-        self,
-        flight: Future[Found],
-        operation: str,
-        client: str,
-        now: Generation,
-        x: Tensor,
-        asked: Sequence[bytes],
-        keys: Sequence[str],
+        self, flight: _Flight, operation: str, client: str, now: Generation, x: Tensor, asked: Sequence[bytes]
     ) -> None:
         """Have rows charged and computed; the flight gets their answers, or why there are none."""
 
         def done(job: Future[list[Remembered]]) -> None:
             self._seats.give(len(x))
-            end(job.exception(), job)
-
-        def end(error: BaseException | None, job: Future[list[Remembered]] | None = None) -> None:
-            with self._guard:
-                del self._flights[frozenset(keys)]
-            if error is not None or job is None:
-                flight.set_exception(error)
-            else:
-                flight.set_result(dict(zip(keys, job.result(), strict=True)))
+            late = UnavailableError("nobody waited for it")
+            self._end(flight, job, late if job.cancelled() else job.exception())
 
         try:
             self._seats.take(client, len(x), self._options.timeout)
@@ -341,27 +357,43 @@ class Service:
                 self._seats.give(len(x))
                 raise
         except BaseException as error:
-            end(error)
+            self._end(flight, None, error)
             return
+        flight.job = job
         job.add_done_callback(done)
 
-    def _landed(self, flight: Future[Found], *, remember: bool) -> Found:
-        """The answers of a flight, once they are there; whoever began it remembers them, also after it gave up."""
+    def _end(self, flight: _Flight, job: Future[list[Remembered]] | None, error: BaseException | None) -> None:
+        with self._guard:
+            del self._flights[frozenset(flight.keys)]
+        if job is None or error is not None:
+            flight.found.set_exception(error)
+        else:
+            flight.found.set_result(dict(zip(flight.keys, job.result(), strict=True)))
+
+    def _landed(self, flight: _Flight, until: float, *, remember: bool) -> Found:
+        """The answers of a flight, once they are there. Whoever began it remembers them, also where that is later than
+        anybody waited; what is not begun when the last one leaves is cancelled."""
         try:
-            found = flight.result(self._options.timeout)
+            found = flight.found.result(max(0.0, until - time.monotonic()))
         except FutureTimeout:
             if remember:
-                flight.add_done_callback(self._remember)
+                flight.found.add_done_callback(self._remember)
             raise UnavailableError(
-                f"no answer within {self._options.timeout:g} s; it is charged and computed on: ask again later"
+                f"no answer within {self._options.timeout:g} s; asking again later costs nothing more"
             ) from None
+        finally:
+            with self._guard:
+                flight.waiting -= 1
+                left = flight.waiting == 0
+            if left and flight.job is not None:
+                flight.job.cancel()
         if remember:
             self._memory.put(found)
         return found
 
-    def _remember(self, flight: Future[Found]) -> None:
-        if flight.exception() is None:
-            self._memory.put(flight.result())
+    def _remember(self, found: Future[Found]) -> None:
+        if found.exception() is None:
+            self._memory.put(found.result())
 
     def _watch(self) -> None:
         while not self._closing.wait(self._options.watch):

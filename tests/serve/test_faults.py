@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-import torch
 from served_digits import KEY, certified
 from servers import EXPLAIN, Command, Redis, ask, listening, wait_until
 from torch import nn
@@ -20,7 +19,6 @@ from safexplain.errors import CertificateError, SafexplainError
 from safexplain.hardening.hardening import Hardening
 from safexplain.ledger import Ledger
 from safexplain.serve import Limits, Service, app
-from safexplain.serve.batches import Seats
 
 PLENTY = Limits(questions=1_000_000)
 
@@ -363,25 +361,3 @@ class Gated(nn.Module):
 
     def __deepcopy__(self, memo):
         return self
-
-
-def test_a_full_queue_turns_away_at_once_and_answers_what_it_took(made):
-    torch.manual_seed(0)
-    model = Gated().eval()
-    model.open.set()
-    service = Service.load(model, None, uncertified=True, explainer="InputXGradient", input_shape=(4,), limits=PLENTY)
-    service._seats = Seats(2, waiting=(6, 6))
-    rows = np.random.default_rng(0).random((12, 2, 4), np.float32)
-    with listening(app(service)) as url, ThreadPoolExecutor(12) as pool:
-        model.open.clear()
-        model.entered.clear()
-        asked = [pool.submit(ask, url, two) for two in rows]
-        wait_until(lambda: sum(future.done() for future in asked) >= 8)
-        turned_away = [future.result() for future in asked if future.done()]
-        for response in turned_away:
-            assert is_problem(response, 503)["detail"].startswith("overloaded")
-            assert response.headers["retry-after"] == "1"
-        model.open.set()
-        rest = [future.result() for future in asked if future.result() not in turned_away]
-        assert [response.status_code for response in rest] == [200] * 4
-        assert ask(url, rows[0], "ben").status_code == 200

@@ -209,7 +209,7 @@ def read(intake, client, *parts):
 
 def test_a_body_that_is_too_long_is_not_read_to_its_end(service):
     intake = Intake(service)
-    most = service.bounds.bytes
+    most = service.bounds.size
     assert read(intake, "a", b"1" * (most - 8), b"12345678")[-8:] == b"12345678"
     with pytest.raises(RequestError) as caught:
         read(intake, "a", b"1" * most, b"1", None)
@@ -244,7 +244,7 @@ def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
     bounds = Bounds.of(shape, 64)
     rows = np.full((64, *(shape or (3, 8, 8))), -1.2345678901234567e-308).tolist()
     body = json.dumps({"instances": rows}, indent=1).encode()
-    assert len(body) <= bounds.bytes
+    assert len(body) <= bounds.size
     assert bounds.load(body) == {"instances": rows}
     for bomb in (b"{},", b"0,", b"[],", b'"a",', b'"a":0,'):
         with pytest.raises(RequestError) as caught:

@@ -311,7 +311,8 @@ def test_an_answer_that_nobody_waited_for_is_charged_remembered_and_free(made):
             service.explain(made.rows[1:2], client="a")
 
 
-def test_a_question_that_never_had_its_turn_is_neither_computed_nor_charged(made, tmp_path):
+def test_what_nobody_waits_for_any_more_is_not_begun(made, tmp_path):
+    """One is computed and the next one charged; the others have left before their turn and paid nothing."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     with Service.load(made.model, made.certificate, ledger=url, batch_rows=1, timeout=0.3) as service:
         rows = slowed(service, 0.5)
@@ -325,23 +326,20 @@ def test_a_question_that_never_had_its_turn_is_neither_computed_nor_charged(made
             thread.start()
         for thread in threads:
             thread.join()
-    assert sum(rows) == 2, "one is computed while the next is charged"
+    assert sum(rows) == 1
     with Ledger(url) as ledger:
         assert sum(account.questions for account in ledger.accounts()) == 2
 
 
-def test_clients_are_served_in_turn_and_one_cannot_fill_the_queue(made):
+def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
     rows = np.random.default_rng(0).random((808, 64), np.float32)
     with Service.load(made.model, made.certificate, batch_rows=4, limits=Limits(questions=10**6)) as service:
         slowed(service, 0.02)
-        order, refused = [], []
+        order = []
 
         def ask(client, at, n):
-            try:
-                service.explain(rows[at : at + n], client=client)
-                order.append(client)
-            except UnavailableError:
-                refused.append(client)
+            service.explain(rows[at : at + n], client=client)
+            order.append(client)
 
         eve = [threading.Thread(target=ask, args=("eve", 4 * i, 4)) for i in range(200)]
         for thread in eve:
@@ -356,7 +354,6 @@ def test_clients_are_served_in_turn_and_one_cannot_fill_the_queue(made):
         assert order.count("eve") < 80, "who came later did not wait for all of them"
         for thread in eve:
             thread.join()
-        assert set(refused) == {"eve"}
 
 
 def test_all_rows_of_a_request_are_answered_or_none(service, made):
