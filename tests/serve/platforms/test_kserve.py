@@ -105,11 +105,8 @@ class TestKServe(Contract):
         np.testing.assert_array_equal(np.float32(V2().arrays(answer)), want.explanation)
         assert self.ask(server, x[-1:], "greedy").status_code == 429
         assert grpc_infer(x[-1:], "greedy").code().name == "RESOURCE_EXHAUSTED"
-
-    def test_grpc_refuses_parameters_inputs_that_are_not_finite_and_lookalikes(self, grpc_infer, noisy):
-        for error in (grpc_infer(noisy.rows[:1], "clumsy", n_steps=9), grpc_infer(noisy.rows[:1] * np.nan, "clumsy")):
+        for error in (grpc_infer(x[:1], "clumsy", n_steps=9), grpc_infer(x[:1] * np.nan, "clumsy")):
             assert error.code().name == "INVALID_ARGUMENT"
-        assert "n_steps" in grpc_infer(noisy.rows[:1], "clumsy", n_steps=9).details()
 
     def test_no_header_or_native_number_is_in_answers_of_grpc_and_of_its_own_routes(self, server, grpc_infer, noisy):
         x = marked(noisy.rows[40:42], 3)

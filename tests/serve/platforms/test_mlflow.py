@@ -20,7 +20,14 @@ pytest.importorskip("mlflow.pyfunc", reason='MLflow is not installed: pip instal
 import mlflow
 from mlflow.pyfunc import scoring_server
 
-from safexplain.errors import CertificateError, ConfigurationError, InputError
+from safexplain.errors import (
+    BudgetExhausted,
+    CertificateError,
+    ConfigurationError,
+    InputError,
+    RefusedError,
+    RequestError,
+)
 from safexplain.serve import mlflow as adapter
 from tests.serve.platforms.contract import KEY, MARK, QUESTIONS, Contract
 from tests.serve.platforms.servers import Server, running
@@ -165,23 +172,18 @@ def test_arrays_of_any_number_type_lists_and_tables_are_the_same_question(loaded
     ids=["shape", "nan", "text", "ragged", "table of text", "nothing"],
 )
 def test_refused_rows_are_not_quoted(loaded, rows):
-    with pytest.raises(adapter.Refusal) as caught:
+    with pytest.raises(RequestError) as caught:
         loaded.predict(rows)
-    error = caught.value
-    error.message = f"Failed to predict data {rows}"  # as the scoring server does
-    assert error.get_http_status_code() == 422
-    assert str(MARK) not in error.message + str(error) + error.serialize_as_json()
-    assert error.__cause__ is None
+    assert str(MARK) not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
-def test_a_spent_budget_is_a_429_and_a_question_asked_before_is_free(release, noisy):
+def test_the_parameter_client_says_whose_budget_is_spent_and_a_question_asked_before_is_free(release, noisy):
     model = mlflow.pyfunc.load_model(str(release), model_config={"limits": {"questions": 2}})
-    who = {"client": "a"}
-    model.predict(noisy.rows[:2], params=who)
-    with pytest.raises(adapter.Refusal) as caught:
-        model.predict(noisy.rows[2:3], params=who)
-    assert caught.value.get_http_status_code() == 429
-    model.predict(noisy.rows[:2], params={**who, "explain": True})
+    model.predict(noisy.rows[:2], params={"client": "a"})
+    with pytest.raises(BudgetExhausted):
+        model.predict(noisy.rows[2:3], params={"client": "a"})
+    model.predict(noisy.rows[:2], params={"client": "a", "explain": True})
     model.predict(noisy.rows[2:3], params={"client": "b"})
     model.unwrap_python_model().service.close()
 
@@ -204,14 +206,12 @@ class TestMLflow(Contract):
     def naming(self, rows: Any, client: str) -> dict[str, Any]:
         return {"inputs": rows, "params": {"explain": True, "client": client}}
 
-    def test_tables_and_csv_are_read_too(self, server, expected, noisy):
+    def test_tables_are_read_too(self, server, expected, noisy):
         x = noisy.rows[:2].astype(float)
         table, label = pd.DataFrame(x, columns=[f"p{i}" for i in range(64)]), expected.predict(x).label.tolist()
         split, records = table.to_dict("split", index=False), table.to_dict("records")
-        for body in ({"instances": x.tolist()}, {"dataframe_split": split}, {"dataframe_records": records}):
+        for body in ({"instances": x}, {"dataframe_split": split}, {"dataframe_records": records}):
             assert server.ask("/invocations", body, "ward-3").json() == {"predictions": label}
-        csv = server.ask("/invocations", table.to_csv(index=False).encode(), "ward-3", Content_Type="text/csv")
-        assert csv.json() == {"predictions": label}
 
     @pytest.mark.parametrize(
         ("extra", "field"),
@@ -226,16 +226,15 @@ class TestMLflow(Contract):
         refused = server.ask("/invocations", {"inputs": [[0.5] * 64], **extra}, "clumsy")
         assert (refused.status_code, refused.json()["field"]) == (422, field)
 
-    @pytest.mark.parametrize("kind", ["text/csv", "application/vnd.apache.parquet", "text/html"])
-    def test_no_table_however_malformed_is_answered_or_logged(self, server, kind):
+    def test_no_table_however_malformed_is_answered_or_logged(self, server):
         fields = ("inputs", "instances", "dataframe_split", "dataframe_records")
         bodies = [b'{"%s": %f}' % (field.encode(), MARK) for field in fields]
-        bodies += [b'{"dataframe_split": {"columns": ["a"], "data": [["%f"]]}}' % MARK, b"\xff\xfe%f" % MARK, b""]
+        bodies += [b'{"dataframe_split": {"columns": ["a"], "data": [["%f"]]}}' % MARK, b"\xff\xfe%f" % MARK]
         for body in bodies:
-            for sent in (kind, "application/json"):
-                assert server.ask("/invocations", body, "clumsy", Content_Type=sent).status_code in (415, 422)
-        assert b"0.845" not in server.heard()
-        assert b"stack_trace" not in server.heard()
+            assert server.ask("/invocations", body, "clumsy").status_code == 422
+        for kind in ("text/csv", "application/vnd.apache.parquet", "text/html"):
+            assert server.ask("/invocations", b"PAR1%f" % MARK, "clumsy", Content_Type=kind).status_code == 415
+        self.check_unread(server)
 
 
 # beside other models, and in other versions of MLflow
@@ -261,5 +260,5 @@ def test_the_handler_of_other_models_stays_mlflows_own(loaded):
 def test_a_scoring_server_that_cannot_be_guarded_does_not_load_the_release(release, monkeypatch):
     monkeypatch.delattr(scoring_server, "_async_catch_mlflow_exception")
     monkeypatch.setenv("__pyfunc_model_path__", str(release))
-    with pytest.raises(adapter.RefusedError, match="safexplain serve"):
+    with pytest.raises(RefusedError, match="safexplain serve"):
         mlflow.pyfunc.load_model(str(release))
