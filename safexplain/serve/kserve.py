@@ -7,9 +7,8 @@
 
 Questions over HTTP are answered by the routes of `safexplain.serve.http`, which `HardenedModel` registers before
 KServe's own: these copy the headers of a request into the answer (`DataPlane.explain`: `response_headers = headers`),
-Authorization and cookies included, drop the fields of a V2 request that they do not know instead of refusing them, and
-write exceptions into responses. The hooks of KServe (`explain`, `predict`) answer gRPC, and HTTP where the model is
-registered under a second name; they leave no header to copy.
+Authorization and cookies included, drop the fields of a V2 request that they do not know, and write exceptions into
+responses. KServe's hook `predict` answers gRPC alone.
 
 A container has one process (`--workers 1`): scale by replicas, which share a ledger and Redis.
 """
@@ -20,13 +19,15 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from safexplain.errors import MissingExtraError, RequestError, SafexplainError
 from safexplain.serve.http import router
-from safexplain.serve.protocol import Problem, client_of, explain_v1, infer_v2, metadata_v2, predict_v1, problem_of
-from safexplain.serve.service import SETTINGS, Service
+from safexplain.serve.inputs import client_of
+from safexplain.serve.loading import SETTINGS
+from safexplain.serve.protocol import Intake, infer_v2, metadata_v2, refused
+from safexplain.serve.service import Service
 
 try:
     import kserve
@@ -34,7 +35,6 @@ try:
     from grpc import StatusCode
     from grpc_interceptor.exceptions import GrpcException
     from kserve import model_server
-    from kserve.model import InferenceVerb
 except ImportError as error:
     raise MissingExtraError(
         f'serving with KServe needs {error.name}, which is not installed: pip install "safexplain[kserve]"',
@@ -43,8 +43,12 @@ except ImportError as error:
 
 __all__ = ["HardenedModel", "main"]
 
-_CLIENT = "x-client-id"
-_STATUS = {403: StatusCode.PERMISSION_DENIED, 429: StatusCode.RESOURCE_EXHAUSTED, 503: StatusCode.UNAVAILABLE}
+_STATUS = {
+    403: StatusCode.PERMISSION_DENIED,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    503: StatusCode.UNAVAILABLE,
+}
 
 
 class HardenedModel(kserve.Model):  # type: ignore[misc]
@@ -56,7 +60,7 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         super().__init__(service.name)
-        self.service = service
+        self.service, self.intake = service, Intake(service)
         self.ready = True
 
     def start(self) -> None:
@@ -70,45 +74,39 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
         """Whether the service can answer."""
         return self.ready and (await asyncio.to_thread(self.service.ready))["status"] != "unavailable"
 
-    async def __call__(
-        self, body: Any, headers: dict[str, str] | None = None, verb: InferenceVerb = InferenceVerb.PREDICT
-    ) -> Any:
-        """Answer a question; `headers` is emptied, because KServe writes what stays in it into the response."""
-        client = {_CLIENT: headers[_CLIENT]} if headers and _CLIENT in headers else {}
-        if headers:
-            headers.clear()
-        return await super().__call__(body, client, verb)
-
-    async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> Any:
-        """{"instances": [...]} -> {"explanations": [...]}."""
-        return await _answered(explain_v1, self.service, payload, headers)
+    async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> NoReturn:
+        """Nothing: KServe would copy the headers of the request into the answer."""
+        raise HTTPException(404, f"{self.name} answers over HTTP under its own name alone")
 
     async def predict(self, payload: Any, headers: dict[str, str] | None = None, response_headers: Any = None) -> Any:
-        """{"instances": [...]} -> {"predictions": [...]}, or the V2 tensor `input` -> `explanation` and `label`."""
-        if not isinstance(payload, kserve.InferRequest):
-            return await _answered(predict_v1, self.service, payload, headers)
-        answer = await _answered(_infer, self.service, payload, headers)
-        outputs = [
-            kserve.InferOutput(name=one["name"], shape=one["shape"], datatype=one["datatype"], data=one["data"])
-            for one in answer["outputs"]
-        ]
-        return kserve.InferResponse(
-            response_id=answer.get("id", ""),
-            model_name=answer["model_name"],
-            model_version=answer["model_version"],
-            infer_outputs=outputs,
-            parameters=answer["parameters"],
-        )
+        """The V2 tensor `input` -> `explanation` and `label`, over gRPC.
+
+        Raises:
+            GrpcException: it is not answered; the details are for the client.
+            HTTPException: it came by one of KServe's own routes.
+        """
+        if not (isinstance(payload, kserve.InferRequest) and payload.from_grpc):
+            return await self.explain(payload)
+        client = ""
+        try:
+            client = client_of([value for name, value in (headers or {}).items() if name == "x-client-id"])
+            reply = await self.intake.answer(client, lambda: infer_v2(self.service, _payload(payload), client))
+        except Exception as error:
+            problem = refused(self.service, "infer", client, error)
+        else:
+            outputs = [kserve.InferOutput(**one) for one in reply.content.pop("outputs")]
+            named = reply.content.pop("id", "")
+            return kserve.InferResponse(response_id=named, infer_outputs=outputs, **reply.content)
+        status = _STATUS.get(problem.status, StatusCode.INVALID_ARGUMENT)
+        raise GrpcException(status_code=status, details=problem.detail)
 
     def get_input_types(self) -> list[dict[str, Any]]:
         """The tensor `input`."""
-        inputs: list[dict[str, Any]] = metadata_v2(self.service)["inputs"]
-        return inputs
+        return list(metadata_v2(self.service)["inputs"])
 
     def get_output_types(self) -> list[dict[str, Any]]:
         """The tensors `explanation` and `label`."""
-        outputs: list[dict[str, Any]] = metadata_v2(self.service)["outputs"]
-        return outputs
+        return list(metadata_v2(self.service)["outputs"])
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -121,25 +119,9 @@ async def _no_version() -> None:
     raise HTTPException(501, "versions of a model cannot be asked for")
 
 
-async def _answered(
-    ask: Callable[[Service, Any, str], dict[str, Any]], service: Service, payload: Any, headers: dict[str, str] | None
-) -> dict[str, Any]:
-    """An answer, or an error whose words a client may read."""
-    try:
-        client = client_of([headers[_CLIENT]] if headers and _CLIENT in headers else [])
-        return await asyncio.to_thread(ask, service, payload, client)
-    except Exception as error:
-        problem = problem_of(error)
-    raise _error(problem, grpc=isinstance(payload, kserve.InferRequest) and payload.from_grpc)
-
-
-def _infer(service: Service, request: kserve.InferRequest, client: str) -> dict[str, Any]:
-    return infer_v2(service, _payload(request), client)
-
-
 def _payload(request: kserve.InferRequest) -> dict[str, Any]:
     """The JSON of a V2 request that KServe has read, gRPC's raw contents included."""
-    payload: dict[str, Any] = {"inputs": [], "parameters": dict(request.parameters or {})}
+    payload: dict[str, Any] = {"inputs": [], "parameters": dict(request.parameters or {}), "id": request.id or ""}
     for tensor in request.inputs:
         try:
             data = tensor.data if tensor.data else tensor.as_numpy().reshape(-1)
@@ -147,21 +129,9 @@ def _payload(request: kserve.InferRequest) -> dict[str, Any]:
             raise RequestError(f"{tensor.name:.80}: the contents do not fit shape and datatype", field="data") from None
         one = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
         payload["inputs"].append({**one, "parameters": dict(tensor.parameters or {})})
-    if request.id:
-        payload["id"] = request.id
     if request.request_outputs:
         payload["outputs"] = [{"name": o.name, "parameters": o.parameters or {}} for o in request.request_outputs]
     return payload
-
-
-def _error(problem: Problem, *, grpc: bool) -> Exception:
-    error: Exception
-    if grpc:
-        status = StatusCode.INTERNAL if problem.status == 500 else StatusCode.INVALID_ARGUMENT
-        error = GrpcException(status_code=_STATUS.get(problem.status, status), details=problem.detail)
-    else:
-        error = HTTPException(problem.status, problem.to_dict(), dict(problem.headers))
-    return error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -171,24 +141,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     the environment variable SAFEXPLAIN_SERVE, a JSON object.
     """
     parser = argparse.ArgumentParser(prog="python -m safexplain.serve.kserve", parents=[model_server.parser])
-    own = parser.add_argument_group("what is served (other arguments of Service.load: SAFEXPLAIN_SERVE, as JSON)")
-    own.add_argument("--model", help="the model's file")
-    own.add_argument("--certificate", help="its certificate")
-    own.add_argument("--public_key", help="of who signed the certificate (PEM)")
-    own.add_argument("--public", help="public rows")
-    own.add_argument("--ledger", help="URL of the ledger that counts questions; several replicas share one")
-    own.add_argument("--cache", help="redis://..., for several replicas")
+    own = parser.add_argument_group(f"what is served (other arguments of Service.load: {SETTINGS}, as JSON)")
+    files = {
+        "model": "the model's file",
+        "certificate": "its certificate",
+        "public_key": "of who signed the certificate (PEM)",
+        "public": "public rows",
+        "ledger": "URL of the ledger that counts questions; several replicas share one",
+        "cache": "redis://..., for several replicas",
+    }
+    for name, said in files.items():
+        own.add_argument(f"--{name}", help=said)
     given = parser.parse_args(arguments)
     try:
-        settings = json.loads(os.environ.get(SETTINGS) or "{}")
-        named = ("model", "certificate", "public_key", "public", "ledger", "cache")
-        settings.update({name: value for name in named if (value := getattr(given, name)) is not None})
-    except (ValueError, AttributeError):
+        named = {name: getattr(given, name) for name in files if getattr(given, name) is not None}
+        settings = {"name": given.model_name, **json.loads(os.environ.get(SETTINGS) or "{}"), **named}
+    except (ValueError, TypeError):
         parser.exit(2, f"not served: {SETTINGS}: expected a JSON object\n")
-    os.environ[SETTINGS] = json.dumps({"name": given.model_name, **settings})
     try:
-        service = Service.from_environment()
-    except SafexplainError as error:
+        service = Service.load(**settings)
+    except (SafexplainError, TypeError) as error:
         parser.exit(2, f"not served: {error}\n")
     with service:
         server = kserve.ModelServer(http_port=given.http_port, grpc_port=given.grpc_port, workers=given.workers)

@@ -1,16 +1,11 @@
-"""A service as a Ray Serve application: several replicas, one ledger.
+"""A service as a Ray Serve application: several replicas, one ledger, the routes of `safexplain.serve.http`.
 
     application = deployment("/srv/model.pt2", "/srv/certificate.json", ledger="postgresql://...", replicas=4)
-    serve.run(application)       # or `serve run module:application`; the routes are those of `safexplain.serve.http`
+    serve.run(application)                              # or `serve run module:application`
 
-Each replica loads a service of its own, so nothing but the settings travels: no model, no lock, no key. It reads the
-key from its environment (SAFEXPLAIN_NOISE_KEY) or from a file that every node has, and finds model and certificate
-under the same paths. Answers are a function of key, certificate and question, so replicas agree without talking. What
-they must share is the ledger, or each would grant every client the whole budget; a cache (redis://) saves them
-computing what another has computed.
-
-Questions of several requests are computed together by the service's own batches, within a replica: `@serve.batch` would
-only make them wait twice.
+Only settings travel through Ray: each replica loads a service of its own, with the key of its environment
+(SAFEXPLAIN_NOISE_KEY) or of a file. Answers are a function of key, certificate and question, so replicas agree without
+talking; what they must share is the ledger, or each would grant every client the whole budget.
 """
 
 from __future__ import annotations
@@ -48,7 +43,7 @@ def deployment(
         model: Path of the model file, the same on every node.
         certificate: Path of its certificate; None: as in `Service.load`.
         replicas: How many.
-        requests: Requests that a replica works on at once; fewer make smaller batches, Ray lets the others wait.
+        requests: Requests that a replica works on at once, in batches of its own; Ray lets the others wait.
         actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
         audit_log: File of each node for the log of who asked when (JSON lines); None: it is not written.
         settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
@@ -63,29 +58,27 @@ def deployment(
             "Ray keeps and shows the settings of a deployment, so they hold no key: give the path of its file, or set "
             f"{KEY_VARIABLE} on every node before Ray starts there"
         )
-    ledger = settings.get("ledger")
-    if ledger is not None and not isinstance(ledger, str):
-        raise ConfigurationError(f"replicas open the ledger themselves: give its URL, not {type(ledger).__name__}")
-    if replicas > 1 and ledger is None:
+    if not isinstance(settings.get("ledger"), str | None):
+        raise ConfigurationError("replicas open the ledger themselves: give its URL")
+    if replicas > 1 and settings.get("ledger") is None:
         raise ConfigurationError(
             f"{replicas} replicas would grant each client {replicas} budgets: give the URL of one ledger that all of "
             'them reach (ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
         )
-    files = [None if file is None else str(file) for file in (model, certificate)]
-    audited = None if audit_log is None else str(audit_log)
+    *files, asked = (None if file is None else str(file) for file in (model, certificate, audit_log))
 
     def build() -> Any:
         """Made in the replica, where the service lives."""
         from safexplain.serve.http import app
         from safexplain.serve.service import Service
-        from safexplain.serve.telemetry import audit_log as audit
+        from safexplain.serve.telemetry import audit_log
 
-        if audited is not None:
-            lines = WatchedFileHandler(audited)
+        if asked is not None:
+            lines = WatchedFileHandler(asked)
             lines.setFormatter(logging.Formatter("%(message)s"))
-            audit.addHandler(lines)
-            audit.setLevel(logging.INFO)
-            audit.propagate = False
+            audit_log.addHandler(lines)
+            audit_log.setLevel(logging.INFO)
+            audit_log.propagate = False
         return app(Service.load(*files, **settings))
 
     ingress = serve.ingress(build)()

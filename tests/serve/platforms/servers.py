@@ -1,62 +1,74 @@
-"""A platform's server in a process of its own, all that it says to anybody, and numbers that must not be in that."""
+"""A platform's server in processes of its own, all that it says to anybody, and numbers that must not be in that."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import torch
 from captum.attr import InputXGradient
+from servers import wait_until
 
 from safexplain.loading import load_model
 
 ROOT = Path(__file__).parents[3]
-JSON = {"Content-Type": "application/json"}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-@dataclass
 class Server:
-    """A server that runs, and what it has answered."""
+    """Replicas that share a ledger, asked in turn, and what they have answered.
 
-    url: str
-    log: Path
-    process: subprocess.Popen[bytes]
-    said: list[bytes] = field(default_factory=list)
+    Args:
+        urls: of each replica, or one behind which the platform has its own.
+        ledger: the SQLite file of their ledger.
+        logs: folder of their logs.
+    """
+
+    def __init__(self, urls: Sequence[str], ledger: Path, logs: Path) -> None:
+        self.url, self.ledger, self.logs = urls[0], ledger, logs
+        self.said: list[bytes] = []
+        self._turns = itertools.cycle(urls)
 
     def ask(self, path: str, payload: Any = None, client: str = "", **headers: str) -> httpx.Response:
-        """The response to a POST of JSON (bytes as they are), or to a GET where there is no payload."""
-        named = {"X-Client-Id": client} if client else {}
-        given = {**named, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        if payload is None:
-            response = httpx.get(self.url + path, headers=given, timeout=60)
-        else:
-            body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-            response = httpx.post(self.url + path, content=body, headers={**JSON, **given}, timeout=60)
+        """The response to a POST of JSON (bytes as they are), or to a GET without a payload; "" sends no header."""
+        given = {"Content_Type": "application/json", "X_Client_Id": client, **headers}
+        sent = {name.replace("_", "-"): value.encode() for name, value in given.items() if value}
+        body = (
+            payload
+            if payload is None or isinstance(payload, bytes)
+            else json.dumps(payload, default=np.ndarray.tolist).encode()
+        )
+        method = "GET" if body is None else "POST"
+        response = httpx.request(method, next(self._turns) + path, content=body, headers=sent, timeout=60)
         self.said.append(everything(response))
         return response
 
+    def logged(self) -> bytes:
+        """Every byte of the logs."""
+        return b"\n".join(file.read_bytes() for file in self.logs.rglob("*") if file.is_file())
+
     def heard(self) -> bytes:
-        """Every byte of responses and of the log."""
-        return b"\n".join([*self.said, self.log.read_bytes()])
+        """Every byte of responses and logs."""
+        return b"\n".join([*self.said, self.logged()])
+
+    def peaks(self) -> dict[int, int]:
+        """The most bytes of memory that each process below this one has ever held."""
+        found, peak = {}, re.compile(r"VmHWM:\s+(\d+) kB")
+        for process in psutil.Process().children(recursive=True):
+            with suppress(OSError):
+                if size := peak.search(Path(f"/proc/{process.pid}/status").read_text()):
+                    found[process.pid] = 1024 * int(size[1])
+        return found
 
 
 def everything(response: httpx.Response) -> bytes:
@@ -71,40 +83,47 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
 
 
-@contextlib.contextmanager
-def running(command: Sequence[str], folder: Path, port: int, ready: str, **more: str) -> Iterator[Server]:
-    """A server on a port, from when `ready` is answered with 200.
+@contextmanager
+def running(
+    commands: dict[int, Sequence[str]], folder: Path, ledger: Path, ready: str, **more: str
+) -> Iterator[Server]:
+    """Servers, from when all of them answer `ready` with 200.
 
     Args:
-        command: arguments of this Python.
-        folder: where it runs and writes its log.
-        port: of HTTP.
+        commands: by their port, the arguments of this Python that start each.
+        folder: where they run; their logs are in its folder `logs`.
+        ledger: that they share.
         ready: path that tells.
         more: environment variables.
     """
-    log = folder / f"server-{port}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=environment(**more), stdout=out, stderr=subprocess.STDOUT
-        )
-    server = Server(f"http://127.0.0.1:{port}", log, process)
-    try:
-        for _ in range(600):
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(server.url + ready, timeout=5).status_code == 200:
-                    break
-            time.sleep(0.1)
-        else:
-            raise AssertionError(f"not ready within a minute: {log.read_text()}")
+    logs = folder / "logs"
+    logs.mkdir()
+    with ExitStack() as stack:
+        for port, command in commands.items():
+            out = stack.enter_context((logs / f"{port}.log").open("wb"))
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=folder, env=environment(**more), stdout=out, stderr=subprocess.STDOUT
+            )
+            stack.callback(_stop, process)
+        server = Server([f"http://127.0.0.1:{port}" for port in commands], ledger, logs)
+
+        def answered() -> bool:
+            assert process.poll() is None, server.logged().decode()
+            with suppress(httpx.TransportError):
+                return all(httpx.get(f"http://127.0.0.1:{port}{ready}", timeout=5).is_success for port in commands)
+            return False
+
+        wait_until(answered, 120, f"not ready: {server.logged().decode()}")
         yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def marked(rows: np.ndarray, seed: int) -> np.ndarray:
@@ -127,9 +146,7 @@ def found(numbers: dict[str, np.ndarray], heard: bytes) -> list[str]:
     for name, values in numbers.items():
         for value in values[np.abs(values) > 1e-3].ravel().tolist():
             plain = np.format_float_positional(abs(value), precision=7, fractional=False, unique=False, trim="k")[:-1]
-            mantissa, exponent = f"{abs(value):.7e}".split(
-                "e"
-            )  # the last digit of either may be rounded, and is not sought
+            mantissa, exponent = f"{abs(value):.7e}".split("e")  # the last digit may be rounded, and is not sought
             scientific = rf"{re.escape(mantissa[:-2])}\d*e{exponent[0]}0?{int(exponent[1:])}\b".encode()
             raw = [np.float32(value).tobytes(), np.float64(value).tobytes()]
             if any(form in heard for form in (plain.encode(), *raw)) or re.search(scientific, heard):

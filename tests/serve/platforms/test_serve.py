@@ -1,0 +1,27 @@
+"""`safexplain serve` itself, with two workers: the promises that other platforms keep, in the V2 protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers import free_port
+
+from tests.serve.platforms import contract
+from tests.serve.platforms.servers import Server, running
+
+
+@pytest.fixture(scope="module")
+def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("serve"), free_port()
+    command = ["-c", "import sys, safexplain.cli; sys.exit(safexplain.cli.main())", "serve", "--workers=2"]
+    command += [f"--model={noisy.model}", f"--certificate={noisy.certificate}", f"--port={port}"]
+    command += [f"--ledger=sqlite:///{folder}/ledger.db", f"--questions={contract.QUESTIONS}"]
+    own = {"SAFEXPLAIN_NOISE_KEY": contract.KEY}
+    with running({port: command}, folder, folder / "ledger.db", "/health/ready", **own) as started:
+        yield started
+
+
+class TestServe(contract.V2):
+    """Nothing of its own."""
