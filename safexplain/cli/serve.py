@@ -55,7 +55,6 @@ class ServeOptions:
     looks: int = option(5, "N", "Near-duplicates of one question, itself included.", LIMITS, min=1)
     period: str = option("day", "NAME", "day, week, month or lifetime.", LIMITS)
     public: Path | None = option(None, "PATH", "Public rows, to recognise near-duplicates.", LIMITS, "--public-data")
-    cache: str | None = option(None, "URL", "redis://..., so that workers share answers.", LIMITS)
     host: str = option("127.0.0.1", "ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)
     port: int = option(8000, "N", "Port to listen on.", RUN, min=0, max=65535)
     workers: int = option(1, "N", "Number of processes.", RUN, min=1)

@@ -148,7 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "public_key": "of who signed the certificate (PEM)",
         "public": "public rows",
         "ledger": "URL of the ledger that counts questions; several replicas share one",
-        "cache": "redis://..., for several replicas",
     }
     for name, said in files.items():
         own.add_argument(f"--{name}", help=said)

@@ -37,11 +37,31 @@ from safexplain.loading.models.load import load_model
 from safexplain.outputs import are_probabilities
 from safexplain.serve.budget import Budget, Limits
 from safexplain.serve.inputs import Bounds
-from safexplain.serve.memory import Remembered
 from safexplain.verdict.certificate.read import load_certificate
 
 SETTINGS = "SAFEXPLAIN_SERVE"
 """Environment variable with the arguments of `Service.load` as JSON: how workers and containers are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """The answer to one question.
+
+    Args:
+        label: the predicted class.
+        explanation: float32 (...), or the fields that may leave, as plain JSON types; None: the label was asked alone.
+        probabilities: of the classes, where the service gives them.
+    """
+
+    label: int
+    explanation: NDArray[np.float32] | Mapping[str, Any] | None
+    probabilities: tuple[float, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        e = self.explanation
+        return 500 + (e.nbytes if isinstance(e, np.ndarray) else 0 if e is None else len(json.dumps(e)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +180,6 @@ class Options:
             once, so that who may replace the certificate later cannot replace the key with it.
         ledger: where distinct questions are counted, as `Ledger` or its URL; of several workers the same one. None: in
             this process, which forgets them when it ends.
-        cache: "redis://..." for several workers; None: in this process.
         public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a near-duplicate
             and the range of inputs, and are the background of methods that need one.
         limits: of each client, as `Limits` or a mapping. None: `Limits()`.
@@ -181,7 +200,6 @@ class Options:
         device: where the model is asked.
         most_rows: of one request.
         batch_rows: rows of several requests that are computed together, at most.
-        lifetime: seconds that answers are remembered.
         timeout: seconds that a request waits for its answer, at most.
         watch: seconds between looks at the files, which are loaded again when they change; 0: never.
 
@@ -195,7 +213,6 @@ class Options:
     key: bytes | str | Path | None = None
     public_key: str | Path | bytes | None = None
     ledger: Ledger | str | None = None
-    cache: str | None = None
     public: Any = None
     limits: Limits | Mapping[str, Any] | None = None
     uncertified: bool = False
@@ -212,7 +229,6 @@ class Options:
     device: str = "cpu"
     most_rows: int = 64
     batch_rows: int = 32
-    lifetime: float = 3600.0
     timeout: float = 60.0
     watch: float = 0.0
 
@@ -220,8 +236,7 @@ class Options:
         for name in ("most_rows", "batch_rows"):
             check_whole(name, getattr(self, name), 1)
         check_number("watch", self.watch, minimum=0.0)
-        for name in ("lifetime", "timeout"):
-            check_number(name, getattr(self, name), above=0.0)
+        check_number("timeout", self.timeout, above=0.0)
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ConfigurationError(f"name: expected letters, digits, -, _ and . for URLs, got {self.name!r:.80}")
         try:

@@ -61,8 +61,8 @@ mlflow.models.set_model(HardenedModel())
 """What is saved as the model: MLflow runs it on loading, and hands the artefacts to `HardenedModel.load_context`."""
 
 SETTINGS = (
-    *("arch", "batch_rows", "cache", "device", "input_range", "input_shape", "ledger", "lifetime"),
-    *("limits", "most_rows", "public_key", "timeout", "trust_pickle"),
+    *("arch", "batch_rows", "device", "input_range", "input_shape", "ledger", "limits", "most_rows", "public_key"),
+    *("timeout", "trust_pickle"),
 )
 """What `model_config` may name: the arguments of `Service.load` that are neither artefacts nor secret."""
 

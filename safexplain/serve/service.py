@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,16 +41,18 @@ from safexplain.hardening.noise import as_hashed
 from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.budget import open_ledger
 from safexplain.serve.inputs import ANONYMOUS, Bounds, numbers, principal
-from safexplain.serve.loading import SETTINGS, Generation, Options
-from safexplain.serve.memory import Remembered, open_memory
+from safexplain.serve.loading import SETTINGS, Generation, Options, Remembered
 from safexplain.serve.telemetry import Metrics, record, span
 
 __all__ = ["SETTINGS", "Answer", "Service", "status_of"]
 
 _log = logging.getLogger("safexplain.serve")
 
-Found = dict[str, Remembered]
+Found = dict[bytes, Remembered]
 """Answers by the keys under which they are remembered."""
+
+MOST_REMEMBERED = 256 * 2**20
+"""Bytes of answers that are remembered; those that were not asked for longest are forgotten first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ class Answer:
 class _Flight:
     """A request that is being answered, for all of one client that ask the same at the same time."""
 
-    keys: list[str]
+    keys: list[bytes]
     waiting: int = 0
     job: Future[list[Remembered]] | None = None
     found: Future[Found] = field(default_factory=Future)
@@ -87,14 +90,14 @@ class Service:
     def __init__(self, options: Options) -> None:
         self._options, self.name = options, options.name
         self._ledger = open_ledger(options.ledger)  # once: a reload forgets nothing that was counted
-        self._memory = open_memory(options.cache, options.lifetime)
+        self._memory: Any = LRUCache(MOST_REMEMBERED, getsizeof=lambda answer: answer.size)
         self.metrics = Metrics()
         self._seen = options.files()
         self._generation = options.generation(self._ledger)
         self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
         self._batches = Batches(options.batch_rows, self.metrics.batch)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
-        self._flights: dict[frozenset[str], _Flight] = {}
+        self._flights: dict[frozenset[bytes], _Flight] = {}
         self._degraded = False
         self._closing = threading.Event()
         self.metrics.ready("ready")
@@ -251,7 +254,6 @@ class Service:
         self._closing.set()
         self.metrics.ready("unavailable")
         self._batches.close()
-        self._memory.close()
 
     def __enter__(self) -> Service:
         return self
@@ -313,13 +315,13 @@ class Service:
     ) -> tuple[list[Remembered], int]:
         """The answer to each row, and how many of them were remembered.
 
-        What one client asked is never looked up for another. Equal requests of one client at the same time are computed
-        once; the ledger's secret keys what is remembered, so that nobody else's cache can be read or filled by trying.
+        What one client asked is never looked up for another, so that how fast an answer comes tells nobody what others
+        asked. Equal requests of one client at the same time are computed once.
         """
-        of = f"{operation}\0{now.probabilities}\0{client}\0".encode()
-        keys = [self._ledger.keyed(of + digest).hex() for digest in digests]
-        kept = dict(zip(keys, self._memory.get(keys), strict=True))
-        found = {key: answer for key, answer in kept.items() if answer is not None}
+        of = f"{operation}\0{client}\0".encode()
+        keys = [of + digest for digest in digests]
+        with self._guard:
+            found = {key: self._memory[key] for key in keys if key in self._memory}
         remembered = sum(key in found for key in keys)
         rows = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         if rows:
@@ -388,12 +390,14 @@ class Service:
             if left and flight.job is not None:
                 flight.job.cancel()
         if remember:
-            self._memory.put(found)
+            self._remember(flight.found)
         return found
 
     def _remember(self, found: Future[Found]) -> None:
-        if found.exception() is None:
-            self._memory.put(found.result())
+        with self._guard:
+            for key, answer in ({} if found.exception() else found.result()).items():
+                if answer.size <= MOST_REMEMBERED:
+                    self._memory[key] = answer
 
     def _watch(self) -> None:
         while not self._closing.wait(self._options.watch):
