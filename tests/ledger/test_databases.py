@@ -51,7 +51,7 @@ def test_a_ledger_that_does_not_exist_is_not_made_without_a_budget(path, sqlite_
 
 
 def test_a_folder_is_no_ledger(tmp_path):
-    with pytest.raises(LedgerError, match=r"unable to open .* look at the disk and at the permissions"):
+    with pytest.raises(LedgerError, match=r"expected a file at .*, found a folder"):
         Ledger(f"sqlite:///{tmp_path}", epsilon=1.0)
 
 
