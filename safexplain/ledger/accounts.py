@@ -502,7 +502,7 @@ def prepare(storage: Storage, given: Settings) -> Settings:
             if at is None:
                 given.completed().save(execute)
                 save_balances(execute, Balance(TOTAL))
-    storage.ledger = identity_of(storage.read)
+    storage.ledger, _ = identity_of(storage.read)
     stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
     if given.adjacency and stored.adjacency is None:
         with storage.transaction() as execute:

@@ -12,10 +12,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.ledger.accounts import Balances, Entry
 from safexplain.ledger.records import Answer, Charge
 from safexplain.ledger.releases import Release, as_release, from_json, to_json
-from safexplain.ledger.storage.schema import Execute
-
-CHUNK = 500
-"""Questions looked up by one statement."""
+from safexplain.ledger.storage.schema import CHUNK, Execute
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, by their digests, all to be answered or none; one release for each.
+    """Questions of one principal, by their keyed digests, all to be answered or none; one release for each.
 
     `adjacency` is what the releases are about, "" where the ledger's is meant.
     """
@@ -49,16 +46,17 @@ class Batch:
         release: Release | Sequence[Release],
         mechanism: str,
         parameters: str,
-        adjacency: str = "",
+        adjacency: str,
+        keyed: Callable[[bytes], bytes],
     ) -> Batch:
-        """Check and digest what was asked.
+        """Check and digest what was asked; `keyed` is that of the ledger.
 
         Raises:
             ConfigurationError: not one release, nor as many as questions.
         """
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of them; for one there is `answer`")
-        digests = tuple(map(question_digest, questions))
+        digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
         if isinstance(release, Sequence):
             releases = tuple(as_release(r) for r in release)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ COLUMNS = (
 def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Path]:
     """A path to write to, whose file takes the place of the target once the block is left without an error.
 
+    Only this user may read it (mode 0600).
+
     Raises:
         ConfigurationError: the target is one of the files that must be kept.
         InputError: there is no such folder, or it cannot be written.
@@ -49,6 +52,8 @@ def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Pat
     try:
         with whole_file(path) as partial:
             partial.unlink(missing_ok=True)  # SQLite would write into what a killed process left
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            partial.chmod(0o600)  # whatever the umask
             yield partial
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None

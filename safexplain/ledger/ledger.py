@@ -20,9 +20,12 @@ from safexplain.ledger.questions import Asking, Looks, Most, Seen, check_digests
 from safexplain.ledger.records import Account, Answer, Charge, Grant, begins, charges, described, grants, named, text
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.schema import Execute, identity_of, keyed
 from safexplain.ledger.trainings import charge_everybody, recorded, statements, training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
+
+MOST_REMEMBERED = 100_000
+"""Principals of whom a process keeps what is on the disk."""
 
 
 class Ledger:
@@ -89,6 +92,12 @@ class Ledger:
     def _forget(self) -> None:
         self._durable: dict[str, int] = {}  # principal -> number of a question that is known to be on the disk
         self._trainings: set[str] = set()  # weights whose training is
+        self._secret: bytes | None = None
+
+    def _remember(self, principal: str, number: int) -> None:
+        if len(self._durable) >= MOST_REMEMBERED:
+            self._durable.clear()  # costs each of them a sync
+        self._durable[principal] = number
 
     def spent(self, principal: str) -> float:
         """Epsilon that a principal has spent in the current period, at the delta of its budget."""
@@ -277,8 +286,8 @@ class Ledger:
 
         Args:
             principal: who asks.
-            question: all that the answer depends on: mechanism, its parameters, the model, the query. It is stored as
-                a SHA-256 digest.
+            question: all that the answer depends on: mechanism, its parameters, the model, the query. Only its digest
+                under the ledger's secret is stored.
             compute: makes the answer, of JSON types. If it raises, nothing is charged.
             release: what the answer can reveal; a stored answer is charged as it was made.
             mechanism: to be recorded.
@@ -318,13 +327,14 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         about = _neighbours(adjacency)
-        batch = Batch.of(named(principal), questions, release, *described(mechanism, parameters), about)
+        name = named(principal)
+        batch = Batch.of(name, questions, release, *described(mechanism, parameters), about, self.keyed)
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
-            self._balances(self._storage.read, principal).charged(batch.entries(found))
+            self._balances(self._storage.read, name).charged(batch.entries(found))
             made = batch.made(compute, found)
             with self._storage.transaction() as execute:
-                balances = self._locked_balances(execute, principal)
+                balances = self._locked_balances(execute, name)
                 return batch.settle(execute, balances, made)
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
@@ -344,7 +354,8 @@ class Ledger:
 
         Args:
             principal: who asks.
-            digests: of the questions, 1 to 64 bytes each; two of one digest are one question.
+            digests: of the questions, 1 to 64 bytes each; two of one digest are one question. They are stored under
+                the ledger's secret, see `keyed`.
             most: further limits on new questions.
             looks: makes what says which questions are alike, and how many such there may be; called before the
                 transaction, if there is anything new.
@@ -359,13 +370,13 @@ class Ledger:
             LedgerError: the database cannot be written; if it failed during the commit, they may have been counted, and
                 asking again is then free.
         """
-        name, asked = named(principal), check_digests(digests)
+        name, asked = named(principal), list(map(self.keyed, check_digests(digests)))
         found = known(self._storage.read, name, asked)
         if len(found) == len(set(asked)):
             number = max(found.values(), default=0)
             if number > self._durable.get(name, 0):  # another process may have committed it a moment ago
                 self._storage.sync()
-                self._durable[name] = number
+                self._remember(name, number)
             return 0
         alike = None if looks is None else looks()
         with self._storage.transaction() as execute:
@@ -373,24 +384,21 @@ class Ledger:
             asking = Asking.of(execute, balances, asked, self._limits(balances, most), alike)
             if asking.new:
                 asking.record(execute, alike)
-        self._durable[name] = balances.mine.questions + len(asking.new)
+        self._remember(name, balances.mine.questions + len(asking.new))
         return len(asking.new)
 
-    def may_ask(
-        self,
-        principal: str,
-        digests: Sequence[bytes],
-        *,
-        most: Sequence[Most] = (),
-        looks: Callable[[], Looks] | None = None,
-    ) -> int:
-        """What `ask` would return or raise now; nothing is counted, and others may be faster."""
-        name, asked, read = named(principal), check_digests(digests), self._storage.read
-        if len(known(read, name, asked)) == len(set(asked)):
-            return 0
-        balances = self._balances(read, name)
-        limits = self._limits(balances, most)
-        return len(Asking.of(read, balances, asked, limits, None if looks is None else looks()).new)
+    def keyed(self, digest: bytes) -> bytes:
+        """HMAC-SHA256 of a digest under the secret of this ledger, 32 bytes: what it stores of a question.
+
+        A log that names questions by it cannot be searched by digesting guesses, unless the reader has the ledger too.
+        The secret is read once and kept in memory; a pickled ledger does not hold it.
+
+        Raises:
+            LedgerError: the database cannot be read.
+        """
+        if self._secret is None:
+            _, self._secret = identity_of(self._storage.read)
+        return keyed(self._secret, digest)
 
     def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
         """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""

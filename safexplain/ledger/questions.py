@@ -20,10 +20,7 @@ from safexplain._validate import check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.ledger.accounts import Balances
 from safexplain.ledger.records import PERIODS, begins, renews
-from safexplain.ledger.storage.schema import Execute
-
-CHUNK = 500
-"""Digests looked up, or questions recorded, by one statement."""
+from safexplain.ledger.storage.schema import CHUNK, Execute
 
 PAGE = 2000
 """Rows read at once."""
@@ -93,7 +90,7 @@ class Looks:
 
 
 def check_digests(digests: Sequence[bytes]) -> list[bytes]:
-    """As plain bytes.
+    """As a list.
 
     Raises:
         ConfigurationTypeError: not a sequence of bytes.

@@ -99,7 +99,7 @@ class Charge:
         parameters: of the mechanism.
         time: UTC.
         period: when the period of the account began; None for a lifetime.
-        question: SHA-256 of the question, or None.
+        question: digest of the question under the ledger's secret, hexadecimal, or None.
         digest: SHA-256 of the answer as stored, or None for a charge without one.
         repeated: the answer had been made for another principal, so it was not counted again in the total.
     """
@@ -199,16 +199,21 @@ def grants(read: Execute) -> list[Grant]:
 
 
 def named(principal: str) -> str:
-    """A principal's name, in Unicode's normal form C: two spellings of one text are one account.
+    """A principal's name in Unicode's normal form KC: spellings that look the same are one account. Case is kept.
 
     Raises:
-        InputError: no database keeps it as it is.
+        InputError: empty, longer than 500 bytes of UTF-8, or with white space outside, control or format characters.
     """
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
-    name = unicodedata.normalize("NFC", text("principal", principal))
+    name = unicodedata.normalize("NFKC", text("principal", principal))
     if not 0 < len(name.encode()) <= 500:
         raise InputError(f"principal: expected 1 to 500 bytes of UTF-8, got {principal[:40]!r}")
+    if name != name.strip() or not name.isprintable():
+        raise InputError(
+            "principal: expected a name without white space before or after it, and without control or format"
+            f" characters, got {principal[:40]!a}"
+        )
     return name
 
 

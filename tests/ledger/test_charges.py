@@ -7,9 +7,13 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from dp_accounting import get_epsilon_gaussian
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Approximate, BudgetExhausted, Gaussian, Laplace, Ledger, Pure
+from safexplain.ledger.accounts import Balance, save_balances
+from safexplain.ledger.composition import Composition
+from safexplain.ledger.releases import to_json
 
 
 def test_a_charge_is_recorded_with_all_that_was_said(make):
@@ -133,7 +137,7 @@ def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
 @pytest.mark.parametrize("format", ["jsonl", "csv"])
 def test_an_export_has_every_charge(make, tmp_path, format):
     ledger = make(epsilon=5.0, delta=1e-6, period="month")
-    ledger.charge('ann, of "A"\n', Laplace(0.2, steps=9), mechanism="LaplaceScore", parameters={"x": 1})
+    ledger.charge('ann, of "A"', Laplace(0.2, steps=9), mechanism="LaplaceScore", parameters={"x": 1})
     ledger.charge("bob", epsilon=0.1, delta=1e-9)
     ledger.answer("cid", "q", lambda: 1, Gaussian(0.1))
     assert ledger.export(tmp_path / "out", format=format) == 3
@@ -144,7 +148,7 @@ def test_an_export_has_every_charge(make, tmp_path, format):
     rows = [json.loads(x) for x in text.splitlines()] if format == "jsonl" else list(csv.DictReader(io.StringIO(text)))
     first = rows[0]
     assert (first["principal"], first["kind"], float(first["epsilon"]), int(first["steps"])) == (
-        "ann, of \"A\"\n", "laplace", 0.2, 9,
+        'ann, of "A"', "laplace", 0.2, 9,
     )  # fmt: skip
     assert rows[1]["kind"] == "approximate"
     assert float(rows[1]["delta"]) == 1e-9
@@ -157,13 +161,41 @@ def test_an_unknown_format_is_refused(make, tmp_path):
         make(epsilon=1.0).export(tmp_path / "out", format="xml")
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 501, "\ud800"])
-def test_names_that_no_database_keeps_are_refused(make, name):
-    with pytest.raises(InputError, match="principal"):
-        make(epsilon=1.0).charge(name, epsilon=0.1)
+REFUSED = ["", "a\0b", "x" * 501, "\ud800", " ann", "ann ", "ann\n", "\u3000ann", "\u00a8ann", "an\u00adn", "an\u200bn"]
+REFUSED += ["\u202eann", "a\x7fn", "a\ufeffn", "a\ue000n", "a\u0378n", "a\u2028n"]
+COMES_IN = {
+    "charge": lambda ledger, name: ledger.charge(name, epsilon=0.1),
+    "answer": lambda ledger, name: ledger.answer(name, "why?", lambda: 1, Pure(0.1)),
+    "ask": lambda ledger, name: ledger.ask(name, [b"1"]),
+    "seen": lambda ledger, name: ledger.seen(name, "space"),
+    "grant": lambda ledger, name: ledger.grant(name, epsilon=1.0),
+    "account": lambda ledger, name: ledger.account(name),
+    "spent": lambda ledger, name: ledger.spent(name),
+    "charges": lambda ledger, name: list(ledger.charges(name)),
+}
 
 
-NAMES = ["José", "Ünal", "한국", "Ångström", "ﬁ", "e\u0323\u0302"]
+@pytest.mark.parametrize("use", COMES_IN)
+def test_names_that_look_like_others_or_break_a_line_are_refused(sqlite_url, use):
+    with Ledger(sqlite_url, epsilon=1.0, questions=9) as ledger:
+        for name in REFUSED:
+            with pytest.raises(InputError, match="principal"):
+                COMES_IN[use](ledger, name)
+        assert ledger.accounts() == []
+
+
+def test_full_width_letters_are_the_same_name_and_capitals_another(make):
+    ledger = make(epsilon=1.0)
+    ledger.charge("ann", epsilon=0.25)
+    ledger.charge("\uff41\uff4e\uff4e", epsilon=0.25)
+    ledger.answer("\uff41nn", "why?", lambda: 1, Pure(0.25))
+    ledger.charge("Ann", epsilon=0.5)
+    assert {account.principal: account.spent for account in ledger.accounts()} == {"ann": 0.75, "Ann": 0.5}
+    assert ledger.answer("ann", "why?", lambda: 2, Pure(0.25)).charge is None
+    assert ledger.verify() == 4
+
+
+NAMES = ["José", "Ünal", "한국", "Ångström", "e\u0323\u0302"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,7 +216,7 @@ def test_two_spellings_of_one_name_are_one_account(make, name):
 
 def test_names_and_notes_are_only_text(make):
     ledger = make(epsilon=1.0)
-    for name in ("'; DROP TABLE ledger_charges; --", "ünïcödé 🙂", "%s ? {}", " "):
+    for name in ("'; DROP TABLE ledger_charges; --", "ünïcödé 🙂", "%s ? {}", "a b"):
         ledger.charge(name, epsilon=0.25, mechanism=name, parameters={name: name})
         assert ledger.spent(name) == 0.25
     assert len(ledger.accounts()) == 4
@@ -236,3 +268,42 @@ def test_a_charge_that_was_deleted_is_found(make):
         execute("DELETE FROM ledger_charges WHERE id = 2", ())
     with pytest.raises(Exception, match="sums of"):
         ledger.verify()
+
+
+# ------------------------------------------------------------------------------------------------------------ a million
+
+
+def fill(ledger, release, count, records):
+    """As if so many had been charged to ann, one after another; the last of them are recorded."""
+    sums = Composition().add(release, ledger._settings.each)
+    sums = sums.add_under_rule(release, count - 1)
+    with ledger._storage.transaction() as execute:
+        execute(
+            "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release)"
+            " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+            " SELECT 'ann', 0, 5, 'm', '{}', ? FROM n",
+            (records, to_json(release)),
+        )
+        save_balances(execute, Balance("ann", 0, 5, sums), Balance("", 0, 5, sums))
+
+
+@pytest.mark.parametrize("release", [Gaussian(2e-4), Laplace(1e-4)], ids=["gaussian", "laplace"])
+def test_after_a_million_releases_a_cold_ledger_reads_a_few_rows(sqlite_url, release):
+    with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
+        fill(ledger, release, 10**6, records=20_000)
+    steps = []  # of SQLite's machine, a thousand at a time: reading the records would take more than 100,000
+    with Ledger(sqlite_url) as cold:
+        cold._storage._open().set_progress_handler(lambda: steps.append(1000), 1000)
+        spent = cold.spent("ann")
+        cold.charge("ann", release)
+    assert sum(steps) < 10_000
+    exact = get_epsilon_gaussian(1 / (0.2 if isinstance(release, Gaussian) else 0.1), 1e-6)  # central limit
+    assert exact < spent < (1.02 if isinstance(release, Gaussian) else 1.35) * exact
+
+
+@pytest.mark.slow
+def test_a_million_releases_are_added_up_again(sqlite_url):
+    with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
+        fill(ledger, Laplace(1e-4), 10**6, records=10**6)
+        ledger.charge("ann", Laplace(1e-4))
+        assert ledger.verify() == 10**6 + 1

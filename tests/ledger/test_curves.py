@@ -23,7 +23,7 @@ from safexplain.ledger import Approximate, Concentrated, Gaussian, Laplace, Ledg
 from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged
 from safexplain.ledger.curves import ORDERS
 from safexplain.ledger.releases import from_json, to_json
-from safexplain.ledger.storage import schema
+from tests.ledger.test_databases import of_version
 
 TRAINING = Steps(1.2, 0.02, 300)
 CURVE = Renyi.of_steps(TRAINING, "add_remove")
@@ -223,17 +223,9 @@ def test_a_ledger_without_delta_says_what_a_curve_needs(make):
 
 
 def test_a_ledger_from_before_takes_curves_once_it_is_opened(tmp_path):
-    file = tmp_path / "old.db"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "VERSION", 4)
-        import safexplain.ledger.accounts as accounts
-
-        patch.setattr(accounts, "VERSION", 4)
-        patch.setattr(accounts, "migrate", lambda e, i, at: schema.migrate(e, i, at, 4))
-        old = Ledger(f"sqlite:///{file}", epsilon=9.0, delta=1e-5)
-        old.charge("team", epsilon=0.1)
-        old.close()
-    with Ledger(f"sqlite:///{file}", adjacency="add_remove") as ledger:
+    url = f"sqlite:///{tmp_path}/old.db"
+    of_version(url, 4, epsilon="9.0", delta="1e-5")
+    with Ledger(url, adjacency="add_remove") as ledger:
         ledger.charge("team", CURVE)
         assert ledger.verify() == 2
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import sqlite3
 import sys
+import time
 
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
 from safexplain.ledger import Ledger, Pure
+from safexplain.ledger.ledger import open_storage
+from safexplain.ledger.questions import Most
+from safexplain.ledger.records import Answer
+from safexplain.ledger.storage import schema
 from safexplain.ledger.storage.schema import MIGRATIONS, VERSION, migrate
-from safexplain.ledger.storage.sqlite import SqliteStorage
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -51,7 +57,7 @@ def test_a_ledger_that_does_not_exist_is_not_made_without_a_budget(path, sqlite_
 
 
 def test_a_folder_is_no_ledger(tmp_path):
-    with pytest.raises(LedgerError, match=r"unable to open .* look at the disk and at the permissions"):
+    with pytest.raises(LedgerError, match=r"expected a file at .*, found a folder"):
         Ledger(f"sqlite:///{tmp_path}", epsilon=1.0)
 
 
@@ -174,13 +180,15 @@ def test_postgres_without_psycopg_names_the_extra(monkeypatch):
 TRAINED = PrivacyStatement("output perturbation", 500, 0.0, pure_epsilon=0.125, weights="a" * 64)
 
 
-def of_version(path, version):
+def of_version(url, version, epsilon="1.0", delta="0.0"):
     """A ledger as an older safexplain left it."""
-    storage = SqliteStorage(path, 5.0)
+    storage = open_storage(url, 5.0)
     storage.make()
     with storage.transaction() as execute:
         migrate(execute, storage.identity, None, to=version)
-        for name, value in (("epsilon", "1.0"), ("delta", "0.0"), ("period", '"lifetime"')):
+        if version > 2:
+            execute("INSERT INTO ledger_identity (id) VALUES (?)", ("0" * 32,))
+        for name, value in (("epsilon", epsilon), ("delta", delta), ("period", '"lifetime"')):
             execute("INSERT INTO ledger_settings VALUES (?, ?)", (name, value))
         for who in ("", "ann"):
             execute(
@@ -197,10 +205,10 @@ def of_version(path, version):
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
-def test_a_ledger_of_an_older_version_is_brought_up_to_date(path, sqlite_url, version):
-    of_version(path, version)
+def test_a_ledger_of_an_older_version_is_brought_up_to_date(sqlite_url, version):
+    of_version(sqlite_url, version)
     with Ledger(sqlite_url) as ledger:
-        assert ledger._storage.version() == VERSION == 6
+        assert ledger._storage.version() == VERSION == 7
         assert ledger.spent("ann") == 0.25
         assert next(ledger.charges()).mechanism == "old"
         ledger.answer("ann", "why?", lambda: 1, Pure(0.5))
@@ -209,8 +217,8 @@ def test_a_ledger_of_an_older_version_is_brought_up_to_date(path, sqlite_url, ve
         assert ledger.verify() == 3
 
 
-def test_a_migration_that_fails_changes_nothing(path, sqlite_url, monkeypatch):
-    of_version(path, 1)
+def test_a_migration_that_fails_changes_nothing(sqlite_url, monkeypatch):
+    of_version(sqlite_url, 1)
     broken = (*MIGRATIONS[:1], (*MIGRATIONS[1], "CREATE TABLE oops ("))
     monkeypatch.setattr("safexplain.ledger.storage.schema.MIGRATIONS", broken)
     with pytest.raises(LedgerError):
@@ -218,6 +226,68 @@ def test_a_migration_that_fails_changes_nothing(path, sqlite_url, monkeypatch):
     monkeypatch.undo()
     with Ledger(sqlite_url) as ledger:
         assert ledger.verify() == 1
+
+
+def asked_before_digests_were_keyed(url, digests):
+    """A ledger of 0.2, with the digests that ann asked, and the answer that she was given to "why?"."""
+    of_version(url, 6)
+    storage, question = open_storage(url, 5.0), hashlib.sha256(b"text:why?").hexdigest()
+    release = '{"kind": "pure", "epsilon": 0.25}'
+    with storage.transaction() as execute:
+        for start in range(0, len(digests), 1000):
+            part = list(enumerate(digests))[start : start + 1000]
+            execute(
+                "INSERT INTO ledger_questions (principal, number, digest, time, first) VALUES "
+                + ", ".join(["('ann', ?, ?, 5, 1)"] * len(part)),
+                [value for i, digest in part for value in (i + 1, digest)],
+            )
+        execute("UPDATE ledger_accounts SET questions = ?", (len(digests),))
+        execute("INSERT INTO ledger_answers VALUES (?, '1', ?)", (question, release))
+        execute("UPDATE ledger_charges SET question = ?, digest = ?", (question, hashlib.sha256(b"1").hexdigest()))
+    storage.close()
+    return question
+
+
+def stored_digests(url):
+    """Of questions, as any version of the schema keeps them."""
+    storage = open_storage(url, 5.0)
+    questions = [bytes(row[0]) for row in storage.read("SELECT digest FROM ledger_questions ORDER BY number")]
+    answers = [storage.read(f"SELECT question FROM ledger_{table}")[0][0] for table in ("answers", "charges")]
+    storage.close()
+    return questions, answers
+
+
+def test_what_was_asked_before_digests_were_keyed_stays_free(url):
+    digests = [hashlib.sha256(b"%d" % i).digest()[: 8 + i % 25] for i in range(1234)]
+    question = asked_before_digests_were_keyed(url, digests)
+    assert stored_digests(url) == (digests, [question, question])
+    with Ledger(url) as ledger:
+        assert stored_digests(url)[0] == list(map(ledger.keyed, digests))
+        assert stored_digests(url)[1] == [ledger.keyed(question.encode()).hex()] * 2
+        assert ledger.ask("ann", digests, most=[Most(1, "lifetime")]) == 0
+        assert ledger.answer("ann", "why?", lambda: 2, Pure(0.25)) == Answer(1, None)
+        assert ledger.verify() == 1
+    with Ledger(url) as again:
+        assert again.ask("ann", digests, most=[Most(1, "lifetime")]) == 0, "they are keyed once"
+
+
+def test_digests_are_all_keyed_or_none(url, monkeypatch):
+    digests = [hashlib.sha256(b"%d" % i).digest() for i in range(1234)]
+    question = asked_before_digests_were_keyed(url, digests)
+    keyed, calls = schema.keyed, itertools.count()
+    monkeypatch.setattr(schema, "keyed", lambda *a: keyed(*a) if next(calls) < 1000 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Ledger(url)
+    assert stored_digests(url) == (digests, [question, question])
+
+
+def test_digests_of_a_large_ledger_are_keyed_within_seconds(sqlite_url):
+    digests = [hashlib.sha256(b"%d" % i).digest() for i in range(100_000)]
+    asked_before_digests_were_keyed(sqlite_url, digests)
+    start = time.monotonic()
+    with Ledger(sqlite_url) as ledger:
+        assert time.monotonic() - start < 10
+        assert ledger.ask("ann", digests[::1000], most=[Most(1, "lifetime")]) == 0
 
 
 def test_a_newer_ledger_is_left_alone(make):

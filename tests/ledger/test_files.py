@@ -120,15 +120,6 @@ def test_a_log_that_closing_deleted_is_no_loss(path, sqlite_url, monkeypatch):
     assert ledger.spent("ann") == 0.5
 
 
-def test_whoever_may_write_the_database_may_wait_in_its_queue(path, sqlite_url):
-    Ledger(sqlite_url, epsilon=1.0).close()
-    path.chmod(0o664)
-    Path(f"{path}-queue").unlink(missing_ok=True)
-    with Ledger(sqlite_url) as ledger:
-        ledger.charge("ann", epsilon=0.1)
-    assert Path(f"{path}-queue").stat().st_mode & 0o777 == 0o664
-
-
 # ----------------------------------------------------------------------------------------------------------- its output
 
 

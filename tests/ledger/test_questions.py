@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, InputError, LedgerError
-from safexplain.ledger import Ledger
+from safexplain.ledger import Ledger, Pure
 from safexplain.ledger.questions import Looks, Most
 from safexplain.ledger.storage.schema import MIGRATIONS
 from tests.ledger.test_databases import of_version
@@ -61,14 +62,36 @@ def test_several_are_all_counted_or_none(make):
     assert ledger.ask("ann", named(2, 3)) == 2
 
 
-def test_to_look_whether_they_fit_counts_nothing(make):
-    ledger = make(questions=2)
-    assert ledger.may_ask("ann", named(1, 2)) == 2
-    assert ledger.account("ann").questions == 0
-    with pytest.raises(BudgetExhausted):
-        ledger.may_ask("ann", named(1, 2, 3))
-    ledger.ask("ann", named(1, 2))
-    assert ledger.may_ask("ann", named(2, 1)) == 0
+def test_what_is_stored_of_a_question_is_its_digest_under_a_secret_of_the_ledger(make):
+    ledger, digest = make(questions=3), named(1)[0]
+    ledger.ask("ann", [digest])
+    stored = bytes(ledger._storage.read("SELECT digest FROM ledger_questions")[0][0])
+    secret = bytes(ledger._storage.read("SELECT secret FROM ledger_identity")[0][0])
+    assert stored == ledger.keyed(digest) == hmac.digest(secret, digest, "sha256")
+    assert len(secret) == 32
+    assert Ledger("memory:", questions=3).keyed(digest) != stored, "each ledger has its own"
+
+
+def test_the_question_of_an_answer_is_kept_under_the_secret_too(sqlite_url):
+    with Ledger(sqlite_url, epsilon=1.0) as ledger:
+        charge = ledger.answer("ann", "why?", lambda: 1, Pure(0.5)).charge
+        assert charge.question == ledger.keyed(hashlib.sha256(b"text:why?").hexdigest().encode()).hex()
+        assert ledger._storage.read("SELECT question FROM ledger_answers") == [(charge.question,)]
+
+
+def test_digests_are_keyed_without_reading_again_in_forks_and_from_pickles(sqlite_url, monkeypatch):
+    with Ledger(sqlite_url, questions=3) as ledger:
+        digest = named(1)[0]
+        first, again = ledger.keyed(digest), pickle.loads(pickle.dumps(ledger))
+        assert again.keyed(digest) == first
+        assert ledger._secret not in pickle.dumps(ledger)
+        for used in (ledger, again):
+            monkeypatch.setattr(used._storage, "read", None)
+        child = FORK.Process(target=lambda: os._exit(ledger.keyed(digest) != first))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert ledger.keyed(digest) == again.keyed(digest) == first
 
 
 def test_a_period_renews_the_count_and_old_questions_stay_free(make, clock):
@@ -289,6 +312,15 @@ def test_no_question_that_was_acknowledged_is_lost_to_kill_9(database, request):
     assert told
 
 
+def test_a_process_forgets_what_is_on_the_disk_before_it_fills_memory(sqlite_url, monkeypatch):
+    monkeypatch.setattr("safexplain.ledger.ledger.MOST_REMEMBERED", 3)
+    with Ledger(sqlite_url, questions=9) as ledger:
+        for i in range(10):
+            assert ledger.ask(f"client {i}", named(1)) == 1
+            assert len(ledger._durable) <= 3
+        assert [ledger.ask(f"client {i}", named(1)) for i in range(10)] == [0] * 10
+
+
 def test_free_questions_are_synced_unless_this_process_knows_that_they_are(sqlite_url, monkeypatch):
     synced, real = [], os.fdatasync
     with Ledger(sqlite_url, questions=9) as ledger, Ledger(sqlite_url) as other:
@@ -300,9 +332,9 @@ def test_free_questions_are_synced_unless_this_process_knows_that_they_are(sqlit
 
 def test_a_ledger_of_an_older_version_counts_questions_once_opened(tmp_path):
     for version in range(1, len(MIGRATIONS)):
-        path = tmp_path / f"{version}.db"
-        of_version(path, version)
-        with Ledger(f"sqlite:///{path}") as ledger:
+        url = f"sqlite:///{tmp_path}/{version}.db"
+        of_version(url, version)
+        with Ledger(url) as ledger:
             assert ledger.ask("ann", named(1), most=[Most(1, "day")]) == 1
             assert ledger.verify() == 1
             ledger.grant(None, questions=2)
@@ -356,8 +388,6 @@ def test_a_server_that_goes_away_refuses_and_counts_on_when_it_is_back(tmp_path)
             for digests in (named(2), named(1)):
                 with pytest.raises(LedgerError, match="look at the URL, at the server"):
                     ledger.ask("ann", digests)
-                with pytest.raises(LedgerError):
-                    ledger.may_ask("ann", digests)
             server.ensure_postgres_running()
             assert ledger.ask("ann", named(1, 2)) == 1
             assert ledger.account("ann").questions == 2

@@ -5,11 +5,14 @@ microseconds since 1970, UTC. The account "" is that of all principals together;
 saw, and its charges are trainings. Questions are numbered by principal; `first` is the number of the one that a
 question is another look at.
 
-A ledger has a random name in its database, so that another one in its place is not taken for it.
+A ledger has a random name in its database, so that another one in its place is not taken for it, and a random secret.
+Digests of questions are kept under HMAC-SHA256 with that secret, so that a log or an export which holds them cannot be
+searched by digesting guesses. The secret does not protect from anybody who can read the database.
 """
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,10 +55,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     (),  # charges may be Renyi curves, which an older safexplain could not read
     (),  # charges may be trainings, which count in every account: an older safexplain would leave them out
+    (  # `name_ledger` then makes the secret, and keys what was asked before
+        "ALTER TABLE ledger_identity ADD COLUMN secret BYTEA",
+        "CREATE TABLE ledger_services (name TEXT PRIMARY KEY, limits TEXT NOT NULL)",
+    ),
 )
 """Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
 
 VERSION = len(MIGRATIONS)
+
+CHUNK = 500
+"""Questions looked up or written by one statement."""
 
 
 def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) -> None:
@@ -83,25 +93,55 @@ def check_version(at: int | None) -> None:
         )
 
 
-_QUERY = "SELECT id FROM ledger_identity"
-
-
 def name_ledger(execute: Execute) -> None:
-    """Give a ledger without a name one."""
-    if not execute(_QUERY, ()):
-        execute("INSERT INTO ledger_identity VALUES (?)", (secrets.token_hex(16),))
+    """Give a ledger a name and a secret, where it has none; with the secret, what was asked before is keyed."""
+    if not execute("SELECT 1 FROM ledger_identity", ()):
+        execute("INSERT INTO ledger_identity (id) VALUES (?)", (secrets.token_hex(16),))
+    if execute("SELECT 1 FROM ledger_identity WHERE secret IS NULL", ()):
+        secret = secrets.token_bytes(32)
+        _key_questions(execute, secret)
+        execute("UPDATE ledger_identity SET secret = ?", (secret,))
 
 
-def identity_of(execute: Execute) -> str:
-    """The name of a ledger.
+def identity_of(execute: Execute) -> tuple[str, bytes]:
+    """The name of a ledger, and its secret.
 
     Raises:
         LedgerError: it has none.
     """
-    rows = execute(_QUERY, ())
+    rows = execute("SELECT id, secret FROM ledger_identity WHERE secret IS NOT NULL", ())
     if len(rows) != 1:
         raise LedgerError("the ledger is damaged: it has no identity; restore it from a backup")
-    return str(rows[0][0])
+    return str(rows[0][0]), bytes(rows[0][1])
+
+
+def keyed(secret: bytes, digest: bytes) -> bytes:
+    """HMAC-SHA256 of a digest, 32 bytes."""
+    return hmac.digest(secret, digest, "sha256")
+
+
+def _key_questions(execute: Execute, secret: bytes) -> None:
+    """Key all digests of questions that a ledger before step 7 holds, several by one statement."""
+    for table, row, column in (
+        ("ledger_questions", ("principal", "number"), "digest"),
+        ("ledger_charges", ("id",), "question"),
+        ("ledger_answers", ("question",), "question"),
+    ):
+        found = execute(f"SELECT {', '.join(row)}, {column} FROM {table} WHERE {column} IS NOT NULL", ())
+        names, same = ", ".join(row), " AND ".join(f"{table}.{name} = old.{name}" for name in row)
+        for start in range(0, len(found), CHUNK):
+            part = found[start : start + CHUNK]
+            values = ", ".join([f"({'?, ' * len(row)}?)"] * len(part))
+            execute(
+                f"WITH old ({names}, keyed) AS (VALUES {values})"
+                f" UPDATE {table} SET {column} = old.keyed FROM old WHERE {same}",
+                [value for *key, digest in part for value in (*key, _keyed_as_stored(secret, digest))],
+            )
+
+
+def _keyed_as_stored(secret: bytes, digest: str | bytes) -> str | bytes:
+    """Bytes for those of `Ledger.ask`, hexadecimal text for those of `Ledger.answer`."""
+    return keyed(secret, digest.encode()).hex() if isinstance(digest, str) else keyed(secret, bytes(digest))
 
 
 def check_identity(execute: Execute, wanted: str, name: str) -> None:

@@ -12,13 +12,20 @@ ledger stays at that time until the date is reached, and renews nothing before.
 
 Whoever deletes or replaces an open file leaves the process that holds it alone with what it goes on writing, while
 everybody else counts from another file; so it is checked that the file at the path is still the one that is open.
+
+The files belong to the user of the process and have mode 0600, because a lock on the queue stops every writer, and the
+database holds names and a secret. This also holds for root: a service that runs as root must not use a file which
+somebody else put in its place. Windows has no such modes, and nothing is checked there.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import shlex
 import sqlite3
+import stat
 import threading
 import time
 import weakref
@@ -37,6 +44,8 @@ try:
     import fcntl
 except ImportError:  # Windows: SQLite's own waiting has to do
     fcntl = None  # type: ignore[assignment]
+
+_logger = logging.getLogger("safexplain.ledger")
 
 _STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # which also counts while suspended
 
@@ -94,6 +103,43 @@ def _stands(path: Path, file: FileIdentity) -> bool:
         return False
 
 
+def check_folder(folder: Path) -> None:
+    """Raise LedgerError for a folder in which every user of the machine may rename and delete files."""
+    mode = folder.stat().st_mode
+    if fcntl is not None and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise LedgerError(
+            f"expected a folder for the ledger that only its owner or group may write to, found mode"
+            f" {stat.S_IMODE(mode):04o} at {folder}, where any user may replace the ledger: chmod o-w"
+            f" {shlex.quote(str(folder))}"
+        )
+
+
+def make_private(path: Path) -> bool:
+    """Set the mode of a file to 0600, if it exists; whether other users had access to it before.
+
+    Raises:
+        LedgerError: it is no regular file, or belongs to another user.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerError(f"expected a file at {path}, found a folder, a link or a device; name another place")
+    if fcntl is None:
+        return False
+    if found.st_uid != (user := os.geteuid()):
+        take = "rm" if path.name.endswith("-queue") else f"chown {user}"
+        raise LedgerError(
+            f"expected {path} to belong to the user of this process (uid {user}), found uid {found.st_uid}. Run this"
+            f" as that user (sudo -u '#{found.st_uid}' ...), or, if you trust that user, take the file over: sudo"
+            f" {take} {shlex.quote(str(path))}"
+        )
+    if stat.S_IMODE(found.st_mode) != 0o600:
+        path.chmod(0o600)
+    return bool(found.st_mode & 0o077)
+
+
 @contextmanager
 def explained(name: str) -> Iterator[None]:
     """Turn errors of the database, and of the files beside it, into LedgerErrors."""
@@ -113,12 +159,10 @@ class FileQueue:
 
     Args:
         path: of the file, which stays empty.
-        like: file whose permissions it gets, as whoever may write that one waits here.
     """
 
-    def __init__(self, path: Path, like: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.like = like
         self._file: int | None = None
 
     def acquire(self, timeout: float) -> bool:
@@ -126,7 +170,13 @@ class FileQueue:
         if fcntl is None:
             return True
         if self._file is None:
-            self._file = self._open()
+            file = os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                make_private(self.path)
+            except BaseException:
+                os.close(file)
+                raise
+            self._file = file
         until = time.monotonic() + timeout
         while True:
             try:
@@ -136,16 +186,6 @@ class FileQueue:
                 if time.monotonic() > until:
                     return False
                 time.sleep(random.uniform(1e-4, 6e-4))
-
-    def _open(self) -> int:
-        try:
-            return os.open(self.path, os.O_RDONLY)
-        except FileNotFoundError:
-            file, owner = os.open(self.path, os.O_RDONLY | os.O_CREAT, 0o666), os.stat(self.like)
-            with suppress(PermissionError):  # somebody else made it meanwhile
-                os.fchmod(file, owner.st_mode & 0o666)
-                os.fchown(file, owner.st_uid, owner.st_gid)
-            return file
 
     def release(self) -> None:
         """Let the next one in."""
@@ -179,7 +219,7 @@ class SqliteStorage(Storage):
 
     def _start(self) -> None:
         super()._start()
-        self._queue = FileQueue(self._beside("-queue"), like=self.path)
+        self._queue = FileQueue(self._beside("-queue"))
         self._file: FileIdentity | None = None
         self._log: int | None = None
         self._log_file: FileIdentity | None = None
@@ -259,7 +299,8 @@ class SqliteStorage(Storage):
         if not self.path.parent.is_dir():
             raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
         with explained(self.name):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666))
+            check_folder(self.path.parent)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
 
     def backup(self, path: Path) -> None:
         """See Storage; SQLite copies page by page and begins again where others write."""
@@ -273,6 +314,7 @@ class SqliteStorage(Storage):
         if self._connection is None:
             if not self.path.exists():
                 raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
+            self._make_private()
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout, isolation_level=None,
                 check_same_thread=False, cached_statements=64,
@@ -290,6 +332,13 @@ class SqliteStorage(Storage):
                 " left of it here. Put it back, or restore it from a backup, and start again"
             )
         return self._connection
+
+    def _make_private(self) -> None:
+        """Keep other users from all files, of which an older safexplain let them read all."""
+        check_folder(self.path.parent)
+        if [make_private(file) for file in self.files].count(True):
+            self._beside("-queue").unlink(missing_ok=True)  # another user may hold a lock on the old one for ever
+            _logger.warning("other users could read the ledger %s; its files now have mode 0600", self.name)
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

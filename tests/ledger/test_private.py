@@ -1,0 +1,171 @@
+"""Other users of the machine can neither read a ledger nor stop it: real files, and a real other user for root."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from safexplain.errors import InputError, LedgerError
+from safexplain.ledger import Ledger
+
+fcntl = pytest.importorskip("fcntl", reason="Windows has no such modes, and nothing is checked there")
+NOBODY = 65534
+ENDINGS = ("", "-wal", "-shm", "-queue")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are not tested: only root can make them")
+
+
+@pytest.fixture
+def path(sqlite_url):
+    return Path(sqlite_url.removeprefix("sqlite:///"))
+
+
+@pytest.fixture
+def umask():
+    """Sets it for one test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def modes(path: Path) -> dict[str, int]:
+    """Of each file that there is, by its ending."""
+    files = {ending: Path(f"{path}{ending}") for ending in ENDINGS}
+    return {ending: stat.S_IMODE(file.stat().st_mode) for ending, file in files.items() if file.exists()}
+
+
+def make_public(path: Path) -> None:
+    """As safexplain 0.2 left its files."""
+    for ending in modes(path):
+        Path(f"{path}{ending}").chmod(0o644)
+
+
+def as_nobody(folder: Path, use, before=lambda: None) -> None:
+    """Call `use` in a child process of another user, who may enter the folder; `before` is called after the fork."""
+    for parent in (folder, *folder.parents[:-1]):
+        parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IXOTH)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def run() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        ready.wait(10)
+        use()
+
+    child = context.Process(target=run)
+    child.start()
+    before()
+    ready.set()
+    child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o277])
+def test_all_files_are_of_mode_0600_whatever_the_umask(path, sqlite_url, umask, mask):
+    umask(mask)
+    with Ledger(sqlite_url, questions=9) as ledger:
+        ledger.ask("ann", [b"1"])
+        assert modes(path) == dict.fromkeys(ENDINGS, 0o600)
+        ledger.backup(path.parent / "backup.db")
+        ledger.export(path.parent / "charges.csv", format="csv")
+    assert modes(path.parent / "backup.db") == modes(path.parent / "charges.csv") == {"": 0o600}
+
+
+def test_a_ledger_that_others_could_read_is_closed_to_them_once_with_one_warning(path, sqlite_url, caplog):
+    with Ledger(sqlite_url, questions=9) as old:
+        old.ask("ann", [b"1"])
+        make_public(path)
+        with caplog.at_level(logging.WARNING, "safexplain.ledger"), Ledger(sqlite_url) as ledger:
+            assert ledger.ask("ann", [b"1", b"2"]) == 1
+            assert modes(path) == dict.fromkeys(ENDINGS, 0o600)
+        with Ledger(sqlite_url) as again:
+            assert again.ask("ann", [b"1", b"2"]) == 0
+        assert old.ask("ann", [b"3"]) == 1, "also while a process holds it open"
+    assert [record.message.split("; ")[1] for record in caplog.records] == ["its files now have mode 0600"]
+
+
+def test_a_lock_that_was_taken_while_others_could_read_the_queue_stops_nobody(path, sqlite_url):
+    Ledger(sqlite_url, questions=9).close()
+    make_public(path)
+    with Path(f"{path}-queue").open() as queue:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        with Ledger(sqlite_url, timeout=0.5) as ledger:
+            assert ledger.ask("ann", [b"1"]) == 1
+
+
+def test_a_folder_in_which_every_user_may_rename_files_is_refused(path, sqlite_url):
+    path.parent.chmod(0o777)
+    with pytest.raises(LedgerError, match=rf"found mode 0777 at .*: chmod o-w {path.parent}"):
+        Ledger(sqlite_url, questions=9)
+    assert not path.exists()
+    path.parent.chmod(0o1777)  # as /tmp: there only the owner of a file may rename it
+    Ledger(sqlite_url, questions=9).close()
+    path.parent.chmod(0o777)
+    with pytest.raises(LedgerError, match="found mode 0777"):
+        Ledger(sqlite_url)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_link_is_no_file_of_a_ledger(path, sqlite_url, ending):
+    Ledger(sqlite_url, questions=9).close()
+    file, elsewhere = Path(f"{path}{ending}"), path.with_name("elsewhere")
+    if file.exists():
+        file.rename(elsewhere)
+    else:
+        elsewhere.write_bytes(b"")
+    elsewhere.chmod(0o644)
+    file.symlink_to(elsewhere)
+    with pytest.raises(LedgerError, match=rf"expected a file at {file}, found"):
+        Ledger(sqlite_url)
+    assert modes(elsewhere) == {"": 0o644}
+
+
+@as_root
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_file_of_another_user_is_refused_with_the_command_that_mends_it(path, sqlite_url, ending):
+    Ledger(sqlite_url, questions=9).close()
+    file = Path(f"{path}{ending}")
+    file.touch()
+    os.chown(file, NOBODY, NOBODY)
+    mends = f"rm {file}" if ending == "-queue" else f"chown 0 {file}"
+    with pytest.raises(LedgerError, match=rf"user of this process \(uid 0\), found uid {NOBODY}.* sudo {mends}$"):
+        Ledger(sqlite_url)
+    assert os.system(mends) == 0
+    with Ledger(sqlite_url) as ledger:
+        assert ledger.ask("ann", [b"1"]) == 1
+
+
+@as_root
+def test_another_user_can_neither_read_a_ledger_nor_lock_its_queue(path, sqlite_url):
+    def attack() -> None:
+        for ending in ENDINGS:
+            with pytest.raises(PermissionError):
+                os.open(f"{path}{ending}", os.O_RDONLY)
+        with pytest.raises(sqlite3.OperationalError):
+            sqlite3.connect(path).execute("SELECT * FROM ledger_questions")
+        with pytest.raises(LedgerError, match=r"\(uid 65534\), found uid 0"):
+            Ledger(sqlite_url)
+
+    with Ledger(sqlite_url, questions=9) as ledger:
+        as_nobody(path.parent, attack, before=lambda: ledger.ask("ann", [b"1"]))
+        assert ledger.ask("ann", [b"2"]) == 1
+
+
+@as_root
+def test_a_queue_that_another_user_made_beforehand_is_refused(path, sqlite_url):
+    path.parent.chmod(0o1777)
+    as_nobody(path.parent, lambda: os.close(os.open(f"{path}-queue", os.O_CREAT, 0o666)))
+    with pytest.raises(LedgerError, match=rf"{path}-queue to belong .* sudo rm {path}-queue"):
+        Ledger(sqlite_url, questions=9)
+
+
+def test_a_missing_folder_stays_an_error(tmp_path):
+    with pytest.raises(InputError, match="there is no folder"):
+        Ledger(f"sqlite:///{tmp_path}/no/ledger.db", questions=9)
