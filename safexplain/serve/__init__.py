@@ -12,9 +12,20 @@ protocols. Every platform is one file beside them: `http` (FastAPI, and `safexpl
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+from safexplain.errors import MissingExtraError
+
 __all__ = ["Limits", "Service", "app", "router"]
+
+NEEDED = ("anyio", "cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")
+"""What the extra `serve` brings."""
+
+if missing := [name for name in NEEDED if find_spec(name) is None]:
+    raise MissingExtraError(
+        f'serving needs {", ".join(missing)}, not installed here: pip install "safexplain[serve]"', name=missing[0]
+    )
 
 _HOMES = {"Limits": "budget", "Service": "service", "app": "http", "router": "http"}
 

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from safexplain._validate import check_whole, keep_number, real_numbers
-from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Ledger
 from safexplain.ledger.questions import Looks, Most, Seen
 from safexplain.ledger.records import PERIODS
@@ -48,13 +49,6 @@ MOST_DENSE = 4096
 
 MOST_KEPT = 256 * 2**20
 """Bytes of histories of all clients kept in memory; those of clients who were away longest are read again."""
-
-try:
-    from cachetools import LRUCache
-except ImportError as error:
-    raise MissingExtraError(
-        'serving needs cachetools, which is not installed: pip install "safexplain[serve]"', name="cachetools"
-    ) from error
 
 Sketches = NDArray[np.float32]
 

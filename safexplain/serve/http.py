@@ -25,9 +25,17 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 import numpy as np
+import orjson
+from anyio import to_thread
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from safexplain.errors import MissingExtraError, RequestError
+from safexplain.errors import RequestError
 from safexplain.serve.inputs import client_of
 from safexplain.serve.protocol import (
     BODY_SECONDS,
@@ -47,21 +55,6 @@ from safexplain.serve.protocol import (
     refused,
 )
 from safexplain.serve.service import Service
-
-try:
-    import h11
-    import orjson
-    from anyio import to_thread
-    from fastapi import APIRouter, FastAPI, Request, Response
-    from fastapi_offline import FastAPIOffline
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as error:
-    raise MissingExtraError(
-        f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"',
-        name=error.name,
-    ) from error
 
 __all__ = ["Connection", "app", "from_environment", "respond", "router"]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationTypeError, InputError, MissingExtraError, RequestError
+from safexplain.errors import ConfigurationTypeError, InputError, RequestError
 from safexplain.ledger.records import named
 
 ANONYMOUS = "anonymous"
@@ -74,7 +75,6 @@ class Bounds:
 
         Raises:
             RequestError: more lists, objects, texts or numbers than so many rows have (413), or no JSON.
-            MissingExtraError: orjson is not installed.
         """
         names = self.numbers if tables else 0
         most = {b",": self.numbers, b"[": self.lists, b"{": self.rows if tables else 0, b":": names, b'"': 2 * names}
@@ -82,12 +82,6 @@ class Bounds:
             raise RequestError(
                 f"expected at most {self.rows:,} rows of {self.numbers // self.rows:,} numbers", status=413
             )
-        try:
-            import orjson
-        except ImportError as error:
-            raise MissingExtraError(
-                'reading requests needs orjson, which is not installed: pip install "safexplain[serve]"', name="orjson"
-            ) from error
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:

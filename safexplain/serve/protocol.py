@@ -23,14 +23,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from safexplain.errors import (
     BudgetExhausted,
     CertificateError,
     InputError,
     LedgerError,
-    MissingExtraError,
     RefusedError,
     RequestError,
     SafexplainError,
@@ -38,14 +39,6 @@ from safexplain.errors import (
 )
 from safexplain.serve.inputs import numbers
 from safexplain.serve.service import Answer, Service, status_of
-
-try:
-    from anyio import CapacityLimiter, to_thread
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError
-except ImportError as error:
-    raise MissingExtraError(
-        f'serving needs {error.name}, which is not installed: pip install "safexplain[serve]"', name=error.name
-    ) from error
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""

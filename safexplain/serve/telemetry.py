@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
 audit_log = logging.getLogger("safexplain.serve.audit")
 """One JSON object a line; goes wherever its handlers send it."""
 
@@ -21,72 +24,53 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Metrics:
-    """Counters of one service; without prometheus-client they count nothing."""
+    """Counters of one service."""
 
     def __init__(self) -> None:
-        try:
-            import prometheus_client as prometheus
-        except ImportError:
-            self._prometheus: Any = None
-            return
-        self._prometheus = prometheus
-        self._registry = prometheus.CollectorRegistry()
+        self._registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self._registry}
-        self._requests = prometheus.Counter(
+        self._requests = Counter(
             "safexplain_requests", "Requests by operation and status", ["operation", "status"], **own
         )
-        self._seconds = prometheus.Histogram(
+        self._seconds = Histogram(
             "safexplain_request_seconds", "Seconds a request took", ["operation"], buckets=_BUCKETS, **own
         )
-        self._rows = prometheus.Counter(
-            "safexplain_answers", "Answers by where they came from: computed or remembered", ["source"], **own
-        )
-        self._batches = prometheus.Histogram(
-            "safexplain_batch_rows", "Rows computed together", buckets=(1, 2, 4, 8, 16, 32, 64, 128), **own
-        )
-        self._reloads = prometheus.Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
-        self._ready = prometheus.Gauge(
-            "safexplain_ready", "1 ready, 0.5 degraded, 0 unavailable", multiprocess_mode="livemin", **own
-        )
+        self._rows = Counter("safexplain_answers", "Answers by source: computed or remembered", ["source"], **own)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        self._batches = Histogram("safexplain_batch_rows", "Rows computed together", buckets=sizes, **own)
+        self._reloads = Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
+        said = "1 ready, 0.5 degraded, 0 unavailable"
+        self._ready = Gauge("safexplain_ready", said, multiprocess_mode="livemin", **own)
 
     def request(self, operation: str, status: int, seconds: float) -> None:
         """A request was answered, or refused."""
-        if self._prometheus:
-            self._requests.labels(operation, str(status)).inc()
-            self._seconds.labels(operation).observe(seconds)
+        self._requests.labels(operation, str(status)).inc()
+        self._seconds.labels(operation).observe(seconds)
 
     def answers(self, computed: int, remembered: int) -> None:
         """So many rows were answered."""
-        if self._prometheus:
-            self._rows.labels("computed").inc(computed)
-            self._rows.labels("remembered").inc(remembered)
+        self._rows.labels("computed").inc(computed)
+        self._rows.labels("remembered").inc(remembered)
 
     def batch(self, rows: int) -> None:
         """A batch was computed."""
-        if self._prometheus:
-            self._batches.observe(rows)
+        self._batches.observe(rows)
 
     def reload(self, outcome: str) -> None:
         """Model and certificate were loaded again, or not."""
-        if self._prometheus:
-            self._reloads.labels(outcome).inc()
+        self._reloads.labels(outcome).inc()
 
     def ready(self, status: str) -> None:
         """What readiness says now."""
-        if self._prometheus:
-            self._ready.set({"ready": 1.0, "degraded": 0.5}.get(status, 0.0))
+        self._ready.set({"ready": 1.0, "degraded": 0.5}.get(status, 0.0))
 
     def text(self) -> tuple[bytes, str]:
         """The exposition and its content type; of all workers where PROMETHEUS_MULTIPROC_DIR is set."""
-        if not self._prometheus:
-            return b"# prometheus-client is not installed\n", "text/plain; charset=utf-8"
         registry = self._registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            from prometheus_client import multiprocess
-
-            registry = self._prometheus.CollectorRegistry()
-            multiprocess.MultiProcessCollector(registry)
-        return self._prometheus.generate_latest(registry), self._prometheus.CONTENT_TYPE_LATEST
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def record(

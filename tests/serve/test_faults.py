@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from served_digits import KEY, certified
-from servers import EXPLAIN, Command, Redis, ask, listening, wait_until
+from servers import EXPLAIN, Command, ask, listening, wait_until
 from torch import nn
 
 from safexplain.errors import CertificateError, SafexplainError
@@ -128,52 +128,6 @@ def test_a_killed_worker_gave_no_answer_without_its_charge_and_is_replaced(made,
     finally:
         server.stop()
     assert "Traceback" not in server.log.read_text()
-
-
-@pytest.fixture
-def redis():
-    one = Redis()
-    yield one
-    one.stop()
-
-
-def test_redis_may_go_and_come_back_and_answers_go_on(made, tmp_path, redis):
-    """The same answers, each charged once; what is remembered again is remembered."""
-    with (
-        Ledger(f"sqlite:///{tmp_path}/ledger.db", questions=1000) as ledger,
-        Service.load(made.model, made.certificate, ledger=ledger, cache=redis.url) as service,
-    ):
-        first = service.explain(made.rows[:4], client="ann").explanation
-        redis.stop()
-        for asked in (made.rows[:4], made.rows[:8]):
-            assert np.array_equal(service.explain(asked, client="ann").explanation[:4], first)
-        assert counted(ledger, "ann") == 8
-        assert service.ready()["status"] == "ready"
-        redis.start()
-        assert np.array_equal(service.explain(made.rows[:4], client="ann").explanation, first)
-        assert np.array_equal(service.explain(made.rows[:4], client="ann").explanation, first)
-        assert counted(ledger, "ann") == 8
-        assert service.metrics.text()[0].count(b'safexplain_answers_total{source="remembered"} 4.0') == 1
-
-
-def test_a_redis_that_hangs_is_not_asked_for_every_request(made, redis):
-    """It is stopped, not gone: connections are taken and nothing is answered."""
-    with Service.load(made.model, made.certificate, cache=redis.url, limits=PLENTY) as service:
-        first = service.explain(made.rows[:1], client="ann").explanation
-        os.kill(redis.process.pid, signal.SIGSTOP)
-        begun = time.monotonic()
-        for row in questions(made.rows, 20):
-            service.explain(row[None], client="ann")
-        assert np.array_equal(service.explain(made.rows[:1], client="ann").explanation, first)
-        assert time.monotonic() - begun < 10  # a second of waiting for each would be 20
-        os.kill(redis.process.pid, signal.SIGCONT)
-
-        def remembered():
-            service.explain(made.rows[:1], client="ann")
-            time.sleep(0.2)
-            return b'safexplain_answers_total{source="remembered"} 0.0' not in service.metrics.text()[0]
-
-        wait_until(remembered)
 
 
 @pytest.fixture

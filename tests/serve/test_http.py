@@ -264,6 +264,6 @@ def test_a_question_that_came_before_is_answered_alike(made):
         other = client.post(EXPLAIN, json=v1, headers={"X-Client-Id": "ben"})
         assert other.json() == first[0].json()
         assert 'safexplain_answers_total{source="computed"} 6.0' in service.metrics.text()[0].decode()
-        service._memory.close()  # forgotten
+        service._memory.clear()  # forgotten
         assert client.post(EXPLAIN, json=v1).content == first[0].content
         assert 'safexplain_answers_total{source="computed"} 8.0' in service.metrics.text()[0].decode()

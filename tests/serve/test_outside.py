@@ -12,7 +12,7 @@ import pytest
 import torch
 from explain_nets import certificate, image_net, images
 from served_digits import KEY, Certified, exported, trained
-from servers import EXPLAIN, PREDICT, Redis, listening
+from servers import EXPLAIN, PREDICT, listening
 from torch import nn
 
 from safexplain._digest import file_sha256
@@ -134,37 +134,6 @@ def test_lists_tensors_and_all_kinds_of_numbers_are_one_question(made):
         asked = [x.tolist(), torch.tensor(x, requires_grad=True), x.astype(np.float64), x.astype(np.int64)]
         for other in asked:
             assert np.array_equal(service.explain(other, client="a").explanation, expected)
-
-
-def test_what_stands_in_redis_is_given_out_only_if_it_was_put_there_for_this_question(made):
-    import redis
-
-    cache = Redis()
-    with (
-        redis.Redis.from_url(cache.url) as kept,
-        Service.load(made.model, made.certificate, cache=cache.url) as service,
-    ):
-        expected = service.explain(made.rows[:2], client="a").explanation
-        service.explain(made.rows[2:4], client="mallory")
-        written = {place: kept.get(place) for place in kept.keys("*")}
-        for place, other in zip(written, list(written.values())[1:] + list(written.values())[:1], strict=True):
-            kept.set(place, other)
-        assert np.array_equal(service.explain(made.rows[:2], client="a").explanation, expected)
-        assert not any(made.rows[0].tobytes() in value for value in written.values())
-    cache.stop()
-
-
-def test_services_that_share_redis_and_give_probabilities_or_not_do_not_mix(made):
-    cache = Redis()
-    options = {"cache": cache.url, "uncertified": True}
-    with (
-        Service.load(made.model, made.certificate, **options) as without,
-        Service.load(made.model, made.certificate, **options, probabilities=True) as given,
-    ):
-        without.explain(made.rows[:2], client="a")
-        assert given.explain(made.rows[:3], client="a").probabilities.shape == (3, 10)
-        assert without.explain(made.rows[:3], client="a").probabilities is None
-    cache.stop()
 
 
 def test_whatever_goes_wrong_in_a_reload_the_old_model_is_served_and_no_reason_is_told(made, tmp_path, monkeypatch):

@@ -1,9 +1,8 @@
-"""Servers as they run in production: `safexplain serve` in processes of its own, Redis, and uvicorn in a thread."""
+"""Servers as they run in production: `safexplain serve` in processes of its own, and uvicorn in a thread."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 import uvicorn
 
 EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
@@ -110,31 +108,3 @@ class Command:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)
-
-
-class Redis:
-    """A server of its own, which can go away and come back, empty."""
-
-    def __init__(self) -> None:
-        if shutil.which("redis-server") is None:
-            pytest.skip("Redis is not tested: there is no redis-server")
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.start()
-
-    def start(self) -> None:
-        """Until it answers."""
-        command = ["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(self._answers, what="redis-server did not start")
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as one:
-            one.sendall(b"PING\r\n")
-            return one.recv(16).startswith(b"+PONG")
-        return False
-
-    def stop(self, how: int = signal.SIGKILL) -> None:
-        """At once."""
-        self.process.send_signal(how)
-        self.process.wait(20)
