@@ -40,7 +40,9 @@ class Attacker:
     def __init__(self, task: Task, model: nn.Module, quantile: float) -> None:
         self.task, self.model = task, model
         public = flat(task.public.x.numpy())
-        self.likeness = Likeness.of(public, quantile, seed="attacker")
+        likeness = Likeness.of(public, quantile, seed="attacker")
+        assert likeness is not None
+        self.likeness = likeness
         self.low, self.high, self.deviation = public.min(0), public.max(0), public.std(0)
         pixels = task.image or task.name == "digits"
         self.unit = np.full_like(self.deviation, (self.high - self.low).max()) if pixels else self.deviation
@@ -81,7 +83,6 @@ class Attacker:
 
     def just_beyond(self, x: Floats, directions: Floats) -> Floats:
         """The least changes along these (n, d) directions by which nearly all pairs of questions are far apart."""
-        assert self.likeness is not None
         near, far = 0.0, 1e6
         for _ in range(50):
             size = (near * far) ** 0.5 if near else far / 8
@@ -95,7 +96,6 @@ class Attacker:
 
     def _step(self) -> Floats:
         """(d,) change of each feature that is one unit of distance; 0 of those that never vary."""
-        assert self.likeness is not None
         scale = self.likeness.scale
         return np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
 
@@ -141,13 +141,14 @@ SCRIPTS: dict[str, Script] = {
     "eight rare features, any value": drawn(
         lambda a, x, draw: np.where(a.rare, draw.uniform(a.low, a.high, (QUERIES, len(x))), x)
     ),
-    "just beyond, all features": drawn(lambda a, x, draw: a.just_beyond(x, normal(draw, len(x)) * a._step())),
+    "just beyond, steepest": drawn(lambda a, x, draw: a.just_beyond(x, normal(draw, len(x)) * a.likeness.scale)),
     "just beyond, same map": drawn(
         lambda a, x, draw: a.just_beyond(x, normal(draw, len(x) // 2) @ a.unmoved(x).T * a._step())
     ),
 }
 """z is standard normal, s the standard deviation of a feature (of images: of all pixels); other sizes are in the range
-of pixels of images, and in standard deviations of columns of tables."""
+of pixels of images, and in standard deviations of columns of tables. "Steepest" moves features by how much each counts,
+which changes the input least for the distance."""
 
 
 def flat(x: Floats) -> Floats:
