@@ -54,7 +54,7 @@ class Attacker:
         inputs = torch.from_numpy(x.astype(np.float32)).view(-1, *self.task.shape)
         with torch.no_grad():
             label = self.model(inputs[:1]).argmax(1)
-        return input_x_gradient(self.model, inputs, label.expand(len(inputs))).numpy()  # type: ignore[no-any-return]
+        return input_x_gradient(self.model, inputs, label.expand(len(inputs))).numpy()
 
     def kept(self, x: Floats) -> float:
         """Mean cosine of the maps of dithered inputs with that of the plain one, the first row."""
@@ -73,7 +73,7 @@ class Attacker:
             map_ = (torch.autograd.grad(chosen, z, create_graph=True)[0] * z).flatten()
             return map_ / map_.norm()
 
-        jacobian = torch.autograd.functional.jacobian(direction, inputs, vectorize=True)
+        jacobian = torch.autograd.functional.jacobian(direction, inputs, vectorize=True)  # type: ignore[no-untyped-call]
         step = self._step()
         moved = jacobian.view(len(step), len(step)).double().numpy() * step
         live = np.flatnonzero(step)
@@ -92,7 +92,7 @@ class Attacker:
         return self._moved(x, MARGIN * far * directions)
 
     def _moved(self, x: Floats, by: Floats) -> Floats:
-        return np.clip(x + by, self.low, self.high)  # type: ignore[no-any-return]
+        return np.clip(x + by, self.low, self.high)
 
     def _step(self) -> Floats:
         """(d,) change of each feature that is one unit of distance; 0 of those that never vary."""
