@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from evidence import DATA
 
-from audit.suites.dithering import suite
+from audit.suites.dithering import scripts, suite
 from audit.suites.releases.tasks import TASKS
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.queries import Dither, Queries
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +36,50 @@ def slowly(sketches, threshold, looks):
     return len(kept)
 
 
-@pytest.mark.parametrize("dither", [Dither("multiplicative", 0.1), Dither("additive", 0.2), Dither("additive", 0.5)])
+@pytest.fixture(scope="module")
+def attacker(digits):
+    torch.manual_seed(0)
+    return scripts.Attacker(digits, digits.build(0), 0.01)
+
+
+@pytest.mark.parametrize("script", ["x exp(.1 z)", "noise of .03", "x + .5 s z", "eight rare features, any value"])
 @pytest.mark.parametrize("quantile", [0.01, 0.2])
-def test_as_many_get_through_as_a_slow_count_says(digits, dither, quantile, monkeypatch):
-    monkeypatch.setattr(suite, "QUERIES", 60)
-    found = suite.through(digits, dither, quantile, 3)
-    likeness, queries = suite.budget_of(digits, quantile).likeness, Queries.of(digits.pool, dither)
-    expected = []
+def test_as_many_get_through_as_a_slow_count_says(digits, attacker, script, quantile):
+    found = suite.through(attacker, script, quantile, 3)
+    likeness, expected = suite.budget_of(digits, quantile).likeness, []
     for row in np.random.default_rng(1).permutation(len(digits.pool))[:3]:
-        x = [digits.pool.x[row].numpy(), *(queries([row], number).numpy()[0] for number in range(60))]
-        expected.append(slowly(likeness.sketch(np.stack(x).astype(np.float32)), likeness.threshold, suite.LOOKS))
+        x = [digits.pool.x[[row]].numpy(), scripts.SCRIPTS[script](attacker, int(row))]
+        expected.append(slowly(likeness.sketch(np.concatenate(x).astype(np.float32)), likeness.threshold, suite.LOOKS))
     assert [found["least"], found["most"]] == [min(expected), max(expected)]
     assert found["mean"] == pytest.approx(np.mean(expected))
+
+
+def test_scripts_change_what_they_say(digits, attacker):
+    x, public = digits.pool.x[3].numpy(), digits.public.x.numpy()
+    changed = {name: script(attacker, 3) - x for name, script in scripts.SCRIPTS.items()}
+    assert np.std(changed["noise of .03"]) == pytest.approx(0.03, rel=0.05)
+    for name in ("eight rare features, within .3", "eight rare features, any value"):
+        assert (np.abs(changed[name]).max(0) > 0).sum() == 8
+    least = np.sort(public.std(0)[public.std(0) > 0])
+    assert public.std(0)[np.abs(changed["eight rare features, within .3"]).max(0) > 0].max() == least[7]
+
+
+def test_whoever_goes_just_beyond_the_threshold_is_answered_and_half_as_far_is_not(digits, attacker, monkeypatch):
+    assert suite.through(attacker, "just beyond, steepest", 0.01, 2)["mean"] > 190
+    monkeypatch.setattr(scripts, "MARGIN", 0.5)
+    assert suite.through(attacker, "just beyond, steepest", 0.01, 2)["mean"] < 10
+
+
+def test_directions_that_keep_the_map_turn_it_less_than_others(digits, attacker):
+    x = digits.pool.x[3].numpy().astype(np.float64)
+    directions, draw = attacker.unmoved(x), np.random.default_rng(0)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(directions.shape[1]), atol=1e-6)
+    size = 1e-4 / attacker.likeness.scale.clip(1.0)
+    along, around = (
+        attacker.kept(np.concatenate([x[None], x + size * (draw.standard_normal((50, d.shape[1])) @ d.T)]))
+        for d in (directions, np.eye(64))
+    )
+    assert 1 - along < 0.2 * (1 - around)
 
 
 def test_honest_questions_are_told_apart_by_how_many_were_asked_before(digits):
@@ -56,10 +88,19 @@ def test_honest_questions_are_told_apart_by_how_many_were_asked_before(digits):
     assert rows[0]["questions"] == len(digits.pool)
     assert 0 <= rows[0]["taken"] < 0.2
     assert suite.judged({"digits": {"honest": rows}}) == []
-    false = [{"asked_before": [100, 299], "taken": 0.3, "quantile": 0.05, "questions": 200}]
+    false = [{"asked_before": [100, 299], "taken": 0.3, "refused": 0.0, "quantile": 0.05, "questions": 200}]
     assert suite.judged({"digits": {"honest": false}}) == [
         "digits: 30.0% of honest questions are looks at quantile 0.05"
     ]
+
+
+def test_a_script_of_small_changes_that_is_answered_is_missed_and_so_are_honest_questions_refused():
+    honest = {"asked_before": [0, 99], "taken": 0.0, "refused": 0.02, "quantile": suite.DEFAULT, "questions": 100}
+    script = {"script": "faint", "quantile": suite.DEFAULT, "change": 0.5, "mean": 30.0}
+    wide = {**script, "change": 1.5}
+    assert suite.judged({"digits": {"honest": [honest], "through": [script, wide]}}) == [
+        "digits: 2 honest questions are refused", "digits: 30 questions of 'faint' are answered",
+    ]  # fmt: skip
 
 
 def test_what_is_safe_at_a_few_queries_and_leaks_at_many_is_missed():

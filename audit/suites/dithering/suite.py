@@ -6,9 +6,12 @@ looks and no other limit; what it refuses counts for nothing, and the attacker g
 
     honest      examples of the pool, distinct and in random order, all by one client: the share that was taken for a
                 look at an earlier one, by how many had been asked before, and how many were refused. "Exact": the same
-                with distances of the standardised inputs themselves instead of their sketches
+                with distances of the scaled inputs themselves instead of their sketches
     through     of the plain query about an example and 200 dithered ones, how many were answered, by a client that asks
-                about this example alone: mean, least and most of several examples
+                about this example alone: mean, least and most of several examples. "Change": mean Euclidean change of
+                the input, in units of the .01 quantile of the distances of public rows to the nearest other one;
+                "map": mean cosine of the InputXGradient maps of dithered inputs with that of the plain one, by a model
+                trained on public rows. `scripts` says what the scripts do
     labels      what the labels of 32 queries tell, by dither: AUC, TPR at 1 % and their standard errors
     patience    what an explanation (InputXGradient) adds to the labels of the same 1, 32 and 200 queries, by format;
                 "few": at 32 queries, of which only 4 are explained. With noise drawn anew for every query, the dither
@@ -16,9 +19,15 @@ looks and no other limit; what it refuses counts for nothing, and the attacker g
 
 Models that overfit are attacked as `patience` says; intervals come from resampling examples with their scores against
 all models. A format is safe at 1 and 32 queries where both upper 95 % bounds are below 1 point of TPR and .02 of AUC;
-the suite fails if one that is safe there is above a limit at 200, by its lower bound.
+the suite fails if one that is safe there is above a limit at 200, by its lower bound. It also fails if, at the default
+quantile, a script whose change is at most .8 gets more than a tenth of its questions answered, or more than 1 % of
+honest ones are refused.
 
-    python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--part budgets|patience|all] [--data DIR]
+                                     [--out FILE] [--cache DIR] [--quick]
+
+`--part budgets` makes `honest` and `through` anew, the only parts that depend on how near-duplicates are recognised,
+and keeps the others of an earlier result.
 """
 
 from __future__ import annotations
@@ -35,7 +44,6 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from safexplain.audit import train_shadows
-from safexplain.audit.queries import Dither, Queries
 from safexplain.errors import BudgetExhausted
 from safexplain.serve.budget import Budget, Likeness, Limits
 
@@ -53,18 +61,18 @@ from ...shared.run import (
 )
 from ..releases.tasks import TASKS, Task
 from .patience import PLAIN, TINY, Patient
+from .scripts import QUERIES, SCRIPTS, Attacker, flat
 
 Floats = NDArray[np.floating[Any]]
 
-OF_BUDGETS = tuple(Dither(kind, a) for kind, a in (("multiplicative", 0.3), ("multiplicative", 1.0), ("additive", 0.1),
-                                                   ("additive", 0.5)))  # fmt: skip
-"""Dithers that are held against budgets."""
 QUANTILES = (0.001, 0.01, 0.1)
 DEFAULT = Limits().quantile
 HISTORIES = (0, 100, 300, 1000, 3000)
 """How many a client asked before, in steps."""
-QUERIES, LOOKS = 200, Limits().looks
+LOOKS = Limits().looks
 NO_LIMIT = 10**9
+NEAR, MOST_ANSWERED, MOST_REFUSED = 0.8, 0.1, 0.01
+"""Up to which change scripts are to be stopped; shares of their questions answered, and of honest ones refused."""
 SIZES = {"digits": (33, 600), "heloc": (25, 600), "cifar10": (13, 200)}
 """Models, and examples that are asked about, of each task."""
 AVERAGED = ("native", "top-k set (recommended)", "balanced ranks", *(f"ranks, noise {s}" for s in (".3", "1", "3")))
@@ -124,38 +132,39 @@ def honest(task: Task, quantile: float) -> Iterator[dict[str, Any]]:
 
 
 def taken_exactly(task: Task, x: Floats, quantile: float) -> NDArray[np.bool_]:
-    """The same without sketches: standardised inputs, all pairs."""
-    public = np.unique(task.public.x.numpy().reshape(len(task.public), -1).astype(np.float64), axis=0)
-    spread = public.std(0)
-    scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9)
-    low, high = public.min(0) * scale, public.max(0) * scale
-    rows, asked = public * scale, np.clip(x.reshape(len(x), -1) * scale, low, high)
-    between = cdist(rows, rows)
-    np.fill_diagonal(between, np.inf)
-    threshold = float(np.quantile(between.min(1), quantile))
+    """The same without sketches: scaled inputs, all pairs."""
+    like = budget_of(task, quantile).likeness
+    assert like is not None
+    rows = np.unique(flat(task.public.x.numpy()), axis=0) * like.scale
+    asked = np.clip(flat(x), like.low, like.high) * like.scale
+    threshold = float(np.quantile(nearest(rows), quantile))
     found = np.zeros(len(x), bool)
     for i in range(1, len(x)):
         found[i] = cdist(asked[i : i + 1], asked[:i]).min() <= threshold
     return found
 
 
-def through(task: Task, dither: Dither, quantile: float, examples: int) -> dict[str, Any]:
+def nearest(rows: Floats) -> Floats:
+    """(n,) distance of each row to the nearest other one."""
+    between = cdist(rows, rows)
+    np.fill_diagonal(between, np.inf)
+    return between.min(1)  # type: ignore[no-any-return]
+
+
+def through(attacker: Attacker, script: str, quantile: float, examples: int) -> dict[str, Any]:
     """How many of the plain and the dithered queries about each of some examples are answered."""
-    rows = np.random.default_rng(1).permutation(len(task.pool))[:examples]
-    queries = Queries.of(task.pool, dither)
-    budget, found = budget_of(task, quantile), []
-    asked = [queries(rows, number).numpy() for number in range(QUERIES)]
-    for i, row in enumerate(rows):
-        x = np.stack([task.pool.x[row].numpy().astype(np.float32), *(query[i] for query in asked)])
-        found.append(answered(budget, f"client {i}", x))
+    task, found = attacker.task, []
+    unit = np.quantile(nearest(np.unique(flat(task.public.x.numpy()), axis=0)), DEFAULT)
+    budget = budget_of(task, quantile)
+    for i, row in enumerate(np.random.default_rng(1).permutation(len(task.pool))[:examples].tolist()):
+        x = np.concatenate([flat(task.pool.x[row : row + 1].numpy()), SCRIPTS[script](attacker, row)])
+        count = answered(budget, f"client {i}", x.astype(np.float32).reshape(-1, *task.shape))
+        found.append((count, np.linalg.norm(x[1:] - x[0], axis=1).mean() / unit, attacker.kept(x)))
+    counts, change, kept = zip(*found, strict=True)
     return {
-        **dither.to_dict(),
-        "quantile": quantile,
-        "asked_about": examples,
-        "mean": float(np.mean(found)),
-        "least": min(found),
-        "most": max(found),
-    }
+        "script": script, "quantile": quantile, "asked_about": examples, "mean": float(np.mean(counts)),
+        "least": min(counts), "most": max(counts), "change": float(np.mean(change)), "map": float(np.mean(kept)),
+    }  # fmt: skip
 
 
 def asking(task: Task, quick: bool, options: Any, progress: Progress) -> Patient:
@@ -167,30 +176,37 @@ def asking(task: Task, quick: bool, options: Any, progress: Progress) -> Patient
     return Patient(task, shadows, np.sort(np.random.default_rng(0).permutation(len(task.pool))[:scored]))
 
 
-def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, Any]:
-    """All of a task."""
-    progress, key = Progress(f"{task.name}: "), [task.name, quick]
-    budget = budget_of(task, DEFAULT)
-    assert budget.likeness is not None
-    quantiles, dithers = ((DEFAULT,), OF_BUDGETS[:1]) if quick else (QUANTILES, OF_BUDGETS)
+def of_budgets(task: Task, quick: bool, options: Any, parts: Parts, progress: Progress) -> dict[str, Any]:
+    """What is answered: `honest` and `through`."""
+    started, key = time.monotonic(), [task.name, quick]
+    everyone = np.ones((1, len(task.public)), bool)
+    (model,) = train_shadows(task.public, task.train, build=task.build, membership=everyone,
+                             cache=str(options.cache / "models"), progress=progress).models  # fmt: skip
+    likeness = budget_of(task, DEFAULT).likeness
+    assert likeness is not None
     found: dict[str, Any] = {
         "public": len(task.public), "examples": len(task.pool), "features": task.features,
-        "sketch": int(budget.likeness.sketch(task.pool.x[:1].numpy()).shape[1]),
-        "honest": [], "through": [],
+        "sketch": int(likeness.sketch(task.pool.x[:1].numpy()).shape[1]), "honest": [], "through": [],
     }  # fmt: skip
-    for quantile in quantiles:
+    examples = 2 if quick else 4 if task.image else 10
+    for quantile in (DEFAULT,) if quick else QUANTILES:
         found["honest"] += parts.get([*key, "honest", quantile], lambda q=quantile: list(honest(task, q)))
-        for dither in dithers:
-            made = parts.get(
-                [*key, "through", quantile, dither.to_dict()],
-                lambda d=dither, q=quantile: through(task, d, q, 2 if quick else 4 if task.image else 10),
-            )
+        attacker = Attacker(task, model, quantile)
+        for script in SCRIPTS:
+            made = parts.get([*key, "through", quantile, script],
+                             lambda a=attacker, s=script, q=quantile: through(a, s, q, examples))  # fmt: skip
             found["through"].append(made)
-            print(f"{task.name:8} {quantile:5g} {dither.kind:14} {dither.amplitude:4g}: {made['mean']:6.1f} answered"
-                  f" ({made['least']} to {made['most']})", flush=True)  # fmt: skip
+            print(f"{task.name:8} {quantile:5g} {script:30}: {made['mean']:6.1f} answered ({made['least']} to"
+                  f" {made['most']}), change {made['change']:.2f}, map {made['map']:.3f}", flush=True)  # fmt: skip
     for row in found["honest"]:
         print(f"{task.name:8} {row['quantile']:5g} after {row['asked_before'][0]:5}: taken {row['taken']:.3%}, exactly"
               f" {row['exact']:.3%}, refused {row['refused']:.3%}", flush=True)  # fmt: skip
+    return {**found, "data": task.source, "run_of_budgets": provenance(time.monotonic() - started)}
+
+
+def of_patience(task: Task, quick: bool, options: Any, parts: Parts, progress: Progress) -> dict[str, Any]:
+    """What queries are worth: `labels` and `patience`."""
+    started, key, found = time.monotonic(), [task.name, quick], dict[str, Any]()
     patient = asking(task, quick, options, progress)
     found["accuracy"] = {
         side: float((patient.label == task.pool.y[patient.rows].numpy())[of].mean())
@@ -206,13 +222,14 @@ def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, A
         for name, levels in adds.items():
             told = (f"{level}: {r[0]:+.3f} {r[2]:+.2%} +- {r[3]:.2%}" for level, r in levels.items())
             print(f"{task.name:8} {dither} {name:26}", "; ".join(told), flush=True)
-    return found
+    return {**found, "data": task.source, "run": provenance(time.monotonic() - started)}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite."""
     p = parser("dithering", __doc__)
     p.add_argument("--task", choices=(*SIZES, "all"), default="all")
+    p.add_argument("--part", choices=("budgets", "patience", "all"), default="all")
     options = p.parse_args(argv)
     warnings.filterwarnings("ignore", module="captum")
     parts = Parts(options.cache / "dithering", __package__, *CODE)
@@ -228,16 +245,19 @@ def main(argv: list[str] | None = None) -> int:
             missing.append(name)
             print(f"skipped {name}: {error}", flush=True)
             continue
-        started = time.monotonic()
-        found = run_task(task, options.quick, options, parts)
-        results[name] = rounded({**found, "data": task.source, "run": provenance(time.monotonic() - started)})
+        progress, found = Progress(f"{name}: "), results.get(name, {})
+        if options.part != "patience":
+            found = found | of_budgets(task, options.quick, options, parts, progress)
+        if options.part != "budgets":
+            found = found | of_patience(task, options.quick, options, parts, progress)
+        results[name] = rounded(found)
         write_json(out, {**head, "results": results})
     return concluded(judged(results), out)
 
 
 def judged(results: dict[str, Any]) -> list[str]:
-    """Targets that were missed: honest questions are taken for looks at most about as often as the quantile says, and
-    nothing that is safe at 1 and 32 queries leaks at 200."""
+    """Targets that were missed: honest questions are taken for looks at most about as often as the quantile says and
+    hardly refused, scripts of small changes are stopped, and nothing that is safe at 1 and 32 queries leaks at 200."""
     missed = []
     for name, found in results.items():
         for row in found["honest"]:
@@ -245,6 +265,14 @@ def judged(results: dict[str, Any]) -> list[str]:
                 missed.append(
                     f"{name}: {row['taken']:.1%} of honest questions are looks at quantile {row['quantile']:g}"
                 )
+        asked = [row for row in found["honest"] if row["quantile"] == DEFAULT]
+        refused = sum(row["refused"] * row["questions"] for row in asked)
+        if refused > MOST_REFUSED * sum(row["questions"] for row in asked):
+            missed.append(f"{name}: {refused:.0f} honest questions are refused")
+        for row in found.get("through", ()):
+            near = row["quantile"] == DEFAULT and row["change"] <= NEAR
+            if near and row["mean"] > MOST_ANSWERED * (QUERIES + 1):
+                missed.append(f"{name}: {row['mean']:.0f} questions of '{row['script']}' are answered")
         for dither, adds in found.get("patience", {}).items():
             for release, levels in adds.items():
                 if release != "labels" and safe(levels["1"]) and safe(levels["32"]) and leaks(levels["200"]):

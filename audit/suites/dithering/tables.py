@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.run import markdown
-from .suite import QUANTILES
-
-
-def _dither(row: dict[str, Any]) -> str:
-    return f"{row['kind']} {row['amplitude']:g}"
+from .suite import DEFAULT, QUANTILES
 
 
 def _percent(share: float) -> str:
@@ -17,20 +13,20 @@ def _percent(share: float) -> str:
 
 
 def through(found: dict[str, Any]) -> str:
-    """Answered queries of 201 by quantile; the range of the examples where they differ."""
+    """Answered queries of 201 by quantile, the range of the examples where they differ; and how far the inputs and maps
+    are from the plain ones, at the default quantile."""
     rows = []
     for name, part in found["results"].items():
-        dithers = list(dict.fromkeys(_dither(row) for row in part["through"]))
-        by = {(_dither(row), row["quantile"]): row for row in part["through"]}
-        for dither in dithers:
-            cells = []
+        by = {(row["script"], row["quantile"]): row for row in part["through"]}
+        for script in dict.fromkeys(row["script"] for row in part["through"]):
+            cells, at_default = [], by[script, DEFAULT]
             for q in QUANTILES:
-                row = by.get((dither, q))
+                row = by.get((script, q))
                 same = row is not None and row["least"] == row["most"]
                 cells.append("" if row is None else f"{row['mean']:.0f}" + ("" if same else
                              f" ({row['least']} to {row['most']})"))  # fmt: skip
-            rows.append((name, dither, *cells))
-    return markdown(("task", "dither", *(f"quantile {q:g}" for q in QUANTILES)), rows, left=2)
+            rows.append((name, script, *cells, f"{at_default['change']:.2f}", f"{at_default['map']:.2f}"))
+    return markdown(("task", "script", *(f"quantile {q:g}" for q in QUANTILES), "change", "map"), rows, left=2)
 
 
 def honest(found: dict[str, Any]) -> str:
