@@ -187,13 +187,12 @@ def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[
     return lambda z: z @ directions
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _History:
-    """Sketches of a client's questions; what is handed out as views is never written again."""
+    """A client's questions: their sketches, what each is a look at, and the number of the last."""
 
     sketches: Sketches
     first: NDArray[np.int64]
-    n: int = 0
     after: int = 0
 
     @property
@@ -201,20 +200,13 @@ class _History:
         """Bytes, about."""
         return 1024 + self.sketches.nbytes + self.first.nbytes
 
-    def append(self, questions: Sequence[Seen]) -> None:
+    def and_then(self, questions: Sequence[Seen]) -> _History:
+        """With questions that were asked since."""
         if not questions:
-            return
-        n, k = self.n + len(questions), self.sketches.shape[1]
-        if n > len(self.sketches):
-            size = max(2 * len(self.sketches), n)
-            for name in ("sketches", "first"):
-                old = getattr(self, name)
-                grown = np.empty((size, *old.shape[1:]), old.dtype)
-                grown[: self.n] = old[: self.n]
-                setattr(self, name, grown)
-        self.sketches[self.n : n] = _read(questions, k)
-        self.first[self.n : n] = [question.first for question in questions]
-        self.n, self.after = n, questions[-1].number
+            return self
+        sketches = np.concatenate([self.sketches, _read(questions, self.sketches.shape[1])])
+        first = np.concatenate([self.first, [question.first for question in questions]])
+        return _History(sketches, first, questions[-1].number)
 
 
 def _read(questions: Sequence[Seen], k: int) -> Sketches:
@@ -304,8 +296,8 @@ class Budget:
         def looks() -> Looks:
             """The search among what is known, outside of the ledger's transaction."""
             sketches = like.sketch(x)
-            known, first, after = self._history(client, like)
-            nearest, distance = _nearest(sketches, known)
+            known = self._history(client, like)
+            nearest, distance = _nearest(sketches, known.sketches)
             among = _distances(sketches, sketches)
 
             def place(positions: Sequence[int], number: int, later: Sequence[Seen]) -> list[int]:
@@ -314,8 +306,8 @@ class Budget:
                 found: dict[int, int] = {}
                 for new, i in enumerate(positions):
                     candidates = [(like.threshold, number + new, True)]
-                    if len(known):
-                        candidates.append((distance[i], int(first[nearest[i]]), False))
+                    if len(nearest):
+                        candidates.append((distance[i], int(known.first[nearest[i]]), False))
                     if since is not None:
                         j = int(since[i].argmin())
                         candidates.append((float(since[i, j]), later[j].first, False))
@@ -323,21 +315,20 @@ class Budget:
                     found[i] = min(candidates, key=lambda c: (c[0], c[2]))[1]
                 return list(found.values())
 
-            return Looks(like.space, [row.astype("<f4").tobytes() for row in sketches], after, place, self._looks)
+            return Looks(like.space, [row.astype("<f4").tobytes() for row in sketches], known.after, place, self._looks)
 
         return looks
 
-    def _history(self, client: str, like: Likeness) -> tuple[Sketches, NDArray[np.int64], int]:
-        """Sketches of a client's questions, what each is a look at, and the number of the last; read as they come."""
+    def _history(self, client: str, like: Likeness) -> _History:
+        """What a client asked, read as it comes."""
         with self._lock():
-            history = self._histories.pop(client, None)
+            history: _History | None = self._histories.pop(client, None)
             if history is None:
-                k = like.sketch(like.mean[None]).shape[1]
-                history = _History(np.empty((0, k), np.float32), np.empty(0, np.int64))
-            history.append(self.ledger.seen(client, like.space, history.after))
+                history = _History(like.sketch(like.mean[None])[:0], np.empty(0, np.int64))
+            history = history.and_then(self.ledger.seen(client, like.space, history.after))
             if history.size <= MOST_KEPT:
                 self._histories[client] = history
-            return history.sketches[: history.n], history.first[: history.n], history.after
+            return history
 
     def _lock(self) -> threading.Lock:
         """One for each process: a forked child must not wait for a thread of its parent."""

@@ -22,6 +22,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,10 +39,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from safexplain.errors import RequestError
 from safexplain.serve.inputs import client_of
 from safexplain.serve.protocol import (
-    BODY_SECONDS,
     EXPLANATION,
     INPUT,
-    LABEL,
     Intake,
     Operation,
     Problem,
@@ -65,15 +64,9 @@ _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"
 
 
-def router(service: Service, *, body_seconds: float = BODY_SECONDS) -> APIRouter:
-    """The routes of a service, for an application that exists already.
-
-    Args:
-        service: which; the application closes it.
-        body_seconds: in which a request's body must have come.
-    """
-    routes, name = APIRouter(), service.name
-    intake = Intake(service, body_seconds)
+def router(service: Service) -> APIRouter:
+    """The routes of a service, for an application that exists already, which closes the service."""
+    routes, intake, name = APIRouter(), Intake(service), service.name
 
     def add(path: str, operation: Operation, called: str, summary: str, openapi: dict[str, Any]) -> None:
         async def endpoint(request: Request) -> Response:
@@ -84,14 +77,17 @@ def router(service: Service, *, body_seconds: float = BODY_SECONDS) -> APIRouter
             openapi_extra=openapi, tags=["explanations"],
         )  # fmt: skip
 
-    given, back = _examples(service)
-    add(f"/v1/models/{name}:explain", explain_v1, "explain", "Explain the class that the model predicts",
-        _described(RequestV1, {"instances": [given]}, {"explanations": [back]}))  # fmt: skip
-    add(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes",
-        _described(RequestV1, {"instances": [given]}, {"predictions": [1]}))  # fmt: skip
-    tensors = [_tensor(EXPLANATION, "FP32", back), _tensor(LABEL, "INT64", 1)]
-    add(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2",
-        _described(RequestV2, {"inputs": [_tensor(INPUT, "FP32", given)]}, {"outputs": tensors}))  # fmt: skip
+    shape = service.shape or (3,)
+    shape = shape if math.prod(shape) <= 64 else (3,)
+    row, zeros, every = np.full(shape, 0.5).tolist(), np.zeros(shape).tolist(), [1, *shape]
+    tensor = {"shape": every, "datatype": "FP32"}
+    asked = {"name": INPUT, **tensor, "data": [0.5] * math.prod(shape)}
+    told = {"name": EXPLANATION, **tensor, "data": [0.0] * math.prod(shape)}
+    v1 = partial(_described, RequestV1, {"instances": [row]})
+    add(f"/v1/models/{name}:explain", explain_v1, "explain", "Explain predictions", v1({"explanations": [zeros]}))
+    add(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes", v1({"predictions": [1]}))
+    v2 = _described(RequestV2, {"inputs": [asked]}, {"outputs": [told]})
+    add(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2", v2)
 
     def plainly(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
         async def endpoint() -> Response:
@@ -126,13 +122,8 @@ def router(service: Service, *, body_seconds: float = BODY_SECONDS) -> APIRouter
     return routes
 
 
-def app(service: Service, *, body_seconds: float = BODY_SECONDS) -> FastAPI:
-    """An application of its own, with a page that describes the interface at /docs; it closes the service at its end.
-
-    Args:
-        service: which.
-        body_seconds: in which a request's body must have come.
-    """
+def app(service: Service) -> FastAPI:
+    """An application of its own, with a page about the interface at /docs; it closes the service at its end."""
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> Any:
@@ -146,7 +137,7 @@ def app(service: Service, *, body_seconds: float = BODY_SECONDS) -> FastAPI:
         version=service.digest[:12],
         lifespan=closing,
     )
-    made.include_router(router(service, body_seconds=body_seconds))
+    made.include_router(router(service))
 
     async def unknown(request: Request, error: HTTPException) -> Response:
         detail = f"{request.method} {request.url.path} is not known here; /docs lists what is"
@@ -287,57 +278,26 @@ def _problem(problem: Problem, request: Request) -> Response:
     )
 
 
-def _examples(service: Service) -> tuple[Any, Any]:
-    """One input and its explanation, for the page of the interface: of the right shape, or three numbers."""
-    shape = service.shape or (3,)
-    shape = shape if math.prod(shape) <= 64 else (3,)
-    return np.full(shape, 0.5).tolist(), np.zeros(shape).tolist()
-
-
-def _tensor(name: str, kind: str, row: Any) -> dict[str, Any]:
-    """A V2 tensor of one row."""
-    array = np.array([row])
-    return {"name": name, "shape": list(array.shape), "datatype": kind, "data": array.ravel().tolist()}
-
-
 def _described(model: Any, given: Any, back: Any) -> dict[str, Any]:
-    """A route in the OpenAPI document."""
+    """A route in the OpenAPI document, with an example of a request and of its answer."""
     schema = model.model_json_schema()
     kinds = schema.pop("$defs", {})
 
     def whole(part: Any) -> Any:
         """With definitions where they are referred to, as they have no place of their own in the document."""
         if isinstance(part, dict):
-            return (
-                whole(kinds[part["$ref"].rpartition("/")[2]])
-                if "$ref" in part
-                else {k: whole(v) for k, v in part.items()}
-            )
+            named = part.get("$ref", "").rpartition("/")[2]
+            return whole(kinds[named]) if named else {name: whole(value) for name, value in part.items()}
         return [whole(one) for one in part] if isinstance(part, list) else part
 
-    problem = {"content": {_PROBLEM: {"schema": {"type": "object"}}}}
-    said = {
-        "408, 413, 415": "The body is late, too large, or no JSON",
-        "422": "The request cannot be answered: `field` names what is wrong",
-        "429": "The client's budget is spent: `renews` and Retry-After say until when",
-        "503": "Nothing certified can be served, the ledger cannot be reached, or too much waits",
-    }
-    refusals = {
-        status: {**problem, "description": text} for statuses, text in said.items() for status in statuses.split(", ")
-    }
-    name = {
-        "name": "X-Client-Id",
-        "in": "header",
-        "required": False,
-        "schema": {"type": "string"},
-        "example": "clinic-7",
-    }
-    answer = {
-        "content": {"application/json": {"schema": {"type": "object"}, "example": back}},
-        "description": "Answered",
-    }
+    client = {"name": "X-Client-Id", "in": "header", "schema": {"type": "string"}, "example": "clinic-7"}
+    answer = {"application/json": {"schema": {"type": "object"}, "example": back}}
+    refusal = {_PROBLEM: {"schema": {"type": "object"}}}
     return {
-        "parameters": [name],
+        "parameters": [client],
         "requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema), "example": given}}},
-        "responses": {"200": answer, **refusals},
+        "responses": {
+            "200": {"description": "Answered", "content": answer},
+            "default": {"description": "Refused: `detail` says why, `field` where", "content": refusal},
+        },
     }

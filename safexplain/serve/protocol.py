@@ -163,11 +163,10 @@ class Intake:
 
     Args:
         service: which.
-        seconds: in which a body must have come.
     """
 
-    def __init__(self, service: Service, seconds: float = BODY_SECONDS) -> None:
-        self.service, self.seconds = service, seconds
+    def __init__(self, service: Service) -> None:
+        self.service = service
         self._room = Room(IN_FLIGHT, IN_FLIGHT // 4)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._threads: list[CapacityLimiter] = []  # made in the event loop that it is for
@@ -183,14 +182,14 @@ class Intake:
         body, most = bytearray(), self.service.bounds.size
         try:
             try:
-                async with asyncio.timeout(self.seconds):
+                async with asyncio.timeout(BODY_SECONDS):
                     async for part in stream:
                         self._room.take(client, len(part), len(body))
                         body += part
                         if len(body) > most:
                             raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
             except TimeoutError:
-                raise RequestError(f"expected the body within {self.seconds:g} s", status=408) from None
+                raise RequestError(f"expected the body within {BODY_SECONDS:g} s", status=408) from None
             yield body
         finally:
             self._room.give(client, len(body))
@@ -369,18 +368,7 @@ def _inference(payload: Any, given: tuple[str, ...]) -> tuple[RequestV2, NDArray
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         had = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
         raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {had}", field="data")
-    if not _fit(tensor.datatype, array):
-        raise RequestError(f"data: expected numbers that {tensor.datatype} can hold", field="data")
     return request, array.reshape(shape), wanted
-
-
-def _fit(kind: str, array: NDArray[np.float32]) -> bool:
-    """Whether numbers are of a V2 datatype, or can be."""
-    if not array.size or kind in ("FP64", "FP32"):
-        return True
-    held: Any = np.finfo(np.float16) if kind == "FP16" else np.iinfo(kind.lower())
-    whole = kind == "FP16" or bool((array == np.floor(array)).all())
-    return whole and float(array.min()) >= float(held.min) and float(array.max()) <= float(held.max)
 
 
 def _output(answer: Answer, name: str) -> dict[str, Any]:

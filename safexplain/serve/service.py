@@ -42,7 +42,7 @@ from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.budget import open_ledger
 from safexplain.serve.inputs import ANONYMOUS, Bounds, numbers, principal
 from safexplain.serve.loading import SETTINGS, Generation, Options, Remembered
-from safexplain.serve.telemetry import Metrics, record, span
+from safexplain.serve.telemetry import Metrics, record
 
 __all__ = ["SETTINGS", "Answer", "Service", "status_of"]
 
@@ -266,14 +266,13 @@ class Service:
         digests: list[bytes] = []
         remembered = 0
         try:
-            with span(f"safexplain.{operation}", certificate=now.release.digest):
-                if self._closing.is_set():
-                    raise UnavailableError("the service is closed")
-                client, array = principal(client), numbers(x, "input")
-                now.check(array)
-                inputs = as_hashed(torch.from_numpy(np.array(array, order="C")))
-                digests = [now.question(row) for row in inputs.numpy()]
-                found, remembered = self._find(operation, client, now, inputs, digests)
+            if self._closing.is_set():
+                raise UnavailableError("the service is closed")
+            client, array = principal(client), numbers(x, "input")
+            now.check(array)
+            inputs = as_hashed(torch.from_numpy(np.array(array, order="C")))
+            digests = [now.question(row) for row in inputs.numpy()]
+            found, remembered = self._find(operation, client, now, inputs, digests)
             status = 200
             self.metrics.answers(len(found) - remembered, remembered)
             return _assembled(operation, found, now)

@@ -1,4 +1,4 @@
-"""What operators see of a service: metrics (Prometheus), spans (OpenTelemetry), and a log of who asked when.
+"""What operators see of a service: metrics (Prometheus), and a log of who asked when.
 
 None of it holds an input, an explanation or a label. The audit log names a question by a digest, which the noise key,
 where there is one, turns into something that nobody finds by trying inputs.
@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -101,27 +100,3 @@ def record(
     if uncertified:
         line["uncertified"] = True
     audit_log.info(json.dumps(line))
-
-
-@contextmanager
-def span(name: str, **attributes: Any) -> Iterator[None]:
-    """A span of OpenTelemetry, where that is installed and set up by the application; else nothing."""
-    tracer = _tracer()
-    if tracer is None:
-        yield
-        return
-    quietly = {"record_exception": False, "set_status_on_exception": False}  # the words of an error may hold anything
-    with tracer.start_as_current_span(name, attributes=attributes, **quietly) as current:
-        try:
-            yield
-        except BaseException as error:
-            current.set_attribute("error.type", type(error).__name__)
-            raise
-
-
-def _tracer() -> Any:
-    try:
-        from opentelemetry import trace
-    except ImportError:
-        return None
-    return trace.get_tracer("safexplain.serve")

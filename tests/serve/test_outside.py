@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import nullcontext
 
 import httpx
 import numpy as np
@@ -27,7 +26,6 @@ from safexplain.errors import (
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Limits, Service, app
 from safexplain.serve.loading import Options
-from safexplain.serve.protocol import infer_v2
 
 SAMPLING = ["SmoothGrad", "GradientShap", "KernelShap", "LayerGradientShap"]
 
@@ -280,17 +278,3 @@ def test_of_requests_with_questions_in_common_each_stands_for_itself(tmp_path, f
         assert isinstance(outcomes["second"], Exception) is not answered
         with pytest.raises(BudgetExhausted):
             service.predict(rows[1:2], client="a")
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "fits"),
-    [("INT64", 0.5, False), ("UINT8", -1, False), ("UINT8", 256, False), ("INT8", 128, False), ("FP16", 1e6, False),
-     ("UINT8", 255, True), ("INT8", -128, True), ("INT32", 2.0, True), ("FP16", 0.5, True), ("FP64", 1e30, True)],
-)  # fmt: skip
-def test_numbers_of_a_v2_tensor_are_of_its_datatype(made, kind, number, fits):
-    tensor = {"name": "input", "shape": [1, 64], "datatype": kind, "data": [number] + [0] * 63}
-    with (
-        Service.load(made.model, made.certificate) as service,
-        nullcontext() if fits else pytest.raises(RequestError, match=kind),
-    ):
-        infer_v2(service, {"inputs": [tensor]}, "a")

@@ -581,26 +581,3 @@ def test_bad_files_are_clear_errors(made, tmp_path):
         Service.load(tmp_path / "none.pt2", made.certificate)
     with pytest.raises((InputError, CertificateError)):
         Service.load(made.model, tmp_path / "none.json")
-
-
-def test_a_span_says_what_was_done_under_which_certificate_and_never_what_was_asked(made):
-    trace = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    from safexplain.serve import telemetry
-
-    exporter = InMemorySpanExporter()
-    provider = trace.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with pytest.MonkeyPatch.context() as patch, Service.load(made.model, made.certificate) as service:
-        patch.setattr(telemetry, "_tracer", lambda: provider.get_tracer("test"))
-        service.explain(made.rows[:1], client="a")
-        with pytest.raises(RequestError):
-            service.predict(np.zeros((1, 3)), client="a")
-        digest = service.digest
-    spans = exporter.get_finished_spans()
-    assert [span.name for span in spans] == ["safexplain.explain", "safexplain.predict"]
-    assert dict(spans[0].attributes) == {"certificate": digest}
-    assert dict(spans[1].attributes) == {"certificate": digest, "error.type": "RequestError"}
-    assert all(not span.events and span.status.description is None for span in spans)
