@@ -38,20 +38,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safexplain.errors import RequestError
 from safexplain.serve.inputs import client_of
+from safexplain.serve.problems import Problem, problem_of
 from safexplain.serve.protocol import (
     EXPLANATION,
     INPUT,
     Intake,
     Operation,
-    Problem,
     RequestV1,
     RequestV2,
     explain_v1,
     infer_v2,
     metadata_v2,
     predict_v1,
-    problem_of,
-    refused,
 )
 from safexplain.serve.service import Service
 
@@ -141,7 +139,7 @@ def app(service: Service) -> FastAPI:
 
     async def unknown(request: Request, error: HTTPException) -> Response:
         detail = f"{request.method} {request.url.path} is not known here; /docs lists what is"
-        return _problem(Problem(error.status_code, str(error.detail), detail, "http"), request)
+        return _problem(Problem(error.status_code, "http", str(error.detail), detail), request)
 
     async def failed(request: Request, error: Exception) -> Response:
         _log.error("%s failed: %s", request.url.path, type(error).__name__)
@@ -221,7 +219,7 @@ async def respond(
     except ClientDisconnect:
         return Response(status_code=499)
     except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
-        return _problem(refused(service, called, client, error), request)
+        return _problem(service.refused(called, client, error), request)
 
 
 def _client(request: Request) -> str:

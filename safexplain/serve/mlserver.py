@@ -10,7 +10,7 @@ from typing import Any
 
 from safexplain.errors import ConfigurationError, MissingExtraError, RequestError
 from safexplain.serve.inputs import client_of
-from safexplain.serve.protocol import Intake, infer_v2, metadata_v2, refused
+from safexplain.serve.protocol import Intake, infer_v2, metadata_v2
 from safexplain.serve.service import Service
 
 try:
@@ -86,7 +86,7 @@ class HardenedRuntime(MLModel):  # type: ignore[misc]
                     one["data"] = [text.encode() for text in one["data"]]
             return types.InferenceResponse(**reply.content)
         except Exception as error:
-            problem = refused(self.intake.service, "infer", client, error)
+            problem = self.intake.service.refused("infer", client, error)
         raise MLServerError(f"{problem.title}: {problem.detail}", problem.status)
 
     async def predict_stream(self, payloads: AsyncIterator[types.InferenceRequest]) -> AsyncIterator[Any]:

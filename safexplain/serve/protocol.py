@@ -17,8 +17,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
@@ -28,17 +27,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from safexplain.errors import (
-    BudgetExhausted,
-    CertificateError,
-    InputError,
-    LedgerError,
-    RefusedError,
     RequestError,
-    SafexplainError,
     UnavailableError,
 )
 from safexplain.serve.inputs import numbers
-from safexplain.serve.service import Answer, Service, status_of
+from safexplain.serve.service import Answer, Service
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
@@ -58,71 +51,6 @@ AT_ONCE_EACH = 32
 T = TypeVar("T")
 
 _log = logging.getLogger("safexplain.serve")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An error as a client sees it (RFC 9457).
-
-    Args:
-        status: of HTTP.
-        title: what kind of problem it is, the same for all of a type.
-        detail: what was expected, what came and what to do.
-        type: the kind of problem, at the end of a URN.
-        extra: further members: `field` of the request, or `renews`, when a budget does (RFC 3339).
-        headers: of HTTP, as Retry-After.
-    """
-
-    status: int
-    title: str
-    detail: str
-    type: str
-    extra: Mapping[str, str | None] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The members of an application/problem+json body."""
-        named = {"type": f"urn:safexplain:problem:{self.type}", "title": self.title, "status": self.status}
-        return {**named, "detail": self.detail, **self.extra}
-
-
-def problem_of(error: BaseException) -> Problem:
-    """What a client is told about an error: sentences of this package about the request, and nothing else.
-
-    Args:
-        error: raised by `Service` or by the functions here; of any other the client learns nothing.
-    """
-    status = status_of(error)
-    if isinstance(error, RequestError):
-        extra = {"field": error.field} if error.field else {}
-        return Problem(status, "The request cannot be answered", str(error), "request", extra)
-    if isinstance(error, BudgetExhausted):
-        if error.renews is None:
-            return Problem(status, "The budget of this client is spent", str(error), "budget", {"renews": None})
-        seconds = max(1, math.ceil((error.renews - datetime.now(UTC)).total_seconds()))
-        renews = {"renews": error.renews.isoformat().replace("+00:00", "Z")}
-        headers = {"Retry-After": str(seconds)}
-        return Problem(status, "The budget of this client is spent", str(error), "budget", renews, headers)
-    if isinstance(error, UnavailableError):
-        return Problem(status, "The service cannot answer now", str(error), "unavailable", {}, {"Retry-After": "1"})
-    if isinstance(error, LedgerError):
-        said = "the ledger cannot be reached, and no new question is answered without it; ask again later"
-        return Problem(status, "The service cannot answer now", said, "unavailable", {}, {"Retry-After": "5"})
-    if isinstance(error, CertificateError | RefusedError):
-        said = "the certificate does not hold for what is served; the operator is told in the log"
-        return Problem(status, "Nothing certified can be served", said, "certificate")
-    if isinstance(error, InputError):  # raised behind the checks of the service: its words may hold anything
-        return Problem(status, "The request cannot be answered", "the model cannot take this input", "request")
-    return Problem(status, "Internal error", "the request failed; the operator is told in the log", "internal")
-
-
-def refused(service: Service, operation: str, client: str, error: BaseException) -> Problem:
-    """`problem_of` an error, which is recorded if `Service` has not recorded it, and told in the log if it is none of
-    this package's."""
-    if not isinstance(error, SafexplainError):
-        _log.error("%s failed: %s", operation, type(error).__name__)
-    service.refused(operation, client, error)
-    return problem_of(error)
 
 
 class Room:

@@ -29,12 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import (
-    BudgetExhausted,
     CertificateError,
-    InputError,
     LedgerError,
     RefusedError,
-    RequestError,
     UnavailableError,
 )
 from safexplain.hardening.noise import as_hashed
@@ -42,9 +39,10 @@ from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.budget import open_ledger
 from safexplain.serve.inputs import ANONYMOUS, Bounds, numbers, principal
 from safexplain.serve.loading import SETTINGS, Generation, Options, Remembered
+from safexplain.serve.problems import Problem, problem_of
 from safexplain.serve.telemetry import Metrics, record
 
-__all__ = ["SETTINGS", "Answer", "Service", "status_of"]
+__all__ = ["SETTINGS", "Answer", "Service"]
 
 _log = logging.getLogger("safexplain.serve")
 
@@ -244,10 +242,14 @@ class Service:
                 " who can write the file. Sign it, and serve with --public-key"
             )
 
-    def refused(self, operation: str, client: str, error: BaseException) -> None:
-        """Record a request that was refused before it could become a question, and so before it was recorded."""
+    def refused(self, operation: str, client: str, error: BaseException) -> Problem:
+        """What a client is told about an error; if it came before there was a question, it is recorded here."""
+        problem = problem_of(error)
         if not getattr(error, "recorded", False):
-            self._told(operation, client, status_of(error), self._generation, (), 0, time.perf_counter())
+            if problem.status == 500:
+                _log.error("%s: %s", operation, type(error).__name__)
+            self._told(operation, client, problem.status, self._generation, (), 0, time.perf_counter())
+        return problem
 
     def close(self) -> None:
         """Answer what is being computed, and nothing more."""
@@ -277,10 +279,11 @@ class Service:
             self.metrics.answers(len(found) - remembered, remembered)
             return _assembled(operation, found, now)
         except BaseException as error:
-            status = status_of(error)
+            status = problem_of(error).status
             setattr(error, "recorded", True)  # noqa: B010 (any exception may come)
-            if status >= 500:
-                _log.error("%s: %s%s", operation, type(error).__name__, _safe_words(error))
+            if status >= 500:  # of other errors a library may have put any number into the words
+                ours = isinstance(error, UnavailableError | LedgerError | CertificateError | RefusedError)
+                _log.error("%s: %s%s", operation, type(error).__name__, f": {error}" if ours else "")
             raise
         finally:
             self._told(operation, client if isinstance(client, str) else "", status, now, digests, remembered, started)
@@ -404,24 +407,6 @@ class Service:
             if seen != self._seen:
                 with suppress(Exception):  # it was told in `reload`, and the next change may be a good one
                     self.reload()
-
-
-def status_of(error: BaseException) -> int:
-    """The status of HTTP that goes with an error of the service."""
-    if isinstance(error, RequestError):
-        return error.status
-    if isinstance(error, BudgetExhausted):
-        return 429
-    if isinstance(error, UnavailableError | LedgerError | CertificateError | RefusedError):
-        return 503
-    return 422 if isinstance(error, InputError) else 500
-
-
-def _safe_words(error: BaseException) -> str:
-    """The sentence of an error that holds no number of model or input: those of this package about certificates, keys
-    and ledgers. Of others, of which a library may have put anything into the words, the kind has to do."""
-    said = isinstance(error, UnavailableError | LedgerError | CertificateError | RefusedError)
-    return f": {error}" if said else ""
 
 
 def _assembled(operation: str, found: Sequence[Remembered], now: Generation) -> Answer:
