@@ -327,17 +327,17 @@ class Service:
         remembered = sum(key in found for key in keys)
         rows = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         if rows:
+            until = time.monotonic() + self._options.timeout
             with self._guard:
                 flight = self._flights.get(frozenset(rows))
-                begun = flight is not None
-                flight = flight or _Flight(list(rows))
-                self._flights[frozenset(rows)] = flight
+                mine = flight is None
+                if flight is None:
+                    flight = self._flights[frozenset(rows)] = _Flight(list(rows))
                 flight.waiting += 1
-            until = time.monotonic() + self._options.timeout
-            if not begun:
+            if mine:
                 index = list(rows.values())
                 self._start(flight, operation, client, now, x[index], [digests[i] for i in index])
-            found |= self._landed(flight, until, remember=not begun)
+            found |= self._landed(flight, until)
         return [found[key] for key in keys], remembered
 
     def _start(
@@ -348,7 +348,7 @@ class Service:
         def done(job: Future[list[Remembered]]) -> None:
             self._seats.give(len(x))
             late = UnavailableError("nobody waited for it")
-            self._end(flight, job, late if job.cancelled() else job.exception())
+            self._end(flight, late if job.cancelled() else job.exception(), job)
 
         try:
             self._seats.take(client, len(x), self._options.timeout)
@@ -356,50 +356,41 @@ class Service:
                 if self._closing.is_set():
                     raise UnavailableError("the service is closed")
                 now.budget.charge(client, asked, x.numpy())
-                job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
+                flight.job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
             except BaseException:
                 self._seats.give(len(x))
                 raise
         except BaseException as error:
-            self._end(flight, None, error)
-            return
-        flight.job = job
-        job.add_done_callback(done)
+            self._end(flight, error)
+        else:
+            flight.job.add_done_callback(done)
 
-    def _end(self, flight: _Flight, job: Future[list[Remembered]] | None, error: BaseException | None) -> None:
+    def _end(self, flight: _Flight, error: BaseException | None, job: Future[list[Remembered]] | None = None) -> None:
+        """Remember the answers, also where nobody waits for them any more, and give them to who does."""
+        found = dict(zip(flight.keys, job.result(), strict=True)) if job is not None and error is None else {}
         with self._guard:
             del self._flights[frozenset(flight.keys)]
-        if job is None or error is not None:
+            for key, answer in found.items():
+                if answer.size <= MOST_REMEMBERED:
+                    self._memory[key] = answer
+        if error is not None:
             flight.found.set_exception(error)
         else:
-            flight.found.set_result(dict(zip(flight.keys, job.result(), strict=True)))
+            flight.found.set_result(found)
 
-    def _landed(self, flight: _Flight, until: float, *, remember: bool) -> Found:
-        """The answers of a flight, once they are there. Whoever began it remembers them, also where that is later than
-        anybody waited; what is not begun when the last one leaves is cancelled."""
+    def _landed(self, flight: _Flight, until: float) -> Found:
+        """The answers of a flight, once they are there; what is not begun when the last one leaves is cancelled."""
         try:
-            found = flight.found.result(max(0.0, until - time.monotonic()))
+            return flight.found.result(max(0.0, until - time.monotonic()))
         except FutureTimeout:
-            if remember:
-                flight.found.add_done_callback(self._remember)
-            raise UnavailableError(
-                f"no answer within {self._options.timeout:g} s; asking again later costs nothing more"
-            ) from None
+            seconds = f"{self._options.timeout:g} s"
+            raise UnavailableError(f"no answer within {seconds}; asking again later costs nothing more") from None
         finally:
             with self._guard:
                 flight.waiting -= 1
                 left = flight.waiting == 0
             if left and flight.job is not None:
                 flight.job.cancel()
-        if remember:
-            self._remember(flight.found)
-        return found
-
-    def _remember(self, found: Future[Found]) -> None:
-        with self._guard:
-            for key, answer in ({} if found.exception() else found.result()).items():
-                if answer.size <= MOST_REMEMBERED:
-                    self._memory[key] = answer
 
     def _watch(self) -> None:
         while not self._closing.wait(self._options.watch):
