@@ -130,7 +130,7 @@ def test_dithers_below_the_threshold_are_found_and_those_well_above_are_not():
     public = rows(1000, seed=1)
     budget = Budget(None, Limits(questions=10**6, looks=5), public=public)
     apart = budget.likeness.threshold / math.sqrt(2 * 32)  # amplitude at which two dithers are the threshold apart
-    for client, amplitude, through in (("near", 0.5 * apart, {5}), ("far", 2.0 * apart, {100})):
+    for client, amplitude, through in (("near", 0.5 * apart, {5}), ("far", 2.5 * apart, {100})):
         assert granted(budget, client, rows(1, seed=5) + amplitude * rows(100, seed=6)) in through
 
 
