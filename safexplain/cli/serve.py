@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +96,12 @@ class ServeOptions:
 @asks
 def serve_command(given: ServeOptions) -> int:
     """Serve hardened explanations over HTTP, as the model's certificate says."""
+    _check_extras(given)
+    import uvicorn
+
+    from safexplain.serve.http import Connection, from_environment
     from safexplain.serve.service import SETTINGS, Service
 
-    try:
-        import uvicorn
-
-        from safexplain.serve.http import Connection, from_environment
-    except ImportError as error:
-        raise MissingExtraError(
-            f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
-        ) from error
     os.environ[SETTINGS] = given.settings()
     with Service.from_environment() as service:  # what cannot be served is refused before anything listens
         typer.echo(given.sentence(service.ready()), err=True)
@@ -125,6 +123,39 @@ def serve_command(given: ServeOptions) -> int:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
         uvicorn.run("safexplain.serve.http:from_environment", factory=True, workers=given.workers, **listening)
     return 0
+
+
+def _check_extras(given: ServeOptions) -> None:
+    """All that is missing, in one message, before a model is read.
+
+    Raises:
+        MissingExtraError: what the options, or the certificate's method, need is not installed.
+    """
+    from safexplain.explain.catalog import CATALOG
+    from safexplain.explain.row import EXTRAS
+
+    names = ("cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")
+    modules = dict.fromkeys(names, "serve")
+    if given.ledger.startswith("postgres"):
+        modules["psycopg"] = "postgres"
+    if given.public_key is not None:
+        modules["securesystemslib"] = "sign"
+    if given.model.suffix == ".skops":
+        modules["skops"] = "tabular"
+    methods = [given.explainer or ""]
+    with suppress(
+        OSError, ValueError, LookupError, TypeError, AttributeError
+    ):  # a certificate that cannot be read is refused later, in words
+        methods += json.loads(given.certificate.read_text())["predicate"]["explainer"]["method"].split("+")
+    for row in filter(None, map(CATALOG.get, methods)):
+        if row.library in EXTRAS:
+            modules[row.library] = EXTRAS[row.library]
+    missing = {name: extra for name, extra in modules.items() if find_spec(name) is None}
+    if missing:
+        raise MissingExtraError(
+            f"this service needs {', '.join(missing)}, not installed here: pip install"
+            f' "safexplain[{",".join(dict.fromkeys(missing.values()))}]"'
+        )
 
 
 def _logging(audit_log: Path | None) -> dict[str, Any]:

@@ -12,20 +12,22 @@ protocols. Every platform is one file beside them: `http` (FastAPI, and `safexpl
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from safexplain.errors import MissingExtraError
 
 __all__ = ["Limits", "Service", "app", "router"]
 
-NEEDED = ("anyio", "cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")
-"""What the extra `serve` brings."""
-
-if missing := [name for name in NEEDED if find_spec(name) is None]:
+try:
+    import cachetools  # noqa: F401
+    import fastapi_offline  # noqa: F401
+    import orjson  # noqa: F401
+    import prometheus_client  # noqa: F401
+    import uvicorn  # noqa: F401
+except ImportError as error:
     raise MissingExtraError(
-        f'serving needs {", ".join(missing)}, not installed here: pip install "safexplain[serve]"', name=missing[0]
-    )
+        f'serving needs {error.name}, which is not installed: pip install "safexplain[serve]"', name=error.name
+    ) from error
 
 _HOMES = {"Limits": "budget", "Service": "service", "app": "http", "router": "http"}
 

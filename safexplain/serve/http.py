@@ -82,7 +82,8 @@ def router(service: Service) -> APIRouter:
     asked = {"name": INPUT, **tensor, "data": [0.5] * math.prod(shape)}
     told = {"name": EXPLANATION, **tensor, "data": [0.0] * math.prod(shape)}
     v1 = partial(_described, RequestV1, {"instances": [row]})
-    add(f"/v1/models/{name}:explain", explain_v1, "explain", "Explain predictions", v1({"explanations": [zeros]}))
+    said = "Explain the class that the model predicts"
+    add(f"/v1/models/{name}:explain", explain_v1, "explain", said, v1({"explanations": [zeros]}))
     add(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes", v1({"predictions": [1]}))
     v2 = _described(RequestV2, {"inputs": [asked]}, {"outputs": [told]})
     add(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2", v2)

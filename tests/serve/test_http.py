@@ -193,7 +193,7 @@ def test_the_interface_is_described_with_examples_that_work(client):
         assert answer.status_code == 200
         example = post["responses"]["200"]["content"]["application/json"]["example"]
         assert example.keys() <= answer.json().keys()
-        assert {"422", "429", "503"} <= post["responses"].keys()
+        assert "default" in post["responses"]
 
 
 def test_a_browser_shows_the_page_of_the_interface(client, tmp_path):

