@@ -143,10 +143,9 @@ def _check_extras(given: ServeOptions) -> None:
     if given.model.suffix == ".skops":
         modules["skops"] = "tabular"
     methods = [given.explainer or ""]
-    with suppress(
-        OSError, ValueError, LookupError, TypeError, AttributeError
-    ):  # a certificate that cannot be read is refused later, in words
-        methods += json.loads(given.certificate.read_text())["predicate"]["explainer"]["method"].split("+")
+    if given.certificate is not None:  # one that cannot be read is refused later, in words
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            methods += json.loads(given.certificate.read_text())["predicate"]["explainer"]["method"].split("+")
     for row in filter(None, map(CATALOG.get, methods)):
         if row.library in EXTRAS:
             modules[row.library] = EXTRAS[row.library]

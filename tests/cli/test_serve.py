@@ -128,6 +128,15 @@ def refused(capfd, folder, *options: object) -> str:
     return said
 
 
+def test_everything_that_is_missing_is_named_in_one_message_before_a_model_is_read(folder, capfd, monkeypatch):
+    gone = {"orjson", "uvicorn", "psycopg", "shap"}
+    monkeypatch.setattr("safexplain.cli.serve.find_spec", lambda name: None if name in gone else name)
+    options = ("--uncertified", "--explainer", "TreeExplainer", "--ledger", "postgresql://x/y")
+    said = refused(capfd, folder, "--model", folder / "none.pt2", *options)
+    assert all(name in said for name in gone)
+    assert "safexplain[serve,postgres,shap]" in said
+
+
 def test_what_may_not_be_served_is_refused_in_one_sentence(folder, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
