@@ -212,7 +212,7 @@ async def respond(
         async with intake.body(request.stream(), client) as body:
 
             def answered() -> tuple[bytes, dict[str, str]]:
-                reply = operation(service, service.bounds.load(body, tables=tables), client, plain=False)
+                reply = operation(service, service.bounds.load(body, tables=tables), client)
                 return orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), reply.headers
 
             content, headers = await intake.answer(client, answered)

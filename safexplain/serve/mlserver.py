@@ -81,9 +81,9 @@ class HardenedRuntime(MLModel):  # type: ignore[misc]
             if not (body["id"].isascii() and body["id"].isprintable()):
                 raise RequestError("id: expected printable ASCII, since MLServer writes it into a header", field="id")
             reply = await self.intake.answer(client, lambda: infer_v2(self.intake.service, body, client))
-            for one in reply.content["outputs"]:
-                if one["datatype"] == "BYTES":  # which gRPC wants; REST writes them as texts again
-                    one["data"] = [text.encode() for text in one["data"]]
+            for one in reply.content["outputs"]:  # of texts gRPC wants bytes, which REST writes as texts again
+                texts = one["datatype"] == "BYTES"
+                one["data"] = [text.encode() for text in one["data"]] if texts else one["data"].tolist()
             return types.InferenceResponse(**reply.content)
         except Exception as error:
             problem = self.intake.service.refused("infer", client, error)

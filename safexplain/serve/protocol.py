@@ -199,27 +199,25 @@ class Reply:
     """A response.
 
     Args:
-        content: its members, in JSON types (or, where arrays are wanted, with NumPy arrays).
-        headers: of HTTP: which certificate it is under, whether that certifies it, and that nobody stores it.
+        content: its members, in JSON types and NumPy arrays.
+        answer: what they were made of.
     """
 
     content: dict[str, Any]
-    headers: dict[str, str]
+    answer: Answer
 
-    @classmethod
-    def of(cls, content: dict[str, Any], answer: Answer, plain: bool) -> Reply:
-        """Of an answer; plain: lists, not NumPy arrays."""
-        headers = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
-        if answer.uncertified:
-            headers["X-Safexplain-Uncertified"] = "true"
-        return cls(_plain(content) if plain else content, headers)
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of HTTP: which certificate it is under, whether that certifies it, and that nobody stores it."""
+        found = {"X-Safexplain-Certificate": self.answer.certificate, "Cache-Control": "no-store"}
+        return found | ({"X-Safexplain-Uncertified": "true"} if self.answer.uncertified else {})
 
 
-Operation = Callable[..., Reply]
-"""(service, payload, client, *, plain=True) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
+Operation = Callable[[Service, Any, str], Reply]
+"""(service, payload, client) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
 
 
-def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
+def explain_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"explanations": [...]}, of the class that the model predicts for each.
 
     There are `probabilities` too where the service was told to give them.
@@ -228,23 +226,22 @@ def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
         service: which.
         payload: decoded JSON.
         client: who asks.
-        plain: lists; False: NumPy arrays, for writers that take them.
 
     Raises:
         RequestError: anything but instances, or what cannot be explained.
         SafexplainError: see `Service.explain`.
     """
     answer = service.explain(_instances(payload), client=client)
-    return Reply.of({"explanations": answer.explanation, **_beside(answer)}, answer, plain)
+    return Reply({"explanations": answer.explanation, **_beside(answer)}, answer)
 
 
-def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
+def predict_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
     answer = service.predict(_instances(payload), client=client)
-    return Reply.of({"predictions": answer.label, **_beside(answer)}, answer, plain)
+    return Reply({"predictions": answer.label, **_beside(answer)}, answer)
 
 
-def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
+def infer_v2(service: Service, payload: Any, client: str) -> Reply:
     """A V2 inference request with the tensor `input` -> a response with the tensors `explanation` and `label`.
 
     There is `probabilities` too where the service was told to give it. A request may choose by `outputs` which of them
@@ -258,7 +255,7 @@ def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True)
         content["id"] = request.id
     content["outputs"] = [_output(answer, name) for name in wanted]
     content["parameters"] = {"certificate": answer.certificate} | ({"uncertified": True} if answer.uncertified else {})
-    return Reply.of(content, answer, plain)
+    return Reply(content, answer)
 
 
 def metadata_v2(service: Service) -> dict[str, Any]:
@@ -313,12 +310,3 @@ def _beside(answer: Answer) -> dict[str, Any]:
     """What a V1 answer has beside what was asked for: probabilities, and that it is uncertified, where that is so."""
     given: dict[str, Any] = {} if answer.probabilities is None else {PROBABILITIES: answer.probabilities}
     return given | ({"uncertified": True} if answer.uncertified else {})
-
-
-def _plain(value: Any) -> Any:
-    """With lists for NumPy arrays."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
