@@ -26,6 +26,7 @@ ledger_app = typer.Typer(
 )
 
 NO_LIMIT = "no limit", "no limit"
+BY_SERVICE = "by service", "by service"
 
 Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, postgresql://..., or a path.")]
 
@@ -46,13 +47,14 @@ def show_command(
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
         charges = deque(opened.charges(principal) if principal is not None else (), maxlen=10)
-        trainings = opened.trainings()
+        trainings, services = opened.trainings(), opened.services()
         unknown = principal is not None and accounts[0].principal not in {a.principal for a in opened.accounts()}
         total = opened.total()
         checked = opened.verify() if verify else None
     if json_:
         content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
         content["trainings"] = [{**charge_as_json(c), "statement": s.to_dict()} for c, s in trainings]
+        content["services"] = services
         if principal is not None:
             content["charges"] = [charge_as_json(c) for c in charges]
         if checked is not None:
@@ -61,7 +63,7 @@ def show_command(
         return 0
     console = Console()
     shown = accounts if principal is not None else [*accounts, total]
-    counts = any(account.questions or account.most_questions for account in accounts)
+    counts = bool(services) or any(account.questions or account.most_questions for account in accounts)
     if not counts or any(account.epsilon or account.charges for account in accounts):
         sums = ("spent", "remaining", "budget", "delta", "charges")
         table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
@@ -76,9 +78,13 @@ def show_command(
     if counts:
         table = result_table("Distinct questions", ("principal", "period", "renews"), ("asked", "remaining", "limit"))
         for a in shown:
-            left, limit = NO_LIMIT if (n := a.most_questions) is None else (f"{max(0, n - a.questions):,}", f"{n:,}")
+            n, unlimited = a.most_questions, BY_SERVICE if services and a.principal else NO_LIMIT
+            left, limit = unlimited if n is None else (f"{max(0, n - a.questions):,}", f"{n:,}")
             table.add_row(*_whose(a), f"{a.questions:,}", left, limit)
         console.print(table)
+    for name, limits in services.items():
+        about = ", ".join(f"{limit} {'none' if value is None else value}" for limit, value in limits.items())
+        console.print(f"Service {name}, for each client: {about}", highlight=False, markup=False, soft_wrap=True)
     if unknown:
         console.print("This principal was never charged or granted anything, and never asked.", highlight=False)
     for charge in charges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -17,7 +18,19 @@ from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.inspection import replacing, verify, write_charges
 from safexplain.ledger.questions import Asking, Looks, Most, Seen, check_digests, count, counts, known, seen
-from safexplain.ledger.records import Account, Answer, Charge, Grant, begins, charges, described, grants, named, text
+from safexplain.ledger.records import (
+    Account,
+    Answer,
+    Charge,
+    Grant,
+    as_json,
+    begins,
+    charges,
+    described,
+    grants,
+    named,
+    text,
+)
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute, identity_of, keyed
@@ -399,6 +412,31 @@ class Ledger:
         if self._secret is None:
             _, self._secret = identity_of(self._storage.read)
         return keyed(self._secret, digest)
+
+    def served(self, name: str, limits: Mapping[str, Any]) -> None:
+        """Store what a service that uses this ledger enforces for each client, in place of what it stored before.
+
+        `safexplain ledger show` prints it; the ledger itself does not enforce it.
+
+        Args:
+            name: of the service.
+            limits: JSON types, as {"questions": 200, "period": "week"}.
+
+        Raises:
+            InputError: a name that no database keeps, or other types.
+            LedgerError: the database cannot be written.
+        """
+        row = (text("name", name), as_json("limits", limits))
+        with self._storage.transaction() as execute:
+            execute(
+                "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits",
+                row,
+            )
+
+    def services(self) -> dict[str, dict[str, Any]]:
+        """What each service `served`, by its name."""
+        rows = self._storage.read("SELECT name, limits FROM ledger_services ORDER BY name")
+        return {name: json.loads(limits) for name, limits in rows}
 
     def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
         """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""

@@ -231,8 +231,16 @@ def text(name: str, value: Any) -> str:
 
 def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
     """What is recorded beside a release."""
+    return text("mechanism", mechanism), as_json("parameters", parameters or {})
+
+
+def as_json(name: str, value: Mapping[str, Any]) -> str:
+    """A mapping as it is stored.
+
+    Raises:
+        InputError: it is not of JSON types.
+    """
     try:
-        written = json.dumps(dict(parameters), sort_keys=True, allow_nan=False) if parameters else "{}"
+        return json.dumps(dict(value), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"parameters: expected a mapping of JSON types without NaN or infinity ({error})") from None
-    return text("mechanism", mechanism), written
+        raise InputError(f"{name}: expected a mapping of JSON types without NaN or infinity ({error})") from None

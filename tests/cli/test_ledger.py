@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from safexplain.cli import _run
+from safexplain.errors import InputError
 from safexplain.ledger import BudgetExhausted, Ledger
+from safexplain.ledger.questions import Most
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -171,3 +174,22 @@ def test_a_training_is_charged_from_its_statement_once_and_shown_in_a_line_of_it
     assert [t["statement"]["weights"] for t in content["trainings"]] == ["a" * 64]
     assert (content["total"]["trainings"], content["total"]["training_epsilon"]) == (1, 0.5)
     assert run("training", database, file, "--adjacency", "both") == 2
+
+
+def test_what_services_enforce_is_shown_where_the_ledger_has_no_limit_of_its_own(tmp_path, capfd):
+    path = f"sqlite:///{tmp_path}/served.db"
+    with Ledger(path, questions=math.inf) as ledger:
+        ledger.served("scoring", {"questions": 20})
+        ledger.served("credit", {"questions": 200, "period": "week", "looks": None})
+        ledger.served("scoring", {"questions": 30})  # started again
+        ledger.ask("ann", [b"1"], most=[Most(200, "week")])
+        with pytest.raises(InputError, match="limits: expected a mapping of JSON types"):
+            ledger.served("credit", {"questions": math.inf})
+    assert run("show", path) == 0
+    printed = capfd.readouterr().out
+    assert "Service credit, for each client: looks none, period week, questions 200\n" in printed
+    assert "Service scoring, for each client: questions 30\n" in printed
+    assert [line.count("by service") for line in printed.splitlines() if "ann" in line] == [2]
+    assert run("show", path, "--json") == 0
+    services = json.loads(capfd.readouterr().out)["services"]
+    assert services == {"credit": {"questions": 200, "period": "week", "looks": None}, "scoring": {"questions": 30}}

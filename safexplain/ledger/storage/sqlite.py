@@ -34,7 +34,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.storage import Rows, Storage
@@ -199,7 +199,51 @@ class FileQueue:
             self._file = None
 
 
-class SqliteStorage(Storage):
+class LocalStorage(Storage):
+    """What a database in a file and one in memory share; the clock is that of the process, unless one is given."""
+
+    identity = "INTEGER PRIMARY KEY"
+    _has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'"
+
+    def __init__(self, name: str, address: str, timeout: float, clock: Callable[[], int] | None) -> None:
+        self._clock = clock or PROCESS_CLOCK
+        super().__init__(name, address, timeout)
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """See Storage."""
+        with self.guard, explained(self.name):
+            return _run(self._open(), sql, parameters)
+
+    def lock(self, execute: Execute) -> int:
+        """See Storage; nobody else writes anyway."""
+        return self._clock()
+
+    def now(self) -> int:
+        """See Storage."""
+        return self._clock()
+
+    def backup(self, path: Path) -> None:
+        """See Storage; SQLite copies page by page and begins again where others write."""
+        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
+            self._open().backup(copy)
+
+    def _open(self) -> sqlite3.Connection:
+        return cast("sqlite3.Connection", self._connection)
+
+    @contextmanager
+    def _committed(self, connection: sqlite3.Connection) -> Iterator[Execute]:
+        """A transaction, not yet durable."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield partial(_run, connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+
+class SqliteStorage(LocalStorage):
     """A file, by its absolute path.
 
     Args:
@@ -208,13 +252,9 @@ class SqliteStorage(Storage):
         clock: microseconds since 1970; None for the clock of the process.
     """
 
-    identity = "INTEGER PRIMARY KEY"
-    _has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'"
-
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
         self.path = path
-        self._clock = clock or PROCESS_CLOCK
-        super().__init__(str(path), f"sqlite:///{path}", timeout)
+        super().__init__(str(path), f"sqlite:///{path}", timeout, clock)
         self.files = (path, *map(self._beside, ("-wal", "-shm", "-queue")))
 
     def _start(self) -> None:
@@ -223,11 +263,6 @@ class SqliteStorage(Storage):
         self._file: FileIdentity | None = None
         self._log: int | None = None
         self._log_file: FileIdentity | None = None
-
-    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """See Storage."""
-        with self.guard, explained(self.name):
-            return _run(self._open(), sql, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
@@ -238,21 +273,11 @@ class SqliteStorage(Storage):
             if not self._queue.acquire(until - time.monotonic()):
                 raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                try:
-                    yield partial(_run, connection)
-                    connection.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                    raise
+                with self._committed(connection) as execute:
+                    yield execute
             finally:
                 self._queue.release()
         self.sync()
-
-    def lock(self, execute: Execute) -> int:
-        """See Storage; nobody else writes anyway."""
-        return self._clock()
 
     def sync(self) -> None:
         """See Storage; after it every commit that was seen is durable."""
@@ -277,10 +302,6 @@ class SqliteStorage(Storage):
                         " writes the log's content into the database, and start again"
                     )
 
-    def now(self) -> int:
-        """See Storage."""
-        return self._clock()
-
     def close(self) -> None:
         """See Storage."""
         with self.guard:
@@ -302,15 +323,10 @@ class SqliteStorage(Storage):
             check_folder(self.path.parent)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
 
-    def backup(self, path: Path) -> None:
-        """See Storage; SQLite copies page by page and begins again where others write."""
-        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
-            self._open().backup(copy)
-
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
 
-    def _open(self) -> Any:
+    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             if not self.path.exists():
                 raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
@@ -331,7 +347,7 @@ class SqliteStorage(Storage):
                 f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
                 " left of it here. Put it back, or restore it from a backup, and start again"
             )
-        return self._connection
+        return super()._open()
 
     def _make_private(self) -> None:
         """Keep other users from all files, of which an older safexplain let them read all."""
@@ -360,7 +376,7 @@ class SqliteStorage(Storage):
         self.close()
 
 
-class MemoryStorage(Storage):
+class MemoryStorage(LocalStorage):
     """A database in memory, for what need not outlive the process; a forked child goes on with a copy.
 
     Args:
@@ -368,49 +384,21 @@ class MemoryStorage(Storage):
         clock: microseconds since 1970; None for the clock of the process.
     """
 
-    identity = SqliteStorage.identity
     lasting = False
-    _has_tables = SqliteStorage._has_tables
 
     def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
-        self._clock = clock or PROCESS_CLOCK
-        super().__init__("in memory", "memory:", timeout)
+        super().__init__("in memory", "memory:", timeout, clock)
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._connection.close)
-
-    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """See Storage."""
-        with self.guard, explained(self.name):
-            return _run(self._connection, sql, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
         """See Storage; nothing makes it durable."""
-        with self._alone(), explained(self.name):
-            self._connection.execute("BEGIN")
-            try:
-                yield partial(_run, self._connection)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def lock(self, execute: Execute) -> int:
-        """See Storage; nobody else writes anyway."""
-        return self._clock()
+        with self._alone(), explained(self.name), self._committed(self._open()) as execute:
+            yield execute
 
     def sync(self) -> None:
         """See Storage; there is no disk."""
-
-    def now(self) -> int:
-        """See Storage."""
-        return self._clock()
-
-    def backup(self, path: Path) -> None:
-        """See Storage."""
-        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
-            self._connection.backup(copy)
 
     def close(self) -> None:
         """Nothing: what is in memory is kept as long as this object."""
