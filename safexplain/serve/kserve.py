@@ -1,39 +1,33 @@
-"""KServe (0.20 and 0.21): a model that its `ModelServer` serves, and a command for a container.
+"""KServe (0.20 and 0.21): a model that its `ModelServer` serves over HTTP, and a command for a container.
 
-    kserve.ModelServer().start([HardenedModel(Service.load("model.pt2", "certificate.json"))])
+    kserve.ModelServer(enable_grpc=False).start([HardenedModel(Service.load("model.pt2", "certificate.json"))])
     python -m safexplain.serve.kserve --model model.pt2 --certificate certificate.json --http_port 8080
 
-    POST /v1/models/model:explain, :predict    POST /v2/models/model/infer    gRPC ModelInfer (V2)
+    POST /v1/models/model:explain, :predict    POST /v2/models/model/infer
 
-Questions over HTTP are answered by the routes of `safexplain.serve.http`, which `HardenedModel` registers before
-KServe's own: these copy the headers of a request into the answer (`DataPlane.explain`: `response_headers = headers`),
+All questions are answered by the routes of `safexplain.serve.http`, which `HardenedModel` registers before KServe's
+own: these copy the headers of a request into the answer (`DataPlane.explain`: `response_headers = headers`),
 Authorization and cookies included, drop the fields of a V2 request that they do not know, and write exceptions into
-responses. KServe's hook `predict` answers gRPC alone.
+responses. KServe has no gRPC for explanations, so there is none here; MLServer has V2 over gRPC.
 
-A container has one process (`--workers 1`): scale by replicas, which share a ledger and Redis.
+A container has one process (`--workers 1`): scale by replicas, which share a ledger.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from safexplain.errors import MissingExtraError, RequestError, SafexplainError
+from safexplain.errors import MissingExtraError, SafexplainError
 from safexplain.serve.http import router
-from safexplain.serve.inputs import client_of
-from safexplain.serve.loading import SETTINGS
-from safexplain.serve.protocol import Intake, infer_v2, metadata_v2, refused
-from safexplain.serve.service import Service
+from safexplain.serve.service import SETTINGS, Service
 
 try:
     import kserve
     from fastapi import HTTPException
-    from grpc import StatusCode
-    from grpc_interceptor.exceptions import GrpcException
     from kserve import model_server
 except ImportError as error:
     raise MissingExtraError(
@@ -42,13 +36,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["HardenedModel", "main"]
-
-_STATUS = {
-    403: StatusCode.PERMISSION_DENIED,
-    429: StatusCode.RESOURCE_EXHAUSTED,
-    500: StatusCode.INTERNAL,
-    503: StatusCode.UNAVAILABLE,
-}
 
 
 class HardenedModel(kserve.Model):  # type: ignore[misc]
@@ -60,53 +47,26 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         super().__init__(service.name)
-        self.service, self.intake = service, Intake(service)
+        self.service = service
         self.ready = True
 
     def start(self) -> None:
         """Register the routes of the service, before KServe registers its own; `ModelServer.start` calls this."""
         super().start()
         routes = router(self.service)
-        routes.add_api_route(f"/v2/models/{self.name}/versions/{{version}}/infer", _no_version, methods=["POST"])
+        # KServe's route for versions would write a request that it cannot read into the log
+        routes.add_api_route(f"/v2/models/{self.name}/versions/{{version}}/infer", self.refuse, methods=["POST"])
         model_server.app.include_router(routes)
 
-    async def healthy(self) -> bool:
-        """Whether the service can answer."""
-        return self.ready and (await asyncio.to_thread(self.service.ready))["status"] != "unavailable"
+    async def refuse(self) -> None:
+        """Raise HTTPException (404), which says where questions are answered."""
+        raise HTTPException(404, f"{self.name} answers at the routes of safexplain over HTTP, and nowhere else")
 
-    async def explain(self, payload: Any, headers: dict[str, str] | None = None) -> NoReturn:
-        """Nothing: KServe would copy the headers of the request into the answer."""
-        raise HTTPException(404, f"{self.name} answers over HTTP under its own name alone")
+    async def __call__(self, *question: Any, **named: Any) -> None:
+        """`refuse`, whichever of KServe's own endpoints it came by, gRPC included."""
+        await self.refuse()
 
-    async def predict(self, payload: Any, headers: dict[str, str] | None = None, response_headers: Any = None) -> Any:
-        """The V2 tensor `input` -> `explanation` and `label`, over gRPC.
-
-        Raises:
-            GrpcException: it is not answered; the details are for the client.
-            HTTPException: it came by one of KServe's own routes.
-        """
-        if not (isinstance(payload, kserve.InferRequest) and payload.from_grpc):
-            return await self.explain(payload)
-        client = ""
-        try:
-            client = client_of([value for name, value in (headers or {}).items() if name == "x-client-id"])
-            reply = await self.intake.answer(client, lambda: infer_v2(self.service, _payload(payload), client))
-        except Exception as error:
-            problem = refused(self.service, "infer", client, error)
-        else:
-            outputs = [kserve.InferOutput(**one) for one in reply.content.pop("outputs")]
-            named = reply.content.pop("id", "")
-            return kserve.InferResponse(response_id=named, infer_outputs=outputs, **reply.content)
-        status = _STATUS.get(problem.status, StatusCode.INVALID_ARGUMENT)
-        raise GrpcException(status_code=status, details=problem.detail)
-
-    def get_input_types(self) -> list[dict[str, Any]]:
-        """The tensor `input`."""
-        return list(metadata_v2(self.service)["inputs"])
-
-    def get_output_types(self) -> list[dict[str, Any]]:
-        """The tensors `explanation` and `label`."""
-        return list(metadata_v2(self.service)["outputs"])
+    explain = predict = __call__
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -114,46 +74,21 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
         )
 
 
-async def _no_version() -> None:
-    """In the place of KServe's route, which answers the same after it has written what it cannot read into the log."""
-    raise HTTPException(501, "versions of a model cannot be asked for")
-
-
-def _payload(request: kserve.InferRequest) -> dict[str, Any]:
-    """The JSON of a V2 request that KServe has read, gRPC's raw contents included."""
-    payload: dict[str, Any] = {"inputs": [], "parameters": dict(request.parameters or {}), "id": request.id or ""}
-    for tensor in request.inputs:
-        try:
-            data = tensor.data if tensor.data else tensor.as_numpy().reshape(-1)
-        except Exception:
-            raise RequestError(f"{tensor.name:.80}: the contents do not fit shape and datatype", field="data") from None
-        one = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
-        payload["inputs"].append({**one, "parameters": dict(tensor.parameters or {})})
-    if request.request_outputs:
-        payload["outputs"] = [{"name": o.name, "parameters": o.parameters or {}} for o in request.request_outputs]
-    return payload
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve a model with KServe: the command of a container.
+    """Serve a model with KServe, without gRPC: the command of a container.
 
-    Besides KServe's own options there are those of `Service.load` that say where something is; all others are read from
-    the environment variable SAFEXPLAIN_SERVE, a JSON object.
+    Its options are KServe's own and those below; all other arguments of `Service.load` are read from the environment
+    variable SAFEXPLAIN_SERVE, a JSON object. What cannot be served ends the process with 2, and is said in a line.
     """
     parser = argparse.ArgumentParser(prog="python -m safexplain.serve.kserve", parents=[model_server.parser])
     own = parser.add_argument_group(f"what is served (other arguments of Service.load: {SETTINGS}, as JSON)")
-    files = {
-        "model": "the model's file",
-        "certificate": "its certificate",
-        "public_key": "of who signed the certificate (PEM)",
-        "public": "public rows",
-        "ledger": "URL of the ledger that counts questions; several replicas share one",
-    }
-    for name, said in files.items():
-        own.add_argument(f"--{name}", help=said)
+    own.add_argument("--model", help="the model's file")
+    own.add_argument("--certificate", help="its certificate")
+    own.add_argument("--ledger", help="URL of the ledger that counts questions; several replicas share one")
     given = parser.parse_args(arguments)
+    files = {"model": given.model, "certificate": given.certificate, "ledger": given.ledger}
+    named = {name: value for name, value in files.items() if value is not None}
     try:
-        named = {name: getattr(given, name) for name in files if getattr(given, name) is not None}
         settings = {"name": given.model_name, **json.loads(os.environ.get(SETTINGS) or "{}"), **named}
     except (ValueError, TypeError):
         parser.exit(2, f"not served: {SETTINGS}: expected a JSON object\n")
@@ -162,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (SafexplainError, TypeError) as error:
         parser.exit(2, f"not served: {error}\n")
     with service:
-        server = kserve.ModelServer(http_port=given.http_port, grpc_port=given.grpc_port, workers=given.workers)
+        server = kserve.ModelServer(http_port=given.http_port, workers=given.workers, enable_grpc=False)
         server.start([HardenedModel(service)])
 
 
