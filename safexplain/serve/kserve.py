@@ -30,10 +30,7 @@ try:
     from fastapi import HTTPException
     from kserve import model_server
 except ImportError as error:
-    raise MissingExtraError(
-        f'serving with KServe needs {error.name}, which is not installed: pip install "safexplain[kserve]"',
-        name=error.name,
-    ) from error
+    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[kserve]"', name=error.name) from error
 
 __all__ = ["HardenedModel", "main"]
 

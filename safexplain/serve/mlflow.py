@@ -8,13 +8,11 @@
     mlflow models serve --model-uri release --env-manager local --port 5000    # POST /invocations
 
 The key comes from the environment of whoever loads (SAFEXPLAIN_NOISE_KEY). What is saved is code of two lines ("models
-from code") beside the files, so that nothing pickled is loaded. The signature names the parameters and leaves the
-inputs to the service: MLflow's check would refuse float64 where it was told float32, and quote the rows it refuses.
+from code") beside the files, so that nothing pickled is loaded.
 
 MLflow's scoring server writes the rows of a refused request, and the traceback of a failed one, into its answer, drops
 fields that it does not know, reads Parquet (of which 10 KB can hold 3 GB), and hands no header to the model. So the
-`/invocations` of a hardened model, and of no other, is answered here instead, as `safexplain.serve.http` answers: JSON
-alone, what is not listed is refused, the client is that of `X-Client-Id`, errors are problem+json (RFC 9457). In a
+`/invocations` of a hardened model, and of no other, is answered by `safexplain.serve.http`, as on other platforms. In a
 server in which that cannot be done the model does not load.
 """
 
@@ -22,11 +20,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import tempfile
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import fields
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -35,9 +34,10 @@ from typing import Any
 import numpy as np
 
 from safexplain._versions import VERSION
-from safexplain.errors import ConfigurationError, InputError, MissingExtraError, RefusedError, RequestError
+from safexplain.errors import ConfigurationError, MissingExtraError, RefusedError, RequestError
 from safexplain.serve.http import respond
 from safexplain.serve.inputs import ANONYMOUS, numbers
+from safexplain.serve.loading import Options
 from safexplain.serve.protocol import Intake, Reply, Strict, checked
 from safexplain.serve.service import Service
 
@@ -45,26 +45,30 @@ try:
     import mlflow
     from mlflow import pyfunc
     from mlflow.exceptions import MlflowException
+    from mlflow.models import Model, ModelSignature
     from mlflow.pyfunc import scoring_server
+    from mlflow.types.schema import DataType, ParamSchema, ParamSpec
 except ImportError as error:
-    raise MissingExtraError(
-        f'serving by MLflow needs {error.name}, which is not installed: pip install "safexplain[mlflow]"',
-        name=error.name,
-    ) from error
+    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[mlflow]"', name=error.name) from error
 
-CODE = """import mlflow
-
+CODE = """from mlflow.models import set_model
 from safexplain.serve.mlflow import HardenedModel
 
-mlflow.models.set_model(HardenedModel())
+set_model(HardenedModel())
 """
 """What is saved as the model: MLflow runs it on loading, and hands the artefacts to `HardenedModel.load_context`."""
 
-SETTINGS = (
-    *("arch", "batch_rows", "device", "input_range", "input_shape", "ledger", "limits", "most_rows", "public_key"),
-    *("timeout", "trust_pickle"),
+SETTINGS = sorted(
+    {field.name for field in fields(Options)}
+    - {"model", "certificate", "public", "key"}  # artefacts, and what is secret
+    - {"uncertified", "explainer", "hardening", "probabilities", "name", "watch"}  # other ways to serve
 )
-"""What `model_config` may name: the arguments of `Service.load` that are neither artefacts nor secret."""
+"""What `model_config` may name: arguments of `Service.load`."""
+
+SIGNATURE = ModelSignature(
+    params=ParamSchema([ParamSpec("explain", DataType.boolean, False), ParamSpec("client", DataType.string, "")])
+)
+"""Parameters and defaults; of inputs nothing, as MLflow would refuse float64 beside float32, and quote the rows."""
 
 FORMATS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 """Fields of a request, exactly one of which holds the rows; beside it only `params` is allowed."""
@@ -93,17 +97,14 @@ class Invocation(Strict):
     instances: Any = None
     dataframe_split: Split | None = None
     dataframe_records: list[dict[str, Any]] | None = None
-    params: Params | None = None
+    params: Params = Params()
 
 
 class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
-    """A service behind MLflow's `predict`: labels, or with `params={"explain": True}` hardened maps.
-
-    Attributes:
-        service: made on loading.
-    """
+    """A service behind MLflow's `predict`: labels, or with `params={"explain": True}` hardened maps."""
 
     service: Service
+    """Made on loading."""
 
     def load_context(self, context: Any) -> None:
         """Make the service of the artefacts; `model_config` says where questions are counted, and how many are allowed.
@@ -163,80 +164,40 @@ def save_model(
         options: For `mlflow.pyfunc.save_model`: `pip_requirements`, `code_paths`, `metadata`, ...
 
     Raises:
-        InputError: a file does not exist.
-        ConfigurationError: `model_config` or `options` hold what they must not.
+        FileNotFoundError: there is no such file; nothing is written.
+        ConfigurationError: `model_config` holds what it must not.
+        TypeError: `options` hold what follows from the files (`signature`), or `input_example`, which is a row.
     """
-    with _saving(model_file, certificate, public, model_config, options) as arguments:
-        pyfunc.save_model(path=str(path), **arguments)
+    files = {"model": model_file, "certificate": certificate, "public": public}
+    artifacts = {what: str(Path(file).resolve(strict=True)) for what, file in files.items() if file is not None}
+    needed = [f"safexplain[mlflow]=={VERSION}", f"torch=={version('torch').partition('+')[0]}"]
+    config = dict.fromkeys(SETTINGS) | _settings(model_config or {})  # only what is there can be set on loading
+    saving = _SAVING.set(True)
+    try:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*input example was not provided")
+            code = Path(folder) / "hardened_model.py"
+            code.write_text(CODE)
+            pyfunc.save_model(
+                path=str(path),
+                python_model=str(code),
+                artifacts=artifacts,
+                signature=SIGNATURE,
+                input_example=None,
+                model_config=config,
+                **{"pip_requirements": needed, **options},
+            )
+    finally:
+        _SAVING.reset(saving)
 
 
-def log_model(
-    name: str,
-    model_file: str | Path,
-    certificate: str | Path,
-    *,
-    public: str | Path | None = None,
-    model_config: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Any:
-    """`save_model` into the active run, under this name: `ModelInfo`. `options` may hold `registered_model_name`."""
-    with _saving(model_file, certificate, public, model_config, options) as arguments:
-        return pyfunc.log_model(name=name, **arguments)
+def log_model(name: str, model_file: str | Path, certificate: str | Path, **options: Any) -> Any:
+    """`save_model` into the active run, under this name, with the same options and errors: MLflow's `ModelInfo`.
 
-
-@contextmanager
-def _saving(
-    model_file: str | Path,
-    certificate: str | Path,
-    public: str | Path | None,
-    model_config: Mapping[str, Any] | None,
-    options: Mapping[str, Any],
-) -> Iterator[dict[str, Any]]:
-    """Arguments for MLflow, while the code that it copies lies in a temporary folder."""
-    files = {"model": Path(model_file), "certificate": Path(certificate)}
-    if public is not None:
-        files["public"] = Path(public)
-    for what, file in files.items():
-        if not file.is_file():
-            raise InputError(f"{what}: expected a file, there is none at {file}")
-    if len({file.name for file in files.values()}) < len(files):
-        raise InputError(
-            "MLflow stores model, certificate and public rows in one folder: give their files different names"
-        )
-    for taken in ("python_model", "artifacts", "signature", "loader_module", "data_path", "input_example"):
-        if taken in options:
-            raise ConfigurationError(f"{taken} follows from the model file and its certificate; leave it out")
-    _settings(model_config or {})
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*input example was not provided")  # it would store rows
-        code = Path(folder) / "hardened_model.py"
-        code.write_text(CODE)
-        arguments = {
-            "python_model": str(code),
-            "artifacts": {what: str(file.resolve()) for what, file in files.items()},
-            # only what is there can be set on loading
-            "model_config": dict.fromkeys(SETTINGS) | dict(model_config or {}),
-            "signature": _signature(),
-            "pip_requirements": [
-                f"safexplain[mlflow]=={VERSION}",
-                f"torch=={version('torch').partition('+')[0]}",
-            ],
-            **options,
-        }
-        saving = _SAVING.set(True)
-        try:
-            yield arguments
-        finally:
-            _SAVING.reset(saving)
-
-
-def _signature() -> Any:
-    """The parameters and their defaults; of the inputs nothing, see the module."""
-    from mlflow.models import ModelSignature
-    from mlflow.types.schema import DataType, ParamSchema, ParamSpec
-
-    parameters = [ParamSpec("explain", DataType.boolean, False), ParamSpec("client", DataType.string, "")]
-    return ModelSignature(params=ParamSchema(parameters))
+    `options` may hold those of `mlflow.pyfunc.log_model`, too: `registered_model_name`, `tags`, ...
+    """
+    here = sys.modules[__name__]  # MLflow calls its `save_model`
+    return Model.log(None, here, name=name, model_file=model_file, certificate=certificate, **options)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,43 +206,37 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: something else than `SETTINGS`.
     """
-    if "key" in config:
+    given = {name: value for name, value in config.items() if value is not None}
+    if unknown := sorted(given.keys() - SETTINGS):
         raise ConfigurationError(
-            "model_config is stored and shown in plain text, so it holds no key: set SAFEXPLAIN_NOISE_KEY where the "
-            "model is loaded"
+            f"model_config: expected {', '.join(SETTINGS)}; got {', '.join(map(repr, unknown))} "
+            "(it is stored and shown in plain text; a key is set where the model is loaded, by SAFEXPLAIN_NOISE_KEY)"
         )
-    if unknown := sorted(set(config) - set(SETTINGS)):
-        raise ConfigurationError(f"model_config: expected {', '.join(SETTINGS)}; got {', '.join(map(repr, unknown))}")
-    return {name: value for name, value in config.items() if value is not None}
+    return given
 
 
 def _guard() -> None:
-    """Put `_answering` in the place of the scoring server's own handling of errors.
+    """Have `/invocations` of a hardened model answered here, and that of any other by MLflow as ever.
 
-    `scoring_server.init`, which makes the server's application, asks for it after the model was loaded.
+    `scoring_server.init`, which makes the server's application after the model was loaded, wraps the handler of
+    `/invocations` in the decorator that is replaced here.
 
     Raises:
-        RefusedError: this process is a scoring server, and has no such place.
+        RefusedError: this process is a scoring server, and has no such decorator.
     """
     name = "_async_catch_mlflow_exception"
     original = getattr(scoring_server, name, None)
-    if original is None:
-        if "__pyfunc_model_path__" in os.environ:
-            raise RefusedError(
-                f"MLflow {mlflow.__version__} puts rows and tracebacks into its answers, and there is "
-                "no known way to stop this version: use one that docs/platforms.md names, or `safexplain serve`"
-            )
-    elif not hasattr(original, "of_safexplain"):
-        setattr(scoring_server, name, _answering(original))
+    if original is None and "__pyfunc_model_path__" in os.environ:
+        raise RefusedError(
+            f"MLflow {mlflow.__version__} puts rows and tracebacks into its answers, and there is no known way to stop "
+            "this version: use one that docs/platforms.md names, or `safexplain serve`"
+        )
+    if original is None or original.__module__ == __name__:
+        return
 
-
-def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for the handler of `/invocations`: `original`, unless it serves a hardened model."""
-
-    def decorate(handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        model = inspect.getclosurevars(handler).nonlocals.get("model")
+    def catching(handler: Callable[[Any], Awaitable[Any]]) -> Any:
         try:
-            hardened = model.unwrap_python_model() if model is not None else None
+            hardened = inspect.getclosurevars(handler).nonlocals["model"].unwrap_python_model()
         except (AttributeError, MlflowException):
             hardened = None
         if not isinstance(hardened, HardenedModel):
@@ -294,21 +249,13 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
 
         return answer
 
-    decorate.of_safexplain = True  # type: ignore[attr-defined]
-    return decorate
+    setattr(scoring_server, name, catching)
 
 
 def invoke(service: Service, payload: Any, client: str) -> Reply:
     """One of `FORMATS`, and `params` with `explain` -> {"predictions": labels, or hardened maps}.
 
-    Args:
-        service: which.
-        payload: decoded JSON.
-        client: who asks; over HTTP no parameter says so.
-
-    Raises:
-        RequestError: anything else; the words name the field.
-        SafexplainError: see `Service.explain`.
+    Arguments and errors as `explain_v1`; no parameter says who asks.
     """
     request = checked(Invocation, payload)
     given = [name for name in FORMATS if getattr(request, name) is not None]
@@ -322,6 +269,6 @@ def invoke(service: Service, payload: Any, client: str) -> Reply:
         if any(row.keys() != set(names) for row in rows):
             raise RequestError("dataframe_records: expected rows with the same columns", field="dataframe_records")
         rows = [[row[name] for name in names] for row in rows]
-    explain = request.params is not None and request.params.explain
-    answer = (service.explain if explain else service.predict)(numbers(rows, given[0]), client=client)
+    x, explain = numbers(rows, given[0]), request.params.explain
+    answer = (service.explain if explain else service.predict)(x, client=client)
     return Reply({"predictions": answer.explanation if explain else answer.label}, answer)

@@ -104,7 +104,7 @@ class TestMLServer(V2):
 
     def check_unread(self, server: Server) -> None:
         """MLServer's own error quotes a body to who sent it."""
-        assert b"0.845" not in server.logged()
+        assert b"0.8451" not in server.logged()
 
     def test_a_request_for_all_has_both_tensors_and_its_name(self, server, expected, noisy):
         x = noisy.rows[:2]
