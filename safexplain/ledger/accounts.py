@@ -488,7 +488,7 @@ def prepare(storage: Storage, given: Settings) -> Settings:
         raise ConfigurationError(
             "a ledger in memory would forget what was spent; it counts questions alone: questions= without epsilon="
         )
-    at = storage.version() if storage.exists() else None
+    at = storage.version()
     check_version(at)
     if at is None:
         given.completed()  # before a file is made

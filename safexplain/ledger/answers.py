@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safexplain._digest import sha256
@@ -12,7 +12,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.ledger.accounts import Balances, Entry
 from safexplain.ledger.records import Answer, Charge
 from safexplain.ledger.releases import Release, as_release, from_json, to_json
-from safexplain.ledger.storage.schema import CHUNK, Execute
+from safexplain.ledger.storage.schema import Execute, rows_of
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, by their keyed digests, all to be answered or none; one release for each.
+    """Questions of one principal, all to be answered or none.
 
-    `adjacency` is what the releases are about, "" where the ledger's is meant.
+    Args:
+        principal: who asks.
+        questions: their keyed digests; one may be asked several times.
+        wanted: of each, in the order in which they are asked first, what is charged where no answer to it exists.
     """
 
     principal: str
     questions: tuple[str, ...]
-    releases: tuple[Release, ...]
-    mechanism: str
-    parameters: str
-    adjacency: str = ""
+    wanted: Mapping[str, Entry]
 
     @classmethod
     def of(
@@ -57,51 +57,39 @@ class Batch:
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of them; for one there is `answer`")
         digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
-        if isinstance(release, Sequence):
-            releases = tuple(as_release(r) for r in release)
-        else:
-            releases = (as_release(release),) * len(digests)
-        if len(releases) != len(digests):
+        each = (
+            tuple(map(as_release, release)) if isinstance(release, Sequence) else (as_release(release),) * len(digests)
+        )
+        if len(each) != len(digests):
             raise ConfigurationError(
-                f"release: expected one, or {len(digests)} as there are questions, got {len(releases)}"
+                f"release: expected one, or {len(digests)} as there are questions, got {len(each)}"
             )
-        return cls(principal, digests, releases, mechanism, parameters, adjacency)
-
-    @property
-    def distinct(self) -> dict[str, int]:
-        """Digest -> position where it is asked first."""
-        return {digest: i for i, digest in reversed(list(enumerate(self.questions)))}
+        wanted: dict[str, Entry] = {}
+        for digest, one in zip(digests, each, strict=True):
+            wanted.setdefault(digest, Entry(one, mechanism, parameters, digest, adjacency=adjacency))
+        return cls(principal, digests, wanted)
 
     def look_up(self, execute: Execute) -> dict[str, Stored]:
         """Which of them are answered already."""
-        digests = sorted(self.distinct)
-        found: dict[str, Stored] = {}
-        for start in range(0, len(digests), CHUNK):
-            part = digests[start : start + CHUNK]
-            rows = execute(
-                "SELECT a.question, a.value, a.release, c.id FROM ledger_answers a LEFT JOIN ledger_charges c"
-                " ON c.question = a.question AND c.principal = ?"
-                f" WHERE a.question IN ({', '.join('?' * len(part))})",
-                (self.principal, *part),
-            )
-            found |= {q: Stored(text, from_json(release), number is not None) for q, text, release, number in rows}
-        return found
+        query = (
+            "SELECT a.question, a.value, a.release, c.id FROM ledger_answers a LEFT JOIN ledger_charges c"
+            " ON c.question = a.question AND c.principal = ? WHERE a.question IN"
+        )
+        rows = rows_of(execute, query, (self.principal,), self.wanted)
+        return {q: Stored(text, from_json(release), number is not None) for q, text, release, number in rows}
 
     def is_free(self, found: Mapping[str, Stored]) -> bool:
         """Whether this principal has been given every answer before."""
-        return all(q in found and found[q].owned for q in self.questions)
+        return all(q in found and found[q].owned for q in self.wanted)
 
     def entries(self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None) -> list[Entry]:
         """What is to be charged, in the order of the questions; `made` are new answers as JSON, None before."""
         entries = []
-        for q, i in sorted(self.distinct.items(), key=lambda item: item[1]):
-            stored = found.get(q)
-            if stored is None or not stored.owned:
-                text = stored.text if stored else (made or {}).get(q, "")
-                release = stored.release if stored else self.releases[i]
-                digest = sha256(text)
-                repeated = stored is not None
-                entries.append(Entry(release, self.mechanism, self.parameters, q, digest, repeated, self.adjacency))
+        for q, entry in self.wanted.items():
+            if (stored := found.get(q)) is None:
+                entries.append(replace(entry, digest=sha256((made or {}).get(q, ""))))
+            elif not stored.owned:
+                entries.append(replace(entry, release=stored.release, digest=sha256(stored.text), repeated=True))
         return entries
 
     def made(self, compute: Callable[[list[int]], Sequence[Any]], found: Mapping[str, Stored]) -> dict[str, str]:
@@ -110,7 +98,8 @@ class Batch:
         Raises:
             InputError: they are not JSON, or not as many as asked for.
         """
-        positions = sorted(i for q, i in self.distinct.items() if q not in found)
+        first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in found}
+        positions = sorted(first.values())
         if not positions:
             return {}
         given = compute(positions)
@@ -139,19 +128,15 @@ class Batch:
                     "INSERT INTO ledger_answers VALUES (?, ?, ?)",
                     (entry.question, made[entry.question], to_json(entry.release)),
                 )
-        texts = {**made, **{q: s.text for q, s in found.items()}}
-        return self._answers(texts, {c.question: c for c in charges})
+        return self.answers(found, made, charges)
 
-    def answers(self, found: Mapping[str, Stored]) -> tuple[Answer, ...]:
-        """Where all of them are free."""
-        return self._answers({q: s.text for q, s in found.items()}, {})
-
-    def _answers(self, texts: Mapping[str, str], charges: Mapping[str | None, Charge]) -> tuple[Answer, ...]:
-        first = self.distinct
-        return tuple(
-            Answer(json.loads(texts[q]), charges.get(q) if first[q] == i else None)
-            for i, q in enumerate(self.questions)
-        )
+    def answers(
+        self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
+    ) -> tuple[Answer, ...]:
+        """In the order of the questions; a charge stands where its question is asked first."""
+        texts = {**(made or {}), **{q: stored.text for q, stored in found.items()}}
+        charged = {c.question: c for c in charges}
+        return tuple(Answer(json.loads(texts[q]), charged.pop(q, None)) for q in self.questions)
 
 
 def question_digest(question: str | bytes) -> str:

@@ -25,10 +25,7 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.questions import wrong_questions
 from safexplain.ledger.records import Charge, begins
 from safexplain.ledger.releases import from_json, to_json
-from safexplain.ledger.storage.schema import Execute
-
-PAGE = 10_000
-"""Rows read at once."""
+from safexplain.ledger.storage.schema import Execute, paged
 
 COLUMNS = (
     "id", "time", "principal", "mechanism", "kind", "epsilon", "delta", "mu", "steps", "parameters", "period",
@@ -124,22 +121,21 @@ def _tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tal
     """How often each release was charged to each account in its period, the number of charges, and strays."""
     tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
-    count = last = 0
+    count = 0
     calendar = Settings.load(execute("SELECT name, value FROM ledger_settings", ())).period or ""
     query = "SELECT id, principal, period, release, repeated, time FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
-    while page := execute(query, (last, PAGE)):
-        count, last = count + len(page), page[-1][0]
-        for _, principal, period, release, repeated, time in page:
-            if principal == TOTAL:  # a training, which everybody is told of
-                begun = begins(calendar, time)
-                for name in (name for name, balance in stored.items() if name and balance.period == begun):
-                    tallies[name].count(release)
-            elif principal not in stored:
-                strays[principal] = None
-            elif stored[principal].period == period:
-                tallies[principal].count(release)
-            if not repeated:
-                tallies[TOTAL].count(release)
+    for _, principal, period, release, repeated, time in paged(execute, query):
+        count += 1
+        if principal == TOTAL:  # a training, which everybody is told of
+            begun = begins(calendar, time)
+            for name in (name for name, balance in stored.items() if name and balance.period == begun):
+                tallies[name].count(release)
+        elif principal not in stored:
+            strays[principal] = None
+        elif stored[principal].period == period:
+            tallies[principal].count(release)
+        if not repeated:
+            tallies[TOTAL].count(release)
     return tallies, count, [f"{name!r} has charges but no account" for name in strays]
 
 
@@ -181,14 +177,12 @@ def _unmatched(execute: Execute) -> list[str]:
         " (SELECT question FROM ledger_charges WHERE question IS NOT NULL) LIMIT 5",
         (),
     )
-    wrong, last = [f"the answer to {question[:12]}... was charged to nobody" for (question,) in orphans], 0
+    wrong = [f"the answer to {question[:12]}... was charged to nobody" for (question,) in orphans]
     query = (
         "SELECT c.id, c.digest, a.value FROM ledger_charges c LEFT JOIN ledger_answers a ON a.question = c.question"
         " WHERE c.question IS NOT NULL AND c.id > ? ORDER BY c.id LIMIT ?"
     )
-    while page := execute(query, (last, PAGE)):
-        last = page[-1][0]
-        for number, digest, value in page:
-            if value is None or sha256(value) != digest:
-                wrong.append(f"the answer of charge {number} is {'missing' if value is None else 'altered'}")
+    for number, digest, value in paged(execute, query):
+        if value is None or sha256(value) != digest:
+            wrong.append(f"the answer of charge {number} is {'missing' if value is None else 'altered'}")
     return wrong

@@ -7,30 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError
+from safexplain.ledger import records
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare, told
 from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.inspection import replacing, verify, write_charges
-from safexplain.ledger.questions import Asking, Looks, Most, Seen, check_digests, count, counts, known, seen
-from safexplain.ledger.records import (
-    Account,
-    Answer,
-    Charge,
-    Grant,
-    as_json,
-    begins,
-    charges,
-    described,
-    grants,
-    named,
-    text,
-)
+from safexplain.ledger.questions import Looks, Most, Seen, ask, check_digests, count, counts, known, seen
+from safexplain.ledger.records import Account, Answer, Charge, Grant, named
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute, identity_of, keyed
@@ -132,7 +120,7 @@ class Ledger:
         found, now = {row[0]: Balance.of(row) for row in rows}, self._storage.now()
         if TOTAL not in found or len(found) == 1:
             return []
-        begun = begins(self._settings.period or "", max(now, found[TOTAL].time))
+        begun = records.begins(self._settings.period or "", max(now, found[TOTAL].time))
         trainings, asked = told(self._storage.read, begun), counts(self._storage.read, begun)
         return [
             Balances.of(self._settings, found, name, now, lambda _: trainings).account(asked.get(name, 0), trainings)
@@ -147,11 +135,11 @@ class Ledger:
             principal: only of this one.
             since: only from this time on; without a time zone it is UTC.
         """
-        return charges(self._storage.read, None if principal is None else named(principal), since)
+        return records.charges(self._storage.read, None if principal is None else named(principal), since)
 
     def grants(self) -> list[Grant]:
         """Every budget that replaced another, oldest first."""
-        return grants(self._storage.read)
+        return records.grants(self._storage.read)
 
     def export(self, target: str | PathLike[str] | IO[str], format: str = "jsonl") -> int:
         """Write all charges; how many there were.
@@ -225,7 +213,7 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         what = as_release(release, epsilon, delta, mu)
-        entry = Entry(what, *described(mechanism, parameters), adjacency=_neighbours(adjacency))
+        entry = Entry(what, *records.described(mechanism, parameters), adjacency=_neighbours(adjacency))
         name = named(principal)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name).charged([entry])
@@ -341,7 +329,7 @@ class Ledger:
         """
         about = _neighbours(adjacency)
         name = named(principal)
-        batch = Batch.of(name, questions, release, *described(mechanism, parameters), about, self.keyed)
+        batch = Batch.of(name, questions, release, *records.described(mechanism, parameters), about, self.keyed)
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
             self._balances(self._storage.read, name).charged(batch.entries(found))
@@ -394,11 +382,9 @@ class Ledger:
         alike = None if looks is None else looks()
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name)
-            asking = Asking.of(execute, balances, asked, self._limits(balances, most), alike)
-            if asking.new:
-                asking.record(execute, alike)
-        self._remember(name, balances.mine.questions + len(asking.new))
-        return len(asking.new)
+            new = ask(execute, balances, asked, self._limits(balances, most), alike)
+        self._remember(name, balances.mine.questions + new)
+        return new
 
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under the secret of this ledger, 32 bytes: what it stores of a question.
@@ -426,7 +412,7 @@ class Ledger:
             InputError: a name that no database keeps, or other types.
             LedgerError: the database cannot be written.
         """
-        row = (text("name", name), as_json("limits", limits))
+        row = (records.text("name", name), records.as_json("limits", limits))
         with self._storage.transaction() as execute:
             execute(
                 "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits",
@@ -440,7 +426,7 @@ class Ledger:
 
     def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
         """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""
-        return seen(self._storage.read, named(principal), text("space", space), after)
+        return seen(self._storage.read, named(principal), records.text("space", space), after)
 
     @property
     def adjacency(self) -> str | None:
@@ -493,7 +479,7 @@ class Ledger:
             ConfigurationError: a value out of range, or neither epsilon nor questions.
             LedgerError: the database cannot be written.
         """
-        name, note = TOTAL if principal is None else named(principal), text("note", note)
+        name, note = TOTAL if principal is None else named(principal), records.text("note", note)
         if epsilon is None and (questions is None or delta is not None):
             raise ConfigurationError("grant: expected epsilon=, with or without delta=, or questions=, or both")
         if epsilon is not None:
@@ -536,9 +522,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from safexplain._validate import check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.ledger.accounts import Balances
 from safexplain.ledger.records import PERIODS, begins, renews
-from safexplain.ledger.storage.schema import CHUNK, Execute
-
-PAGE = 2000
-"""Rows read at once."""
+from safexplain.ledger.storage.schema import CHUNK, Execute, paged, rows_of
 
 LONGEST = 64
 """Bytes of a digest, at most."""
@@ -109,30 +106,18 @@ def check_digests(digests: Sequence[bytes]) -> list[bytes]:
 
 def known(execute: Execute, principal: str, digests: Sequence[bytes]) -> dict[bytes, int]:
     """Digest -> number, of those that the principal asked before."""
-    distinct, found = sorted(set(digests)), dict[bytes, int]()
-    for start in range(0, len(distinct), CHUNK):
-        part = distinct[start : start + CHUNK]
-        rows = execute(
-            "SELECT digest, number FROM ledger_questions WHERE principal = ?"
-            f" AND digest IN ({', '.join('?' * len(part))})",
-            (principal, *part),
-        )
-        found |= {bytes(digest): number for digest, number in rows}
-    return found
+    query = "SELECT digest, number FROM ledger_questions WHERE principal = ? AND digest IN"
+    return {bytes(digest): number for digest, number in rows_of(execute, query, (principal,), digests)}
 
 
 def seen(execute: Execute, principal: str, space: str, after: int) -> list[Seen]:
     """Questions of a space, after a number, in their order."""
-    found = list[Seen]()
-    while True:
-        rows = execute(
-            "SELECT number, first, sketch FROM ledger_questions WHERE principal = ? AND space = ? AND number > ?"
-            f" ORDER BY number LIMIT {PAGE}",
-            (principal, space, found[-1].number if found else after),
-        )
-        found += [Seen(number, first, bytes(sketch)) for number, first, sketch in rows]
-        if len(rows) < PAGE:
-            return found
+    query = (
+        "SELECT number, first, sketch FROM ledger_questions WHERE principal = ? AND space = ? AND number > ?"
+        " ORDER BY number LIMIT ?"
+    )
+    rows = paged(execute, query, (principal, space), after)
+    return [Seen(number, first, bytes(sketch)) for number, first, sketch in rows]
 
 
 def count(execute: Execute, balances: Balances, period: str) -> int:
@@ -153,108 +138,74 @@ def counts(execute: Execute, since: int) -> dict[str, int]:
     return {principal: int(number) for principal, number in execute(sql, (since,))}
 
 
-@dataclass(frozen=True)
-class Asking:
-    """Questions of one principal, as found at one moment.
+def ask(
+    execute: Execute, balances: Balances, digests: Sequence[bytes], most: Sequence[Most], looks: Looks | None
+) -> int:
+    """Inside a transaction that holds the accounts: number and record the questions that are new; how many these are.
 
     Args:
-        balances: of the principal then.
-        digests: of all questions, in their order.
-        known: those asked before, with their numbers.
-        first: of the new ones, in order of their numbers, what each is a look at.
+        execute: runs SQL.
+        balances: of the principal.
+        digests: of the questions, keyed.
+        most: limits on new questions, all of which hold.
+        looks: which questions are alike; None: none.
+
+    Raises:
+        BudgetExhausted: the new ones do not all fit. Of several limits, the one that renews last is told.
     """
+    who, before = balances.mine.principal, balances.mine.questions
+    old = known(execute, who, digests)
+    positions = {digest: i for i, digest in reversed(list(enumerate(digests))) if digest not in old}
+    new = sorted(positions.values())
+    if not new:
+        return 0
+    refusals = [_refusal(balances, limit, len(new), count(execute, balances, limit.period)) for limit in most]
+    numbers = range(before + 1, before + 1 + len(new))
+    first: Sequence[int] = numbers
+    if looks is not None:
+        first = looks.place(new, before + 1, seen(execute, who, looks.space, looks.after))
+        for limit in looks.most:
+            for number, times in Counter(first).items():
+                looked = _looked(execute, who, number, begins(limit.period, balances.time)) if number <= before else 0
+                refusals.append(
+                    _refusal(balances, limit, times, looked, " too close to earlier ones", " about one map")
+                )
+    if told := [refusal for refusal in refusals if refusal is not None]:
+        raise max(told, key=lambda r: r.renews or datetime.max.replace(tzinfo=UTC))
+    rows = [
+        (who, n, digests[i], balances.time, f, looks and looks.space, looks and looks.sketches[i])
+        for n, f, i in zip(numbers, first, new, strict=True)
+    ]
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        execute(
+            "INSERT INTO ledger_questions (principal, number, digest, time, first, space, sketch) VALUES "
+            + ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part)),
+            [value for row in part for value in row],
+        )
+    balances.asked(len(new)).save(execute)
+    return len(new)
 
-    balances: Balances
-    digests: Sequence[bytes]
-    known: dict[bytes, int]
-    first: Sequence[int] = ()
 
-    @classmethod
-    def of(
-        cls,
-        execute: Execute,
-        balances: Balances,
-        digests: Sequence[bytes],
-        most: Sequence[Most],
-        looks: Looks | None,
-    ) -> Asking:
-        """Look up and count.
+def _looked(execute: Execute, principal: str, first: int, since: int) -> int:
+    """How many looks at what a question was the first about there were from a time on."""
+    sql = "SELECT COUNT(*) FROM ledger_questions WHERE principal = ? AND first = ? AND time >= ?"
+    return int(execute(sql, (principal, first, since))[0][0])
 
-        Raises:
-            BudgetExhausted: the new ones do not all fit. Of several limits, the one that renews last is told.
-        """
-        found = cls(balances, digests, known(execute, balances.mine.principal, digests))
-        if not found.new:
-            return found
-        refusals = [r for limit in most if (r := found._too_many(execute, limit))]
-        if looks is not None:
-            later = seen(execute, balances.mine.principal, looks.space, looks.after)
-            found = replace(found, first=looks.place(found.new, balances.mine.questions + 1, later))
-            refusals += [r for limit in looks.most if (r := found._too_often(execute, limit))]
-        if refusals:
-            raise max(refusals, key=lambda r: r.renews or datetime.max.replace(tzinfo=UTC))
-        return found
 
-    @property
-    def new(self) -> list[int]:
-        """Positions of new questions, each where it is asked first."""
-        positions = {digest: i for i, digest in reversed(list(enumerate(self.digests)))}
-        return sorted(i for digest, i in positions.items() if digest not in self.known)
-
-    def record(self, execute: Execute, looks: Looks | None) -> None:
-        """Inside a transaction: number them and store the accounts."""
-        balances, new = self.balances, self.new
-        number = balances.mine.questions + 1
-        own = range(number, number + len(new))
-        rows = [
-            (
-                balances.mine.principal, n, self.digests[i], balances.time, f,
-                None if looks is None else looks.space, None if looks is None else looks.sketches[i],
-            )
-            for n, f, i in zip(own, self.first or own, new, strict=True)
-        ]  # fmt: skip
-        for start in range(0, len(rows), CHUNK):
-            part = rows[start : start + CHUNK]
-            execute(
-                "INSERT INTO ledger_questions (principal, number, digest, time, first, space, sketch) VALUES "
-                + ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part)),
-                [value for row in part for value in row],
-            )
-        balances.asked(len(new)).save(execute)
-
-    def _too_many(self, execute: Execute, limit: Most) -> BudgetExhausted | None:
-        asked, new = count(execute, self.balances, limit.period), len(self.new)
-        if asked + new <= limit.number:
-            return None
-        return self._refusal(
-            f"{new} new question{'s' if new > 1 else ''} would exceed {limit.number} {_of(limit.period)},"
-            f" {asked} being asked",
-            new, asked, limit,
-        )  # fmt: skip
-
-    def _too_often(self, execute: Execute, limit: Most) -> BudgetExhausted | None:
-        begun, who = begins(limit.period, self.balances.time), self.balances.mine.principal
-        for first, new in Counter(self.first).items():
-            if first > self.balances.mine.questions:  # nobody looked before
-                asked = 0
-            else:
-                sql = "SELECT COUNT(*) FROM ledger_questions WHERE principal = ? AND first = ? AND time >= ?"
-                asked = int(execute(sql, (who, first, begun))[0][0])
-            if asked + new > limit.number:
-                return self._refusal(
-                    f"{new} new question{'s' if new > 1 else ''} too close to earlier ones would exceed"
-                    f" {limit.number} {_of(limit.period)} about one map, {asked} being asked",
-                    new, asked, limit,
-                )  # fmt: skip
+def _refusal(
+    balances: Balances, limit: Most, new: int, asked: int, which: str = "", about: str = ""
+) -> BudgetExhausted | None:
+    """Of so many new questions where so many were asked; None: they fit."""
+    if asked + new <= limit.number:
         return None
-
-    def _refusal(self, what: str, new: int, asked: int, limit: Most) -> BudgetExhausted:
-        renewal, who = renews(limit.period, self.balances.time), self.balances.mine.principal
-        when = f"; the count renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else "; the count never renews"
-        return BudgetExhausted(
-            f"principal {who!r}: {what}; none was counted{when}",
-            principal=who, requested=new, spent=asked, budget=limit.number, renews=renewal,
-        )  # fmt: skip
+    renewal, who = renews(limit.period, balances.time), balances.mine.principal
+    when = f"; the count renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else "; the count never renews"
+    return BudgetExhausted(
+        f"principal {who!r}: {new} new question{'s' if new > 1 else ''}{which} would exceed {limit.number}"
+        f" {_of(limit.period)}{about}, {asked} being asked; none was counted{when}",
+        principal=who, requested=new, spent=asked, budget=limit.number, renews=renewal,
+    )  # fmt: skip
 
 
 def _of(period: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, InputError, LedgerError
 from safexplain.ledger.releases import Release, from_json
-from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.schema import Execute, paged
 
 PERIODS = ("lifetime", "day", "week", "month")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -171,25 +171,18 @@ def charge_of(row: tuple[Any, ...]) -> Charge:
         ) from None
 
 
-PAGE = 1000
-"""Rows read at once."""
-
-
 def charges(read: Execute, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-    """As `Ledger.charges`; no transaction stays open between pages."""
+    """As `Ledger.charges`."""
     where, values = "", list[Any]()
     if principal is not None:
-        where, values = " AND principal = ?", [principal]
+        where, values = "principal = ? AND ", [principal]
     if since is not None:
         if not isinstance(since, datetime):
             raise ConfigurationTypeError(f"since: expected a datetime, got {since!r}")
         since = since if since.tzinfo else since.replace(tzinfo=UTC)
-        where, values = where + " AND time >= ?", [*values, microseconds(since)]
-    query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE id > ?{where} ORDER BY id LIMIT {PAGE}"
-    last = 0
-    while rows := read(query, (last, *values)):
-        yield from map(charge_of, rows)
-        last = rows[-1][0]
+        where, values = where + "time >= ? AND ", [*values, microseconds(since)]
+    query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE {where}id > ? ORDER BY id LIMIT ?"
+    return map(charge_of, paged(read, query, values))
 
 
 def grants(read: Execute) -> list[Grant]:

@@ -35,11 +35,8 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.curves import Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, Charge, begins, charge_of
 from safexplain.ledger.releases import Training, to_json
-from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.schema import CHUNK, Execute
 from safexplain.verdict.privacy_statement import PrivacyStatement
-
-PAGE = 500
-"""Accounts written by one statement; those of a page have fewer values than any database takes."""
 
 ROUNDING = 1e-7
 """By how much the divergences of a selection are raised, relatively; they come from a quadrature."""
@@ -208,8 +205,8 @@ def charge_everybody(execute: Execute, balances: Balances, statement: PrivacySta
         budget, before = balance.granted or settings.each, balance.sums
         sums = balances.checked(before.add(training, budget), before, budget, entry, balance.principal)
         changed.append(replace(balance, sums=sums))
-    for start in range(0, len(changed), PAGE):
-        save_balances(execute, *changed[start : start + PAGE])
+    for start in range(0, len(changed), CHUNK):
+        save_balances(execute, *changed[start : start + CHUNK])
     whole = replace(balances.total, time=balances.time, sums=after)
     charge = Balances(settings, balances.time, whole, whole).record(execute, [entry])[0]
     execute("INSERT INTO ledger_answers VALUES (?, ?, ?)", (entry.question, value, to_json(training)))

@@ -142,7 +142,7 @@ def test_many_questions_are_all_answered_or_none(make):
 
 
 def test_more_questions_than_one_statement_takes(make, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.answers.CHUNK", 7)
+    monkeypatch.setattr("safexplain.ledger.storage.schema.CHUNK", 7)
     ledger = make(epsilon=5.0, delta=1e-6)
     questions = [f"q{i}" for i in range(40)]
     first = ledger.answer_many("ann", questions, lambda positions: positions, Gaussian(0.01))

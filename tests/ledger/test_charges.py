@@ -125,8 +125,7 @@ def test_charges_can_be_looked_through(make, clock):
 
 
 def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.records.PAGE", 3)
-    monkeypatch.setattr("safexplain.ledger.inspection.PAGE", 3)
+    monkeypatch.setattr("safexplain.ledger.storage.schema.PAGE", 3)
     with Ledger(sqlite_url, epsilon=5.0) as ledger:
         for _ in range(10):
             ledger.charge("ann", epsilon=0.1)

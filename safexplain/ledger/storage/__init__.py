@@ -100,10 +100,6 @@ class Storage(ABC):
         except (IndexError, TypeError, ValueError):
             raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
-    def exists(self) -> bool:
-        """False where there is no database to connect to; `make` makes one."""
-        return True
-
     def make(self) -> None:  # noqa: B027
         """Make an empty database, if there is none.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from safexplain.errors import LedgerError
@@ -65,7 +65,30 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 VERSION = len(MIGRATIONS)
 
 CHUNK = 500
-"""Questions looked up or written by one statement."""
+"""Questions or accounts looked up or written by one statement; they have fewer values than any database takes."""
+
+PAGE = 2000
+"""Rows read at once."""
+
+
+def paged(execute: Execute, query: str, values: Sequence[Any] = (), after: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?", with their number as the first column.
+
+    No transaction stays open between pages.
+    """
+    while rows := execute(query, (*values, after, PAGE)):
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        after = rows[-1][0]
+
+
+def rows_of(execute: Execute, query: str, values: Sequence[Any], keys: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that ends in "key IN", for these keys."""
+    distinct = sorted(set(keys))
+    for start in range(0, len(distinct), CHUNK):
+        part = distinct[start : start + CHUNK]
+        yield from execute(f"{query} ({', '.join('?' * len(part))})", (*values, *part))
 
 
 def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) -> None:

@@ -31,10 +31,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.storage import Rows, Storage
@@ -55,24 +54,21 @@ def steady() -> int:
     return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
 
-@dataclass
 class AnchoredClock:
-    """Microseconds since 1970: the wall clock at the first call, a steady clock from there.
+    """Microseconds since 1970: the wall clock at the beginning, a steady clock from there.
 
     Args:
         wall: nanoseconds since 1970.
         steady: nanoseconds that only go forward.
     """
 
-    wall: Callable[[], int] = time.time_ns
-    steady: Callable[[], int] = steady
-    _anchor: int | None = field(default=None, init=False)
+    def __init__(self, wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> None:
+        self._steady = steady
+        self._anchor = wall() - steady()
 
     def __call__(self) -> int:
         """Now."""
-        if self._anchor is None:
-            self._anchor = self.wall() - self.steady()
-        return (self._anchor + self.steady()) // 1000
+        return (self._anchor + self._steady()) // 1000
 
 
 PROCESS_CLOCK = AnchoredClock()
@@ -227,8 +223,8 @@ class LocalStorage(Storage):
         with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
             self._open().backup(copy)
 
-    def _open(self) -> sqlite3.Connection:
-        return cast("sqlite3.Connection", self._connection)
+    def _open(self) -> Any:
+        return self._connection
 
     @contextmanager
     def _committed(self, connection: sqlite3.Connection) -> Iterator[Execute]:
@@ -261,8 +257,7 @@ class SqliteStorage(LocalStorage):
         super()._start()
         self._queue = FileQueue(self._beside("-queue"))
         self._file: FileIdentity | None = None
-        self._log: int | None = None
-        self._log_file: FileIdentity | None = None
+        self._log: tuple[int, FileIdentity] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
@@ -284,17 +279,18 @@ class SqliteStorage(LocalStorage):
         with explained(self.name):
             with self.guard:
                 self._open()
-                if self._log is None or self._log_file is None:
-                    self._log = os.open(self._beside("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
-                    self._log_file = _identity(self._beside("-wal"))
-                log, file = os.dup(self._log), self._log_file  # another thread may close the ledger meanwhile
+                if self._log is None:
+                    log = os.open(self._beside("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
+                    self._log = log, _identity(self._beside("-wal"))
+                known = self._log
+                log = os.dup(known[0])  # another thread may close the ledger meanwhile
             try:
                 _flush(log)
             finally:
                 os.close(log)
-            if not _stands(self._beside("-wal"), file):
+            if not _stands(self._beside("-wal"), known[1]):
                 with self.guard:  # closing empties the log into the database and deletes it
-                    lost = self._log_file is file
+                    lost = self._log is known
                 if lost:
                     raise LedgerError(
                         f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while it was in use, and what"
@@ -308,12 +304,12 @@ class SqliteStorage(LocalStorage):
             super().close()
             self._queue.close()
             if self._log is not None:
-                os.close(self._log)
-                self._log = self._log_file = None
+                os.close(self._log[0])
+                self._log = None
 
-    def exists(self) -> bool:
-        """Whether there is a file."""
-        return self.path.exists()
+    def version(self, execute: Execute | None = None) -> int | None:
+        """See Storage."""
+        return super().version(execute) if self.path.exists() else None
 
     def make(self) -> None:
         """See Storage."""
@@ -326,7 +322,7 @@ class SqliteStorage(LocalStorage):
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Any:
         if self._connection is None:
             if not self.path.exists():
                 raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
@@ -347,7 +343,7 @@ class SqliteStorage(LocalStorage):
                 f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
                 " left of it here. Put it back, or restore it from a backup, and start again"
             )
-        return super()._open()
+        return self._connection
 
     def _make_private(self) -> None:
         """Keep other users from all files, of which an older safexplain let them read all."""

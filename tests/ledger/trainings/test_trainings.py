@@ -201,7 +201,7 @@ def test_accounts_agree_with_their_records_whatever_is_charged_granted_and_asked
 
 
 def test_more_accounts_than_one_statement_holds(sqlite_url, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.trainings.PAGE", 3)
+    monkeypatch.setattr("safexplain.ledger.trainings.CHUNK", 3)
     with Ledger(sqlite_url, epsilon=2.0, delta=1e-5, adjacency="substitute") as ledger:
         for i in range(10):
             ledger.charge(f"p{i}", epsilon=0.25)
