@@ -18,7 +18,7 @@ from servers import EXPLAIN, INFER, PREDICT, ask, listening
 from audit.suites.red_team.fuzz import PATHS, malformed
 from safexplain.loading import load_model
 from safexplain.outputs import Probability
-from safexplain.serve import Limits, Service, app
+from safexplain.serve import Limits, Service, app, protocol
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER, PLANTS
 
@@ -106,9 +106,10 @@ def test_malformed_requests_never_break_the_service(service, made, caplog, count
     assert np.array_equal(service.explain(made.rows[:1]).label, service.predict(made.rows[:1]).label)
 
 
-def test_malformed_requests_never_break_a_real_server(service, made):
+def test_malformed_requests_never_break_a_real_server(service, made, monkeypatch):
     """Over a socket: headers that are none, bodies that end early, and the service goes on."""
-    with listening(app(service, body_seconds=1.0)) as url:
+    monkeypatch.setattr(protocol, "BODY_SECONDS", 1.0)
+    with listening(app(service)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         for raw in (b"\x16\x03\x01\x02", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\x00" * 100, b"A" * 70_000,
                     f"POST {EXPLAIN} HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n".encode(),

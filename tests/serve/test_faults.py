@@ -18,7 +18,7 @@ from torch import nn
 from safexplain.errors import CertificateError, SafexplainError
 from safexplain.hardening.hardening import Hardening
 from safexplain.ledger import Ledger
-from safexplain.serve import Limits, Service, app
+from safexplain.serve import Limits, Service, app, protocol
 
 PLENTY = Limits(questions=1_000_000)
 
@@ -248,9 +248,10 @@ def test_a_certificate_of_another_model_is_not_taken_over(made, noisy, tmp_path)
         assert np.array_equal(service.explain(made.rows[:2], client="ben").explanation, before)
 
 
-def test_a_body_that_trickles_is_cut_off_and_holds_nobody_up(made):
+def test_a_body_that_trickles_is_cut_off_and_holds_nobody_up(made, monkeypatch):
+    monkeypatch.setattr(protocol, "BODY_SECONDS", 0.5)
     service = Service.load(made.model, made.certificate)
-    with listening(app(service, body_seconds=0.5)) as url:
+    with listening(app(service)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         body = json.dumps({"instances": made.rows[:1].tolist()}).encode()
         head = head_of(body)
