@@ -10,7 +10,7 @@ KServe's own: these copy the headers of a request into the answer (`DataPlane.ex
 Authorization and cookies included, drop the fields of a V2 request that they do not know, and write exceptions into
 responses. KServe's hook `predict` answers gRPC alone.
 
-A container has one process (`--workers 1`): scale by replicas, which share a ledger and Redis.
+A container has one process (`--workers 1`): scale by replicas, which share a ledger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from safexplain.errors import MissingExtraError, RequestError, SafexplainError
 from safexplain.serve.http import router
 from safexplain.serve.inputs import client_of
 from safexplain.serve.loading import SETTINGS
-from safexplain.serve.protocol import Intake, infer_v2, metadata_v2, refused
+from safexplain.serve.protocol import Intake, infer_v2, metadata_v2
 from safexplain.serve.service import Service
 
 try:
@@ -92,7 +92,7 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
             client = client_of([value for name, value in (headers or {}).items() if name == "x-client-id"])
             reply = await self.intake.answer(client, lambda: infer_v2(self.service, _payload(payload), client))
         except Exception as error:
-            problem = refused(self.service, "infer", client, error)
+            problem = self.service.refused("infer", client, error)
         else:
             outputs = [kserve.InferOutput(**one) for one in reply.content.pop("outputs")]
             named = reply.content.pop("id", "")

@@ -39,7 +39,7 @@ def server(noisy: Any, ports: list[int], tmp_path_factory: pytest.TempPathFactor
     noisy.copy(folder)
     container = yaml.safe_load((ROOT / "examples/serve/kserve.yaml").read_text())
     (container,) = container["spec"]["predictor"]["containers"]
-    given = [a.replace("/mnt/models", str(folder)) for a in container["args"] if "--cache" not in a]
+    given = [a.replace("/mnt/models", str(folder)) for a in container["args"]]
     given = [a.replace("$(LEDGER)", f"sqlite:///{folder}/ledger.db") for a in given]
     command = [*container["command"][1:], *given]
     settings = {variable["name"]: variable.get("value") for variable in container["env"]}["SAFEXPLAIN_SERVE"]
