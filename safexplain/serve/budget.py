@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -214,7 +213,7 @@ def _read(questions: Sequence[Seen], k: int) -> Sketches:
 
 
 class Budget:
-    """Counts what each client of a service asked, and refuses what is too much; usable from threads and after fork.
+    """Counts what each client of a service asked, and refuses what is too much; usable from threads.
 
     Every limit holds beside those of the ledger itself; a number of questions granted with `safexplain ledger grant`
     takes the place of both. Whatever a client asked before, whenever, is free.
@@ -253,7 +252,7 @@ class Budget:
         if public is not None:
             self.likeness = Likeness.of(public, limits.quantile, seed=self.ledger.identity, subject=subject)
         self._histories: Any = LRUCache(MOST_KEPT, getsizeof=lambda history: history.size)
-        self._guard = (os.getpid(), threading.Lock())
+        self._guard = threading.Lock()
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
         """Count the questions, all or none; durable when it returns. What this client asked before is free.
@@ -297,8 +296,7 @@ class Budget:
             """The search among what is known, outside of the ledger's transaction."""
             sketches = like.sketch(x)
             known = self._history(client, like)
-            nearest, distance = _nearest(sketches, known.sketches)
-            among = _distances(sketches, sketches)
+            to_known, among = _distances(sketches, known.sketches), _distances(sketches, sketches)
 
             def place(positions: Sequence[int], number: int, later: Sequence[Seen]) -> list[int]:
                 """Inside the transaction: only what came since, and the questions of this call, are left to compare."""
@@ -306,8 +304,9 @@ class Budget:
                 found: dict[int, int] = {}
                 for new, i in enumerate(positions):
                     candidates = [(like.threshold, number + new, True)]
-                    if len(nearest):
-                        candidates.append((distance[i], int(known.first[nearest[i]]), False))
+                    if len(known.first):
+                        j = int(to_known[i].argmin())
+                        candidates.append((float(to_known[i, j]), int(known.first[j]), False))
                     if since is not None:
                         j = int(since[i].argmin())
                         candidates.append((float(since[i, j]), later[j].first, False))
@@ -321,7 +320,7 @@ class Budget:
 
     def _history(self, client: str, like: Likeness) -> _History:
         """What a client asked, read as it comes."""
-        with self._lock():
+        with self._guard:
             history: _History | None = self._histories.pop(client, None)
             if history is None:
                 history = _History(like.sketch(like.mean[None])[:0], np.empty(0, np.int64))
@@ -329,22 +328,6 @@ class Budget:
             if history.size <= MOST_KEPT:
                 self._histories[client] = history
             return history
-
-    def _lock(self) -> threading.Lock:
-        """One for each process: a forked child must not wait for a thread of its parent."""
-        if self._guard[0] != os.getpid():
-            self._guard = (os.getpid(), threading.Lock())
-        return self._guard[1]
-
-
-def _nearest(sketches: Sketches, known: Sketches) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """For each sketch the position of the nearest known one, and its distance."""
-    if not len(known):
-        return np.empty(0, np.intp), np.empty(0)
-    from sklearn.metrics import pairwise_distances_argmin_min
-
-    nearest, distance = pairwise_distances_argmin_min(sketches, known)
-    return nearest, distance.astype(np.float64)
 
 
 def _distances(one: Sketches, other: Sketches) -> NDArray[np.float64]:

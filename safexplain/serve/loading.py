@@ -9,18 +9,19 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from safexplain._digest import weight_files
-from safexplain._validate import check_number, check_whole
 from safexplain.errors import (
     CertificateError,
     ConfigurationError,
@@ -166,7 +167,13 @@ class Generation:
         return [tuple(row) for row in p.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
+def _ascending(given: tuple[float, float]) -> tuple[float, float]:
+    if given[0] >= given[1]:
+        raise ValueError(f"expected the least number first, got {given[0]:g}, {given[1]:g}")
+    return given
+
+
+@checked_dataclass(frozen=True, eq=False, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class Options:
     """The arguments of `Service.load`.
 
@@ -182,7 +189,7 @@ class Options:
             this process, which forgets them when it ends.
         public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a near-duplicate
             and the range of inputs, and are the background of methods that need one.
-        limits: of each client, as `Limits` or a mapping. None: `Limits()`.
+        limits: of each client, as `Limits` or a mapping.
         uncertified: serve although no certificate says that it is safe; every answer and readiness say so.
         probabilities: give the probabilities of all classes too; the certificate must be about a release that has them
             (`Policy(release="explanation+prediction")`).
@@ -202,61 +209,31 @@ class Options:
         batch_rows: rows of several requests that are computed together, at most.
         timeout: seconds that a request waits for its answer, at most.
         watch: seconds between looks at the files, which are loaded again when they change; 0: never.
-
-    Raises:
-        ConfigurationError: numbers and names that make no sense.
-        InputError: the public key cannot be read.
     """
 
     model: Any
     certificate: str | Path | None = None
-    key: bytes | str | Path | None = None
-    public_key: str | Path | bytes | None = None
-    ledger: Ledger | str | None = None
+    key: bytes | Path | str | None = None
+    public_key: bytes | Path | str | None = None
+    ledger: Any = None
     public: Any = None
-    limits: Limits | Mapping[str, Any] | None = None
+    limits: Limits = field(default_factory=Limits)
     uncertified: bool = False
     probabilities: bool = False
     explainer: str | None = None
-    hardening: Hardening | str | Mapping[str, Any] | None = None
+    hardening: Any = None
     arch: str | None = None
     trust_pickle: bool = False
     trust_types: Sequence[str] = ()
     columns: str | Path | None = None
-    input_shape: Sequence[int] | None = None
-    input_range: Sequence[float] | None = None
-    name: str = "model"
+    input_shape: tuple[int, ...] | None = None
+    input_range: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "model"
     device: str = "cpu"
-    most_rows: int = 64
-    batch_rows: int = 32
-    timeout: float = 60.0
-    watch: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("most_rows", "batch_rows"):
-            check_whole(name, getattr(self, name), 1)
-        check_number("watch", self.watch, minimum=0.0)
-        check_number("timeout", self.timeout, above=0.0)
-        if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            raise ConfigurationError(f"name: expected letters, digits, -, _ and . for URLs, got {self.name!r:.80}")
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError, TypeError):
-            raise ConfigurationError(f"device: expected cpu, or a GPU of this machine, got {self.device!r}") from None
-        if self.input_range is not None:
-            if not isinstance(self.input_range, Sequence) or len(self.input_range) != 2:
-                raise ConfigurationError(f"input_range: expected (least, greatest), got {self.input_range!r}")
-            low, high = (check_number("input_range", value) for value in self.input_range)
-            if low >= high:
-                raise ConfigurationError(f"input_range: expected the least number first, got {low:g}, {high:g}")
-        object.__setattr__(self, "limits", _limits(self.limits))
-        if isinstance(self.public_key, str | Path):
-            try:
-                object.__setattr__(self, "public_key", Path(self.public_key).read_bytes())
-            except OSError as error:
-                raise InputError(
-                    f"the public key {self.public_key} cannot be read: {error.strerror or error}"
-                ) from None
+    most_rows: Annotated[int, Field(ge=1)] = 64
+    batch_rows: Annotated[int, Field(ge=1)] = 32
+    timeout: Annotated[FiniteFloat, Field(gt=0)] = 60.0
+    watch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
     @classmethod
     def from_environment(cls) -> dict[str, Any]:
@@ -278,11 +255,28 @@ class Options:
 
     @classmethod
     def of(cls, model: Any, certificate: str | Path | None, options: Mapping[str, Any]) -> Options:
-        """Raise ConfigurationError for an option that there is not, before any other error."""
-        names = [field.name for field in fields(cls)]
-        if unknown := sorted(options.keys() - set(names)):
-            raise ConfigurationError(f"unknown option {', '.join(unknown):.200}: expected {', '.join(names[2:])}")
-        return cls(model, certificate, **options)
+        """The options of a service, with the public key read.
+
+        Raises:
+            ConfigurationError: there is no such option, or it has a value that makes no sense.
+            InputError: the public key cannot be read.
+        """
+        try:
+            given = cls(model, certificate, **options)
+            torch.empty(0, device=given.device)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigurationError(f"options of a service: {where}: {first['msg']}") from None
+        except (RuntimeError, AssertionError, TypeError):
+            raise ConfigurationError(f"device: expected cpu, or a GPU of this machine, got {given.device!r}") from None
+        if isinstance(given.public_key, bytes) or given.public_key is None:
+            return given
+        try:
+            return replace(given, public_key=Path(given.public_key).read_bytes())
+        except OSError as error:
+            said = f"the public key {given.public_key} cannot be read: {error.strerror or error}"
+            raise InputError(said) from None
 
     def files(self) -> tuple[Any, ...]:
         """What is known of the files without reading them."""
@@ -303,8 +297,7 @@ class Options:
         Raises:
             SafexplainError: as `Service.load`.
         """
-        shape = None if self.input_shape is None else tuple(self.input_shape)
-        model, file = self.model, None
+        shape, model, file = self.input_shape, self.model, None
         if isinstance(model, str | Path):
             loaded = load_model(
                 model,
@@ -353,7 +346,6 @@ class Options:
             if released != "explanation+prediction":  # more leaves than the certificate is about
                 release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
-        assert isinstance(self.limits, Limits)
         budget = Budget(
             ledger,
             self.limits,
@@ -367,7 +359,7 @@ class Options:
 
     def _range(self, public: NDArray[np.float32] | None) -> tuple[float, float] | None:
         if self.input_range is not None:
-            return float(self.input_range[0]), float(self.input_range[1])
+            return self.input_range
         if public is None or not public.size or not np.isfinite(public).all():
             return None
         low, high = float(public.min()), float(public.max())
@@ -386,15 +378,6 @@ class Options:
         if not isinstance(given, Hardening):
             given = Hardening.from_json(given if isinstance(given, str) else json.dumps(dict(given)))
         return {"method": self.explainer, "hardening": given, "shape": shape}
-
-
-def _limits(given: Limits | Mapping[str, Any] | None) -> Limits:
-    if given is None or isinstance(given, Limits):
-        return given or Limits()
-    names = [field.name for field in fields(Limits)]
-    if not isinstance(given, Mapping) or given.keys() - set(names):
-        raise ConfigurationError(f"limits: expected Limits(...) or a mapping of {', '.join(names)}, got {given!r:.80}")
-    return Limits(**given)
 
 
 def _shape_of(model: nn.Module) -> tuple[int, ...] | None:

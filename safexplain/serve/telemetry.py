@@ -1,7 +1,7 @@
 """What operators see of a service: metrics (Prometheus), and a log of who asked when.
 
-None of it holds an input, an explanation or a label. The audit log names a question by a digest, which the noise key,
-where there is one, turns into something that nobody finds by trying inputs.
+None of it holds an input, an explanation or a label. The audit log names a question by a digest that is keyed with the
+ledger's secret, so that nobody finds it by trying inputs.
 """
 
 from __future__ import annotations
@@ -72,31 +72,10 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def record(
-    *,
-    operation: str,
-    client: str,
-    status: int,
-    certificate: str,
-    questions: Sequence[str],
-    remembered: int,
-    seconds: float,
-    uncertified: bool,
-) -> None:
+def record(*, questions: Sequence[str], seconds: float, uncertified: bool, **about: Any) -> None:
     """One line of the audit log: who, when, which questions by digest, under which certificate, and what came of it."""
     if not audit_log.isEnabledFor(logging.INFO):
         return
-    line: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "operation": operation,
-        "client": client,
-        "status": status,
-        "rows": len(questions),
-        "remembered": remembered,
-        "certificate": certificate,
-        "seconds": round(seconds, 4),
-        "questions": list(questions),
-    }
-    if uncertified:
-        line["uncertified"] = True
-    audit_log.info(json.dumps(line))
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **about, "rows": len(questions)}
+    line |= {"seconds": round(seconds, 4), "questions": list(questions)}
+    audit_log.info(json.dumps(line | ({"uncertified": True} if uncertified else {})))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import multiprocessing
-import os
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -294,16 +293,6 @@ def test_processes_get_exactly_the_limits(tmp_path):
         pipes.append(here)
     done = [pipe.recv() for pipe in pipes if pipe.poll(60)]
     assert np.sum(done, axis=0).tolist() == [5, 2]
-
-
-def test_a_forked_worker_does_not_wait_for_its_parents_threads():
-    budget = Budget(None, Limits(), public=rows(100, seed=1))
-    with budget._lock():
-        child = os.fork()
-        if not child:
-            charge(budget, "ann", rows(1))
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_ledger_that_is_away_refuses_everything(tmp_path):
