@@ -5,7 +5,7 @@
 
 Only settings travel through Ray: each replica loads a service of its own, with the key of its environment
 (SAFEXPLAIN_NOISE_KEY) or of a file. Answers are a function of key, certificate and question, so replicas agree without
-talking; what they must share is the ledger, or each would grant every client the whole budget.
+talking; what they must share is the ledger.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from safexplain.hardening.noise import KEY_VARIABLE
 try:
     from ray import serve
 except ImportError as error:
-    raise MissingExtraError(
-        f'serving by Ray needs {error.name}, which is not installed: pip install "safexplain[ray]"', name=error.name
-    ) from error
+    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[ray]"', name=error.name) from error
 
 
 def deployment(
@@ -55,15 +53,13 @@ def deployment(
     variables = (actor or {}).get("runtime_env", {}).get("env_vars", {})
     if isinstance(settings.get("key"), bytes | bytearray) or KEY_VARIABLE in variables:
         raise ConfigurationError(
-            "Ray keeps and shows the settings of a deployment, so they hold no key: give the path of its file, or set "
-            f"{KEY_VARIABLE} on every node before Ray starts there"
+            f"Ray shows a deployment's settings: give the path of the key's file, or set {KEY_VARIABLE} on every node"
         )
-    if not isinstance(settings.get("ledger"), str | None):
-        raise ConfigurationError("replicas open the ledger themselves: give its URL")
-    if replicas > 1 and settings.get("ledger") is None:
+    ledger = settings.get("ledger")
+    if not isinstance(ledger, str | None) or (replicas > 1 and ledger is None):
         raise ConfigurationError(
-            f"{replicas} replicas would grant each client {replicas} budgets: give the URL of one ledger that all of "
-            'them reach (ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
+            "each replica would grant a client a whole budget: give the URL of one ledger that all of them open "
+            '(ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
         )
     *files, asked = (None if file is None else str(file) for file in (model, certificate, audit_log))
 
@@ -74,16 +70,13 @@ def deployment(
         from safexplain.serve.telemetry import audit_log
 
         if asked is not None:
-            lines = WatchedFileHandler(asked)
-            lines.setFormatter(logging.Formatter("%(message)s"))
-            audit_log.addHandler(lines)
+            audit_log.addHandler(WatchedFileHandler(asked))
             audit_log.setLevel(logging.INFO)
             audit_log.propagate = False
         return app(Service.load(*files, **settings))
 
-    ingress = serve.ingress(build)()
     return serve.deployment(
-        ingress,
+        serve.ingress(build)(),
         name=settings.get("name", "model"),
         num_replicas=replicas,
         max_ongoing_requests=requests,

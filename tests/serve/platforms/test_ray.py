@@ -78,10 +78,10 @@ class TestRay(Contract):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"replicas": 2}, "2 budgets"),
+        ({"replicas": 2}, "URL of one ledger"),
         ({"key": KEY.encode()}, "SAFEXPLAIN_NOISE_KEY"),
         ({"actor": {"runtime_env": {"env_vars": {"SAFEXPLAIN_NOISE_KEY": KEY}}}}, "SAFEXPLAIN_NOISE_KEY"),
-        ({"ledger": object()}, "URL"),
+        ({"ledger": object()}, "URL of one ledger"),
     ],
 )
 def test_what_replicas_could_not_share_or_ray_must_not_keep_is_refused(settings, said):
