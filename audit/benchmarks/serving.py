@@ -52,6 +52,8 @@ from torch import Tensor, nn
 from safexplain.serve.batches import Batches
 from safexplain.serve.budget import Limits
 from safexplain.serve.http import app
+from safexplain.serve.inputs import Bounds
+from safexplain.serve.problems import Problem, problem_of
 from safexplain.serve.service import Answer, Service
 from safexplain.serve.telemetry import Metrics
 
@@ -116,7 +118,7 @@ class Plain:
     name, digest, uncertified = "model", "0" * 64, True
 
     def __init__(self, setting: Setting, model: nn.Module) -> None:
-        self.shape, self.metrics = setting.shape, Metrics()
+        self.shape, self.bounds, self.metrics = setting.shape, Bounds.of(setting.shape, 64), Metrics()
         self._model, self._maps, self._batches = model, setting.captum(model), Batches()
 
     def _computed(self, x: Tensor) -> list[tuple[int, np.ndarray]]:
@@ -124,10 +126,11 @@ class Plain:
             target = self._model(x).argmax(1)
         return list(zip(target.tolist(), self._maps(x, target).numpy(), strict=True))
 
-    def again(self, request: bytes) -> None:
-        """Nothing is remembered."""
+    def refused(self, operation: str, client: str, error: BaseException) -> Problem:
+        """Nothing is recorded."""
+        return problem_of(error)
 
-    def explain(self, x: Any, *, client: str, **of_again: Any) -> Answer:
+    def explain(self, x: Any, *, client: str) -> Answer:
         """As the service, unhardened."""
         array = np.asarray(x, np.float32)
         if array.shape[1:] != self.shape or not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
@@ -145,7 +148,7 @@ class Plain:
 class Echo(Plain):
     """Reads and writes, and computes nothing."""
 
-    def explain(self, x: Any, *, client: str, **of_again: Any) -> Answer:
+    def explain(self, x: Any, *, client: str) -> Answer:
         """The shape of the inputs."""
         return Answer([list(np.asarray(x).shape)], np.zeros(1, np.int64), self.digest, True)
 
