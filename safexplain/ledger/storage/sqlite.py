@@ -79,10 +79,9 @@ def _flush(file: int) -> None:
 
 def _stands(path: Path, file: os.stat_result) -> bool:
     """Whether the path still leads to the file."""
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.stat(path), file)
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def check_folder(folder: Path) -> None:
@@ -117,7 +116,8 @@ def make_private(path: Path) -> bool:
             f" {take} {shlex.quote(str(path))}"
         )
     if stat.S_IMODE(found.st_mode) != 0o600:
-        path.chmod(0o600)
+        with suppress(FileNotFoundError):  # another process, by closing the ledger, may just have deleted its log
+            path.chmod(0o600)
     return bool(found.st_mode & 0o077)
 
 
