@@ -26,7 +26,7 @@ from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
 from safexplain.ledger.releases import Gaussian, Release, Training, from_json, to_json
 from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import VERSION, Execute, check_version, identity_of, migrate, name_ledger
+from safexplain.ledger.storage.schema import VERSION, Execute, identity_of, migrate, name_ledger
 
 NOTHING = Composition()
 TOTAL = ""
@@ -188,7 +188,7 @@ def agree_on_neighbours(execute: Execute, adjacency: str, *, stated: bool = Fals
     """Inside a transaction: one adjacency a ledger. The first that is named is kept, and another one refused.
 
     Releases that name none are the ledger's. Where there are such before anything is named, they count as about
-    `UNNAMED`, as everything in this package is unless it says otherwise.
+    "substitute", as everything in this package is unless it says otherwise.
 
     Args:
         execute: runs SQL.
@@ -220,10 +220,6 @@ def agree_on_neighbours(execute: Execute, adjacency: str, *, stated: bool = Fals
         )
 
 
-UNNAMED: Adjacency = "substitute"
-"""What releases are about that were recorded before any of the ledger named its neighbours."""
-
-
 def _spoken_of(execute: Execute, adjacency: str, stated: bool) -> str:
     """What the records of a ledger are about that has not settled it; as is said, if they do not contradict it."""
 
@@ -234,7 +230,7 @@ def _spoken_of(execute: Execute, adjacency: str, stated: bool) -> str:
     for other in get_args(Adjacency):
         if other != adjacency and recorded("LIKE", other):
             return str(other)
-    return UNNAMED if not stated and recorded("NOT LIKE", adjacency) else adjacency
+    return "substitute" if not stated and recorded("NOT LIKE", adjacency) else adjacency
 
 
 def save_balances(execute: Execute, *balances: Balance) -> None:
@@ -245,7 +241,7 @@ def save_balances(execute: Execute, *balances: Balance) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A release to charge; fields as in Charge, parameters as JSON; adjacency: "" for the ledger's."""
+    """A release to charge; fields as in Charge, parameters as JSON; adjacency: None for the ledger's."""
 
     release: Release
     mechanism: str = ""
@@ -253,7 +249,11 @@ class Entry:
     question: str | None = None
     digest: str | None = None
     repeated: bool = False
-    adjacency: str = ""
+    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.adjacency is not None:
+            check_adjacency(self.adjacency)
 
     @property
     def neighbours(self) -> str:
@@ -265,7 +265,7 @@ class Entry:
         own = getattr(self.release, "adjacency", "")
         if own and self.adjacency and own != self.adjacency:
             raise ConfigurationError(f"adjacency: the release is about {own}, not {self.adjacency}; leave it out")
-        return own or self.adjacency
+        return own or self.adjacency or ""
 
 
 def told(execute: Execute, since: int) -> list[Release]:
@@ -274,7 +274,7 @@ def told(execute: Execute, since: int) -> list[Release]:
     return [from_json(text) for (text,) in rows]
 
 
-def accumulated(releases: Sequence[Release], budget: Budget) -> Composition:
+def added_up(releases: Sequence[Release], budget: Budget) -> Composition:
     """The sums of an account that begins with these."""
     sums = NOTHING
     for release in releases:
@@ -320,7 +320,7 @@ class Balances:
         time = max(now, found[TOTAL].time)
         mine, begun = found.get(principal, Balance(principal)), begins(settings.period or "", time)
         if principal != TOTAL and (mine.period != begun or principal not in found):
-            sums = accumulated(trainings(begun), mine.granted or settings.each) if settings.epsilon else NOTHING
+            sums = added_up(trainings(begun), mine.granted or settings.each) if settings.epsilon else NOTHING
             mine = replace(mine, period=begun, sums=sums)
         return cls(settings, time, found[TOTAL], mine)
 
@@ -467,7 +467,7 @@ class Balances:
         these were opened for the total."""
         whole = self.mine.principal == TOTAL
         balance, budget = (self.total, self._total_told) if whole else (self.mine, self.budget)
-        alone = accumulated(trainings, self.opening if whole else budget)
+        alone = added_up(trainings, self.opening if whole else budget)
         spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
         return Account(
             balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
@@ -489,7 +489,6 @@ def prepare(storage: Storage, given: Settings) -> Settings:
             "a ledger in memory would forget what was spent; it counts questions alone: questions= without epsilon="
         )
     at = storage.version()
-    check_version(at)
     if at is None:
         given.completed()  # before a file is made
         storage.make()

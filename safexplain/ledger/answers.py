@@ -46,7 +46,7 @@ class Batch:
         release: Release | Sequence[Release],
         mechanism: str,
         parameters: str,
-        adjacency: str,
+        adjacency: str | None,
         keyed: Callable[[bytes], bytes],
     ) -> Batch:
         """Check and digest what was asked; `keyed` is that of the ledger.

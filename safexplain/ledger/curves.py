@@ -154,12 +154,8 @@ class Renyi:
         known = np.array(self.orders)
         values = (known - 1) * np.array(self.divergences)
         bound = np.interp(at, [1.0, *known], [0.0, *values]) / (at - 1)
-        return np.where(at > known[-1], np.inf, np.minimum(bound, self._next(at)))
-
-    def _next(self, order: Array) -> Array:
-        """The divergence of the next larger order that is known."""
-        position = np.searchsorted(np.array(self.orders), order)
-        return np.array([*self.divergences, np.inf])[position]
+        larger = np.array([*self.divergences, np.inf])[np.searchsorted(known, at)]  # of the next order that is known
+        return np.where(at > known[-1], np.inf, np.minimum(bound, larger))
 
     def epsilon_at(self, delta: float) -> float:
         """What it implies at a delta, rounded up; the best of its orders."""
@@ -167,10 +163,6 @@ class Renyi:
 
     def __str__(self) -> str:
         return f"Renyi({len(self.orders)} orders, epsilon {self.epsilon_at(self.delta):.4g} at delta {self.delta:g})"
-
-
-Curve = Concentrated | Renyi
-"""Releases that are known by their Renyi divergences."""
 
 
 def _keep_words(curve: Any) -> None:

@@ -213,7 +213,7 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         what = as_release(release, epsilon, delta, mu)
-        entry = Entry(what, *records.described(mechanism, parameters), adjacency=_neighbours(adjacency))
+        entry = Entry(what, *records.described(mechanism, parameters), adjacency=adjacency)
         name = named(principal)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name).charged([entry])
@@ -243,12 +243,13 @@ class Ledger:
                 questions only.
             LedgerError: the database cannot be written.
         """
-        about = _neighbours(adjacency) or self.adjacency
-        if not about:
+        about = self.adjacency if adjacency is None else adjacency
+        if about is None:
             raise ConfigurationError(
                 "adjacency: neither this ledger nor anything in it says what neighbouring data sets differ in, and the"
                 ' epsilon of a training depends on it: pass adjacency="substitute", or whatever it is'
             )
+        check_adjacency(about)
         training = training_of(statement, cast("Adjacency", about))
         if charge := recorded(self._storage.read, statement):
             self._agreed(charge, about)
@@ -327,9 +328,8 @@ class Ledger:
             InputError: the answers are not JSON, or not as many as asked for.
             LedgerError: the database cannot be written.
         """
-        about = _neighbours(adjacency)
         name = named(principal)
-        batch = Batch.of(name, questions, release, *records.described(mechanism, parameters), about, self.keyed)
+        batch = Batch.of(name, questions, release, *records.described(mechanism, parameters), adjacency, self.keyed)
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
             self._balances(self._storage.read, name).charged(batch.entries(found))
@@ -541,14 +541,6 @@ class Ledger:
         each, questions = self._settings.each, self._settings.questions
         budget = "" if self._settings.epsilon is None else f", epsilon={each.epsilon:g}, delta={each.delta:g}"
         return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions:g}'})"
-
-
-def _neighbours(adjacency: Adjacency | None) -> str:
-    """As entries have them; raises ConfigurationError for a word that is no adjacency."""
-    if adjacency is None:
-        return ""
-    check_adjacency(adjacency)
-    return adjacency
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:

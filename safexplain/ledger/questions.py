@@ -200,16 +200,13 @@ def _refusal(
     if asked + new <= limit.number:
         return None
     renewal, who = renews(limit.period, balances.time), balances.mine.principal
+    period = "over all time" if limit.period == "lifetime" else f"a {limit.period}"
     when = f"; the count renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else "; the count never renews"
     return BudgetExhausted(
         f"principal {who!r}: {new} new question{'s' if new > 1 else ''}{which} would exceed {limit.number}"
-        f" {_of(limit.period)}{about}, {asked} being asked; none was counted{when}",
+        f" {period}{about}, {asked} being asked; none was counted{when}",
         principal=who, requested=new, spent=asked, budget=limit.number, renews=renewal,
     )  # fmt: skip
-
-
-def _of(period: str) -> str:
-    return "over all time" if period == "lifetime" else f"a {period}"
 
 
 def wrong_questions(execute: Execute, stored: dict[str, int]) -> list[str]:

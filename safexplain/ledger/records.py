@@ -200,11 +200,9 @@ def named(principal: str) -> str:
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
     name = unicodedata.normalize("NFKC", text("principal", principal))
-    if not 0 < len(name.encode()) <= 500:
-        raise InputError(f"principal: expected 1 to 500 bytes of UTF-8, got {principal[:40]!r}")
-    if name != name.strip() or not name.isprintable():
+    if not 0 < len(name.encode()) <= 500 or name != name.strip() or not name.isprintable():
         raise InputError(
-            "principal: expected a name without white space before or after it, and without control or format"
+            "principal: expected 1 to 500 bytes of UTF-8, without white space before or after, control or format"
             f" characters, got {principal[:40]!a}"
         )
     return name

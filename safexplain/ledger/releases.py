@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from safexplain._privacy_loss import check_adjacency
 from safexplain._validate import check_whole, keep_number
@@ -159,9 +159,7 @@ def _curve(orders: tuple[float, ...], divergences: tuple[float, ...]) -> Renyi:
 
 
 Release = Pure | Approximate | Gaussian | Laplace | Concentrated | Renyi | Training
-KINDS: dict[str, type[Release]] = {
-    c.kind: c for c in (Pure, Approximate, Gaussian, Laplace, Concentrated, Renyi, Training)
-}
+KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args(Release)}
 
 
 def as_release(

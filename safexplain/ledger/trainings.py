@@ -21,16 +21,7 @@ from safexplain._privacy_loss import Adjacency, Steps
 from safexplain._privacy_loss.selection import ORDERS as SELECTED_ORDERS
 from safexplain._privacy_loss.selection import RepeatAndSelect, selected_curve
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
-from safexplain.ledger.accounts import (
-    ACCOUNT_COLUMNS,
-    TOTAL,
-    Balance,
-    Balances,
-    Entry,
-    accumulated,
-    save_balances,
-    told,
-)
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, added_up, save_balances, told
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.curves import Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, Charge, begins, charge_of
@@ -191,7 +182,7 @@ def charge_everybody(execute: Execute, balances: Balances, statement: PrivacySta
     def begin(balance: Balance) -> Composition:
         """The sums of an account that has only been told of trainings in this period, with this one."""
         budget = balance.granted or settings.each
-        before, who = accumulated(earlier, budget), balance.principal or None
+        before, who = added_up(earlier, budget), balance.principal or None
         return balances.checked(before.add(training, budget), before, budget, entry, who)
 
     begin(Balance(TOTAL))

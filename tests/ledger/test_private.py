@@ -102,7 +102,7 @@ def test_a_lock_that_was_taken_while_others_could_read_the_queue_stops_nobody(pa
 
 def test_a_folder_in_which_every_user_may_rename_files_is_refused(path, sqlite_url):
     path.parent.chmod(0o777)
-    with pytest.raises(LedgerError, match=rf"found mode 0777 at .*: chmod o-w {path.parent}"):
+    with pytest.raises(LedgerError, match=rf"found mode 0777, .*: chmod o-w {path.parent}"):
         Ledger(sqlite_url, questions=9)
     assert not path.exists()
     path.parent.chmod(0o1777)  # as /tmp: there only the owner of a file may rename it

@@ -6,7 +6,7 @@ import pytest
 
 from safexplain.ledger import BudgetExhausted, Gaussian, Pure
 from safexplain.ledger.records import begins, instant, microseconds, renews
-from safexplain.ledger.storage.sqlite import AnchoredClock
+from safexplain.ledger.storage.sqlite import anchored_clock
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_rule_of_an_account_is_chosen_anew_in_each_period(make, clock):
 
 def test_a_process_does_not_notice_that_its_wall_clock_is_set():
     wall, steady = [10**18], [5 * 10**9]
-    clock = AnchoredClock(lambda: wall[0], lambda: steady[0])
+    clock = anchored_clock(lambda: wall[0], lambda: steady[0])
     assert clock() == 10**15
     wall[0] += 86400 * 10**9
     assert clock() == 10**15
@@ -120,5 +120,5 @@ def test_a_process_does_not_notice_that_its_wall_clock_is_set():
 
 
 def test_the_usual_clock_tells_the_time():
-    first = AnchoredClock()()
+    first = anchored_clock()()
     assert abs(first - datetime.now(UTC).timestamp() * 1e6) < 5e6

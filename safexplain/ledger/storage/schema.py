@@ -97,7 +97,11 @@ def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) 
     Raises:
         LedgerError: it was written by a newer safexplain.
     """
-    check_version(at)
+    if at is not None and at > VERSION:
+        raise LedgerError(
+            f"the ledger was written by a newer safexplain: its schema is version {at}, this one knows up to {VERSION};"
+            " upgrade safexplain on this machine"
+        )
     if at is None:
         execute("CREATE TABLE ledger_schema_version (version BIGINT NOT NULL)", ())
         execute("INSERT INTO ledger_schema_version VALUES (0)", ())
@@ -105,15 +109,6 @@ def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) 
         for statement in step:
             execute(statement.replace("{identity}", identity), ())
     execute("UPDATE ledger_schema_version SET version = ?", (to,))
-
-
-def check_version(at: int | None) -> None:
-    """Raise LedgerError for a version that this safexplain does not know."""
-    if at is not None and at > VERSION:
-        raise LedgerError(
-            f"the ledger was written by a newer safexplain: its schema is version {at}, this one knows up to {VERSION};"
-            " upgrade safexplain on this machine"
-        )
 
 
 def name_ledger(execute: Execute) -> None:
@@ -150,21 +145,19 @@ def _key_questions(execute: Execute, secret: bytes) -> None:
         ("ledger_charges", ("id",), "question"),
         ("ledger_answers", ("question",), "question"),
     ):
-        found = execute(f"SELECT {', '.join(row)}, {column} FROM {table} WHERE {column} IS NOT NULL", ())
-        names, same = ", ".join(row), " AND ".join(f"{table}.{name} = old.{name}" for name in row)
+        names, places = ", ".join(row), f"({'?, ' * len(row)}?)"
+        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL", ())
+        same = " AND ".join(f"{table}.{name} = old.{name}" for name in row)
         for start in range(0, len(found), CHUNK):
-            part = found[start : start + CHUNK]
-            values = ", ".join([f"({'?, ' * len(row)}?)"] * len(part))
+            values: list[Any] = []
+            for *key, digest in (part := found[start : start + CHUNK]):
+                text = isinstance(digest, str)  # hexadecimal, of `Ledger.answer`
+                values += [*key, keyed(secret, digest.encode()).hex() if text else keyed(secret, bytes(digest))]
             execute(
-                f"WITH old ({names}, keyed) AS (VALUES {values})"
+                f"WITH old ({names}, keyed) AS (VALUES {', '.join([places] * len(part))})"
                 f" UPDATE {table} SET {column} = old.keyed FROM old WHERE {same}",
-                [value for *key, digest in part for value in (*key, _keyed_as_stored(secret, digest))],
+                values,
             )
-
-
-def _keyed_as_stored(secret: bytes, digest: str | bytes) -> str | bytes:
-    """Bytes for those of `Ledger.ask`, hexadecimal text for those of `Ledger.answer`."""
-    return keyed(secret, digest.encode()).hex() if isinstance(digest, str) else keyed(secret, bytes(digest))
 
 
 def check_identity(execute: Execute, wanted: str, name: str) -> None:

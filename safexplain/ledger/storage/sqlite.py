@@ -54,33 +54,19 @@ def steady() -> int:
     return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
 
-class AnchoredClock:
-    """Microseconds since 1970: the wall clock at the beginning, a steady clock from there.
+def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> Callable[[], int]:
+    """A clock of microseconds since 1970: the wall clock at the beginning, a steady clock from there.
 
     Args:
         wall: nanoseconds since 1970.
         steady: nanoseconds that only go forward.
     """
-
-    def __init__(self, wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> None:
-        self._steady = steady
-        self._anchor = wall() - steady()
-
-    def __call__(self) -> int:
-        """Now."""
-        return (self._anchor + self._steady()) // 1000
+    anchor = wall() - steady()
+    return lambda: (anchor + steady()) // 1000
 
 
-PROCESS_CLOCK = AnchoredClock()
+PROCESS_CLOCK = anchored_clock()
 """One anchor for all ledgers of a process."""
-
-
-FileIdentity = tuple[int, int]
-
-
-def _identity(path: Path) -> FileIdentity:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
 
 
 def _flush(file: int) -> None:
@@ -91,12 +77,11 @@ def _flush(file: int) -> None:
         getattr(os, "fdatasync", os.fsync)(file)
 
 
-def _stands(path: Path, file: FileIdentity) -> bool:
+def _stands(path: Path, file: os.stat_result) -> bool:
     """Whether the path still leads to the file."""
-    try:
-        return _identity(path) == file
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), file)
+    return False
 
 
 def check_folder(folder: Path) -> None:
@@ -104,9 +89,8 @@ def check_folder(folder: Path) -> None:
     mode = folder.stat().st_mode
     if fcntl is not None and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise LedgerError(
-            f"expected a folder for the ledger that only its owner or group may write to, found mode"
-            f" {stat.S_IMODE(mode):04o} at {folder}, where any user may replace the ledger: chmod o-w"
-            f" {shlex.quote(str(folder))}"
+            "expected a folder for the ledger in which only its owner or group may write, found mode"
+            f" {stat.S_IMODE(mode):04o}, with which anybody may replace it: chmod o-w {shlex.quote(str(folder))}"
         )
 
 
@@ -132,7 +116,8 @@ def make_private(path: Path) -> bool:
             f" {take} {shlex.quote(str(path))}"
         )
     if stat.S_IMODE(found.st_mode) != 0o600:
-        path.chmod(0o600)
+        with suppress(FileNotFoundError):  # another process, by closing the ledger, may just have deleted its log
+            path.chmod(0o600)
     return bool(found.st_mode & 0o077)
 
 
@@ -256,8 +241,8 @@ class SqliteStorage(LocalStorage):
     def _start(self) -> None:
         super()._start()
         self._queue = FileQueue(self._beside("-queue"))
-        self._file: FileIdentity | None = None
-        self._log: tuple[int, FileIdentity] | None = None
+        self._file: os.stat_result | None = None
+        self._log: tuple[int, os.stat_result] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
@@ -281,7 +266,7 @@ class SqliteStorage(LocalStorage):
                 self._open()
                 if self._log is None:
                     log = os.open(self._beside("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
-                    self._log = log, _identity(self._beside("-wal"))
+                    self._log = log, os.stat(self._beside("-wal"))
                 known = self._log
                 log = os.dup(known[0])  # another thread may close the ledger meanwhile
             try:
@@ -333,7 +318,7 @@ class SqliteStorage(LocalStorage):
             )  # fmt: skip
             try:
                 self._set_up(connection)
-                self._file = _identity(self.path)
+                self._file = os.stat(self.path)
             except BaseException:
                 connection.close()
                 raise
