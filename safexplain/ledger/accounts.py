@@ -33,7 +33,7 @@ TOTAL = ""
 """The principal whose account is that of all together."""
 
 ACCOUNT_COLUMNS = (
-    "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, loss, unbounded, charges,"
+    "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, losses, unbounded, charges,"
     " granted_epsilon, granted_delta, questions, granted_questions"
 )
 _NAMES = ACCOUNT_COLUMNS.split(", ")

@@ -216,6 +216,25 @@ def test_a_ledger_of_an_older_version_is_brought_up_to_date(sqlite_url, version)
         assert ledger.verify() == 3
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_training_of_version_0_2_is_not_charged_again(database, request):
+    """Unlike questions, it stays under the digest of its weights."""
+    url = request.getfixturevalue(f"{database}_url")
+    with Ledger(url, epsilon=1.0) as ledger:
+        charge = ledger.charge_training(TRAINED, adjacency="substitute")
+        with ledger._storage.transaction() as execute:
+            for statement in (
+                "ALTER TABLE ledger_identity DROP COLUMN secret",
+                "ALTER TABLE ledger_accounts RENAME COLUMN losses TO loss",
+                "DROP TABLE ledger_services",
+                "UPDATE ledger_schema_version SET version = 6",
+            ):
+                execute(statement, ())
+    with Ledger(url) as ledger:
+        assert ledger.charge_training(TRAINED, adjacency="substitute") == charge
+        assert (ledger.spent("ann"), len(ledger.trainings()), ledger.verify()) == (0.125, 1, 1)
+
+
 def test_a_migration_that_fails_changes_nothing(sqlite_url, monkeypatch):
     of_version(sqlite_url, 1)
     broken = (*MIGRATIONS[:1], (*MIGRATIONS[1], "CREATE TABLE oops ("))

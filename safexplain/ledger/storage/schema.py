@@ -55,7 +55,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     (),  # charges may be Renyi curves, which an older safexplain could not read
     (),  # charges may be trainings, which count in every account: an older safexplain would leave them out
-    (  # `name_ledger` then makes the secret, and keys what was asked before
+    (  # `name_ledger` then makes the secret, and keys what was asked before; a running process of 0.2 finds no `loss`
+        "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",
         "ALTER TABLE ledger_identity ADD COLUMN secret BYTEA",
         "CREATE TABLE ledger_services (name TEXT PRIMARY KEY, limits TEXT NOT NULL)",
     ),
@@ -139,14 +140,16 @@ def keyed(secret: bytes, digest: bytes) -> bytes:
 
 
 def _key_questions(execute: Execute, secret: bytes) -> None:
-    """Key all digests of questions that a ledger before step 7 holds, several by one statement."""
-    for table, row, column in (
-        ("ledger_questions", ("principal", "number"), "digest"),
-        ("ledger_charges", ("id",), "question"),
-        ("ledger_answers", ("question",), "question"),
+    """Key all digests of questions that a ledger before step 7 holds, several by one statement; trainings, which are
+    charges of all principals together, stay under the digest of their weights."""
+    trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
+    for table, row, column, those in (
+        ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
+        ("ledger_answers", ("question",), "question", f"question NOT IN ({trainings})"),
+        ("ledger_charges", ("id",), "question", "principal <> ''"),
     ):
         names, places = ", ".join(row), f"({'?, ' * len(row)}?)"
-        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL", ())
+        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL AND {those}", ())
         same = " AND ".join(f"{table}.{name} = old.{name}" for name in row)
         for start in range(0, len(found), CHUNK):
             values: list[Any] = []

@@ -302,7 +302,7 @@ class SqliteStorage(LocalStorage):
             raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
         with explained(self.name):
             check_folder(self.path.parent)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
 
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
