@@ -148,7 +148,8 @@ class Batches:
         jobs, count = [first], len(first.x)
         while count < self.rows and not self._queue.empty():
             job = self._queue.get()
-            if job is None or not _alike(job, first) or count + len(job.x) > self.rows:
+            unlike = job is None or job.compute != first.compute or job.x.shape[1:] != first.x.shape[1:]
+            if job is None or unlike or count + len(job.x) > self.rows:
                 held.append(job)
                 break
             jobs.append(job)
@@ -172,7 +173,3 @@ class Batches:
         for job in jobs:
             job.done.set_result(answers[start : start + len(job.x)])
             start += len(job.x)
-
-
-def _alike(job: _Job, first: _Job) -> bool:
-    return job.compute == first.compute and job.x.shape[1:] == first.x.shape[1:]

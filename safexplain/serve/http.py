@@ -241,14 +241,7 @@ def _client(request: Request) -> str:
                 name = name or str(getattr(user, attribute) or "")
         if not name:
             raise RequestError("the authenticated user has no name", status=403)
-    return client_of([_utf8(value) for value in request.headers.getlist("x-client-id")], name)
-
-
-def _utf8(value: str) -> str:
-    """A header as its sender wrote it: Starlette reads bytes as Latin-1."""
-    with suppress(UnicodeDecodeError):
-        return value.encode("latin-1").decode()
-    return value
+    return client_of(request.headers.getlist("x-client-id"), name)
 
 
 def _check(request: Request, most: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +142,10 @@ def client_of(header: Sequence[str], user: str = "") -> str:
     """
     if user:
         return principal(USER + user)
-    name = principal(header[0]) if header else ANONYMOUS
+    given = header[0] if header else ANONYMOUS
+    with suppress(UnicodeError):  # servers read the UTF-8 of a header as Latin-1
+        given = given.encode("latin-1").decode()
+    name = principal(given)
     if len(header) > 1 or name.startswith(USER):
         raise RequestError(f"X-Client-Id: expected one name that does not begin with {USER}", field="X-Client-Id")
     return name

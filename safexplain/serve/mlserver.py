@@ -75,7 +75,7 @@ class HardenedRuntime(MLModel):  # type: ignore[misc]
             part["parameters"] = {name: value for name, value in given.items() if value not in TRANSPORT.get(name, ())}
         try:
             named = headers.get("x-client-id")
-            client = client_of([] if named is None else [named.encode("latin-1").decode(errors="replace")])
+            client = client_of([] if named is None else [named])
             if "host" in headers and headers.get("content-type", "").partition(";")[0] != "application/json":
                 raise RequestError("expected application/json", status=415)  # over REST; a web page can send the rest
             if not (body["id"].isascii() and body["id"].isprintable()):

@@ -53,39 +53,6 @@ T = TypeVar("T")
 _log = logging.getLogger("safexplain.serve")
 
 
-class Room:
-    """Bytes of requests that are read or answered, of which one client has a share at most; for one event loop.
-
-    Who has none yet gets more than the share, and where there are none more than all, lest a large request is never
-    answered.
-
-    Args:
-        total: of all clients.
-        share: of one.
-    """
-
-    def __init__(self, total: int, share: int) -> None:
-        self.total, self.share = total, share
-        self._taken: Counter[str] = Counter()
-
-    def take(self, client: str, amount: int, already: int) -> None:
-        """So much more for a request that has some already.
-
-        Raises:
-            UnavailableError: others have too much.
-        """
-        mine, every = self._taken[client] - already, self._taken.total() - already
-        if (mine and mine + already + amount > self.share) or (every and every + already + amount > self.total):
-            raise UnavailableError("overloaded: too many bytes of requests wait already; ask again later")
-        self._taken[client] += amount
-
-    def give(self, client: str, amount: int) -> None:
-        """Back what was taken."""
-        self._taken[client] -= amount
-        if not self._taken[client]:
-            del self._taken[client]
-
-
 class Intake:
     """Requests on their way to a service, of which one client holds a share at most.
 
@@ -95,7 +62,7 @@ class Intake:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._room = Room(IN_FLIGHT, IN_FLIGHT // 4)
+        self._held: Counter[str] = Counter()  # bytes of each client
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._threads: list[CapacityLimiter] = []  # made in the event loop that it is for
 
@@ -112,7 +79,8 @@ class Intake:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     async for part in stream:
-                        self._room.take(client, len(part), len(body))
+                        self._check_room(client, len(part), len(body))
+                        self._held[client] += len(part)
                         body += part
                         if len(body) > most:
                             raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
@@ -120,7 +88,15 @@ class Intake:
                 raise RequestError(f"expected the body within {BODY_SECONDS:g} s", status=408) from None
             yield body
         finally:
-            self._room.give(client, len(body))
+            self._held[client] -= len(body)
+            self._held += Counter()  # without clients that hold nothing
+
+    def _check_room(self, client: str, more: int, own: int) -> None:
+        """Raise UnavailableError unless a request that has `own` bytes may have more: beside others of its client it keeps
+        to a share, beside those of all to the whole; alone it may have what `Bounds.size` allows."""
+        mine, every = self._held[client], self._held.total()
+        if (mine > own and mine + more > IN_FLIGHT // 4) or (every > own and every + more > IN_FLIGHT):
+            raise UnavailableError("overloaded: too many bytes of requests wait already; ask again later")
 
     async def answer(self, client: str, ask: Callable[[], T]) -> T:
         """What `ask` returns, in a thread; requests of one client beyond its share wait for each other."""
