@@ -83,7 +83,7 @@ def show_command(
             table.add_row(*_whose(a), f"{a.questions:,}", left, limit)
         console.print(table)
     for name, limits in services.items():
-        about = ", ".join(f"{limit} {'none' if value is None else value}" for limit, value in limits.items())
+        about = ", ".join(f"{limit} {value}" for limit, value in limits.items() if value is not None)
         console.print(f"Service {name}, for each client: {about}", highlight=False, markup=False, soft_wrap=True)
     if unknown:
         console.print("This principal was never charged or granted anything, and never asked.", highlight=False)

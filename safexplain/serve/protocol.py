@@ -92,8 +92,8 @@ class Intake:
             self._held += Counter()  # without clients that hold nothing
 
     def _check_room(self, client: str, more: int, own: int) -> None:
-        """Raise UnavailableError unless a request that has `own` bytes may have more: beside others of its client it keeps
-        to a share, beside those of all to the whole; alone it may have what `Bounds.size` allows."""
+        """Raise UnavailableError unless a request that has `own` bytes may have more: beside others of its client it
+        keeps to a share, beside those of all to the whole; alone it may have what `Bounds.size` allows."""
         mine, every = self._held[client], self._held.total()
         if (mine > own and mine + more > IN_FLIGHT // 4) or (every > own and every + more > IN_FLIGHT):
             raise UnavailableError("overloaded: too many bytes of requests wait already; ask again later")
@@ -166,7 +166,7 @@ def checked(model: type[M], payload: Any) -> M:
         if first["type"] == "extra_forbidden":
             said = f"{name!r} is no part of a request: what is explained, and how, is the server's to decide"
         else:
-            said = f"{'.'.join(where) or 'the request'}: {first['msg'].lower()[:300]}"
+            said = f"{'.'.join(where) or 'the request'}: {first['msg'][:300]}"
         raise RequestError(said, field=name) from None
 
 

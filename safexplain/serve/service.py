@@ -237,7 +237,7 @@ class Service:
     def _began(self) -> None:
         """Say what is served: its limits to the ledger, and in the log whether nobody has signed for it."""
         budget, certificate = self._generation.budget.describe(), self._generation.release.certificate
-        self._ledger.served(self.name, {name: budget[name] for name in ("questions", "looks", "most_looks", "period")})
+        self._ledger.served(self.name, {name: budget[name] for name in ("questions", "period", "looks", "most_looks")})
         if certificate is not None and certificate.signature != "valid":
             _log.warning(
                 "the certificate's signature is not checked: its checksum protects from accidents, not from somebody"

@@ -187,7 +187,7 @@ def test_what_services_enforce_is_shown_where_the_ledger_has_no_limit_of_its_own
             ledger.served("credit", {"questions": math.inf})
     assert run("show", path) == 0
     printed = capfd.readouterr().out
-    assert "Service credit, for each client: looks none, period week, questions 200\n" in printed
+    assert "Service credit, for each client: period week, questions 200\n" in printed
     assert "Service scoring, for each client: questions 30\n" in printed
     assert [line.count("by service") for line in printed.splitlines() if "ann" in line] == [2]
     assert run("show", path, "--json") == 0
