@@ -40,7 +40,7 @@ from safexplain.serve.budget import open_ledger
 from safexplain.serve.inputs import ANONYMOUS, Bounds, numbers, principal
 from safexplain.serve.loading import SETTINGS, Generation, Options, Remembered
 from safexplain.serve.problems import Problem, problem_of
-from safexplain.serve.telemetry import Metrics, record
+from safexplain.serve.telemetry import READY, Metrics, record
 
 __all__ = ["SETTINGS", "Answer", "Service"]
 
@@ -93,12 +93,12 @@ class Service:
         self._seen = options.files()
         self._generation = options.generation(self._ledger)
         self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
-        self._batches = Batches(options.batch_rows, self.metrics.batch)
+        self._batches = Batches(options.batch_rows, self.metrics.batches.observe)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
         self._flights: dict[frozenset[bytes], _Flight] = {}
         self._degraded = False
         self._closing = threading.Event()
-        self.metrics.ready("ready")
+        self.metrics.ready.set(READY["ready"])
         self._began()
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
@@ -204,7 +204,7 @@ class Service:
             found["status"], found["ledger"] = "unavailable", "cannot be reached"
         if self._closing.is_set():
             found["status"] = "unavailable"
-        self.metrics.ready(found["status"])
+        self.metrics.ready.set(READY[found["status"]])
         return found
 
     def reload(self) -> None:
@@ -219,13 +219,13 @@ class Service:
                 new = self._options.generation(self._ledger)
             except Exception as error:  # whatever it is, what was served is served on; the reason stands in the log
                 self._degraded = True
-                self.metrics.reload("refused")
-                self.metrics.ready("degraded")
+                self.metrics.reloads.labels("refused").inc()
+                self.metrics.ready.set(READY["degraded"])
                 _log.error("the new model and certificate are not served: %s", error)
                 raise
             self._generation, self._degraded = new, False
-            self.metrics.reload("loaded")
-            self.metrics.ready("ready")
+            self.metrics.reloads.labels("loaded").inc()
+            self.metrics.ready.set(READY["ready"])
             _log.warning("now serving certificate %s", new.release.digest)
             self._began()
             frozen = gc.get_freeze_count() > 0
@@ -256,7 +256,7 @@ class Service:
     def close(self) -> None:
         """Answer what is being computed, and nothing more."""
         self._closing.set()
-        self.metrics.ready("unavailable")
+        self.metrics.ready.set(READY["unavailable"])
         self._batches.close()
 
     def __enter__(self) -> Service:
@@ -278,7 +278,8 @@ class Service:
             digests = [now.question(row) for row in inputs.numpy()]
             found, remembered = self._find(operation, client, now, inputs, digests)
             status = 200
-            self.metrics.answers(len(found) - remembered, remembered)
+            self.metrics.answers.labels("computed").inc(len(found) - remembered)
+            self.metrics.answers.labels("remembered").inc(remembered)
             return _assembled(operation, found, now)
         except BaseException as error:
             status = problem_of(error).status
@@ -302,7 +303,8 @@ class Service:
     ) -> None:
         """A request is in metrics and audit log."""
         seconds = time.perf_counter() - started
-        self.metrics.request(operation, status, seconds)
+        self.metrics.requests.labels(operation, str(status)).inc()
+        self.metrics.seconds.labels(operation).observe(seconds)
         record(
             operation=operation,
             client=client,

@@ -22,46 +22,35 @@ audit_log = logging.getLogger("safexplain.serve.audit")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}
+"""What readiness says -> the gauge."""
+
+
 class Metrics:
-    """Counters of one service."""
+    """What is counted of one service.
+
+    Attributes:
+        requests: by operation and status.
+        seconds: that a request took, by operation.
+        answers: rows, by source: computed or remembered.
+        batches: rows that were computed together.
+        reloads: by outcome: loaded or refused.
+        ready: a value of `READY`.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self._registry}
-        self._requests = Counter(
-            "safexplain_requests", "Requests by operation and status", ["operation", "status"], **own
-        )
-        self._seconds = Histogram(
-            "safexplain_request_seconds", "Seconds a request took", ["operation"], buckets=_BUCKETS, **own
-        )
-        self._rows = Counter("safexplain_answers", "Answers by source: computed or remembered", ["source"], **own)
+        by = ["operation", "status"]
+        self.requests = Counter("safexplain_requests", "Requests by operation and status", by, **own)
+        seconds = ("safexplain_request_seconds", "Seconds a request took", ["operation"])
+        self.seconds = Histogram(*seconds, buckets=_BUCKETS, **own)
+        self.answers = Counter("safexplain_answers", "Answers by source: computed or remembered", ["source"], **own)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self._batches = Histogram("safexplain_batch_rows", "Rows computed together", buckets=sizes, **own)
-        self._reloads = Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
+        self.batches = Histogram("safexplain_batch_rows", "Rows computed together", buckets=sizes, **own)
+        self.reloads = Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
         said = "1 ready, 0.5 degraded, 0 unavailable"
-        self._ready = Gauge("safexplain_ready", said, multiprocess_mode="livemin", **own)
-
-    def request(self, operation: str, status: int, seconds: float) -> None:
-        """A request was answered, or refused."""
-        self._requests.labels(operation, str(status)).inc()
-        self._seconds.labels(operation).observe(seconds)
-
-    def answers(self, computed: int, remembered: int) -> None:
-        """So many rows were answered."""
-        self._rows.labels("computed").inc(computed)
-        self._rows.labels("remembered").inc(remembered)
-
-    def batch(self, rows: int) -> None:
-        """A batch was computed."""
-        self._batches.observe(rows)
-
-    def reload(self, outcome: str) -> None:
-        """Model and certificate were loaded again, or not."""
-        self._reloads.labels(outcome).inc()
-
-    def ready(self, status: str) -> None:
-        """What readiness says now."""
-        self._ready.set({"ready": 1.0, "degraded": 0.5}.get(status, 0.0))
+        self.ready = Gauge("safexplain_ready", said, multiprocess_mode="livemin", **own)
 
     def text(self) -> tuple[bytes, str]:
         """The exposition and its content type; of all workers where PROMETHEUS_MULTIPROC_DIR is set."""

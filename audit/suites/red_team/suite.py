@@ -205,7 +205,7 @@ def swamped(quick: bool) -> tuple[str, dict[str, Any], bool]:
         signals = simulated(examples=600 if quick else 3000, seed=seed)
         maps = np.random.default_rng(seed).normal(size=(*signals.membership.shape, 32)).astype(np.float32)
         result = certify(replace(signals, attributions=maps), replace(ONCE, suite=("LikelihoodRatio",)))
-        both = next(e for e in result.evidence if e.signal == "attributions+label")
+        both = next(e for e in result.evidence if e.signal == "explanation+label")
         base = result.baseline(1)
         assert base is not None
         lost.append((both.found - base.found) / result.members)
