@@ -1,12 +1,12 @@
 """Serving: what leaves a service that explains, how often it may be asked, and the platforms that it runs on.
 
-    request -> protocol (payload, checked) -> service: remembered? -> budget: may this client ask? -> batches: model and
-    explainer -> budget: charged -> remembered -> protocol (listed arrays only) -> answer
+    request -> inputs (bounded) -> protocol (payload, checked) -> service: remembered? -> batches: a seat, in turn ->
+    budget: charged -> batches: model and explainer -> remembered -> protocol (listed arrays only) -> answer
 
-`service` is the core, which knows no platform; `memory` remembers answers, `budget` counts questions, `batches`
-computes them, `telemetry` says what happened. `protocol` reads and writes the payloads of the V1 and V2 inference
-protocols. Every platform is one file beside them: `http` (FastAPI, and `safexplain serve`), `kserve`, `mlserver`,
-`mlflow`, `ray`, `bentoml`.
+`service` is the core, which knows no platform; `loading` has its options, model and certificate, `budget` counts
+questions, `batches` computes them, `problems` are what a client is told instead, `telemetry` says what happened.
+`inputs` and `protocol` read what clients send, and write V1 and V2. Every platform is one file beside them: `http`
+(FastAPI, and `safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`, `bentoml`.
 """
 
 from __future__ import annotations

@@ -150,14 +150,11 @@ class Generation:
             RequestError: nobody said what shape inputs have, and the model cannot take this one.
         """
         try:
-            scores = self.release.predict(x)
-            if scores.shape[:1] != x.shape[:1] or scores.dim() != 2:
-                raise ValueError(f"scores of shape {written(scores.shape)} for {len(x)} inputs")
+            return self.release.predict(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self.shape is not None or isinstance(error, SafexplainError):
                 raise
             raise RequestError(f"the model takes no inputs of shape {written(x.shape[1:])}", field="input") from None
-        return scores
 
     def _given(self, scores: Tensor) -> list[tuple[float, ...] | None]:
         """Probabilities, where they are given."""

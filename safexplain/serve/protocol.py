@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,10 +25,7 @@ from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from safexplain.errors import (
-    RequestError,
-    UnavailableError,
-)
+from safexplain.errors import RequestError, UnavailableError
 from safexplain.serve.inputs import numbers
 from safexplain.serve.service import Answer, Service
 
@@ -49,8 +45,6 @@ AT_ONCE_EACH = 32
 """Requests of one client that have a thread; more of them wait."""
 
 T = TypeVar("T")
-
-_log = logging.getLogger("safexplain.serve")
 
 
 class Intake:

@@ -310,7 +310,7 @@ class Service:
             client=client,
             status=status,
             certificate=now.release.digest,
-            questions=[self._ledger.keyed(digest).hex() for digest in digests],
+            questions=(self._ledger.keyed(digest).hex() for digest in digests),  # made where they are written
             remembered=remembered,
             seconds=seconds,
             uncertified=now.release.uncertified,

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -61,10 +61,11 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def record(*, questions: Sequence[str], seconds: float, uncertified: bool, **about: Any) -> None:
+def record(*, questions: Iterable[str], seconds: float, uncertified: bool, **about: Any) -> None:
     """One line of the audit log: who, when, which questions by digest, under which certificate, and what came of it."""
     if not audit_log.isEnabledFor(logging.INFO):
         return
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **about, "rows": len(questions)}
-    line |= {"seconds": round(seconds, 4), "questions": list(questions)}
+    named = list(questions)
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **about, "rows": len(named)}
+    line |= {"seconds": round(seconds, 4), "questions": named}
     audit_log.info(json.dumps(line | ({"uncertified": True} if uncertified else {})))
