@@ -7,7 +7,8 @@ would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -49,6 +50,20 @@ class CertificateError(SafexplainError, ValueError):
 
 class MissingExtraError(SafexplainError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+@contextmanager
+def brought_by(extra: str) -> Iterator[None]:
+    """Imports of what an extra of this package brings.
+
+    Raises:
+        MissingExtraError: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        said = f'{error.name} is not installed: pip install "safexplain[{extra}]"'
+        raise MissingExtraError(said, name=error.name) from error
 
 
 class NotHardenedError(SafexplainError, ImportError):

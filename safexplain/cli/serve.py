@@ -99,12 +99,12 @@ def serve_command(given: ServeOptions) -> int:
     _check_extras(given)
     import uvicorn
 
-    from safexplain.serve.http import Connection, from_environment
+    from safexplain.serve.http import Connection, app
     from safexplain.serve.service import SETTINGS, Service
 
     os.environ[SETTINGS] = given.settings()
-    with Service.from_environment() as service:  # what cannot be served is refused before anything listens
-        typer.echo(given.sentence(service.ready()), err=True)
+    service = Service.from_environment()  # what cannot be served is refused before anything listens
+    typer.echo(given.sentence(service.ready()), err=True)
     listening: dict[str, Any] = {
         "host": given.host,
         "port": given.port,
@@ -117,8 +117,9 @@ def serve_command(given: ServeOptions) -> int:
         "limit_concurrency": CONNECTIONS,
     }
     if given.workers == 1:
-        uvicorn.run(from_environment(), **listening)
+        uvicorn.run(app(service), **listening)
         return 0
+    service.close()
     with tempfile.TemporaryDirectory(prefix="safexplain-metrics-") as folder:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
         uvicorn.run("safexplain.serve.http:from_environment", factory=True, workers=given.workers, **listening)

@@ -189,10 +189,10 @@ def load_release(
     if path is None:
         if not uncertified or method is None or hardening is None:
             raise ConfigurationError(
-                "expected a certificate; to serve without one, say so: uncertified=True, method=..., hardening=..."
+                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..., hardening=..."
             )
         return _without_certificate(model, method, keyed(hardening, key), options or NOTHING, output, shape, public)
-    given = {"method": method, "hardening": hardening, "options": options, "shape": shape}
+    given = {"explainer": method, "hardening": hardening, "options": options, "shape": shape}
     if said := [name for name, value in given.items() if value is not None]:
         raise ConfigurationError(f"{', '.join(said)}: the certificate says that; leave it out")
     before = file_sha256(path) if Path(path).is_file() else ""

@@ -14,20 +14,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from safexplain.errors import MissingExtraError
+from safexplain.errors import brought_by
 
 __all__ = ["Limits", "Service", "app", "router"]
 
-try:
+with brought_by("serve"):
     import cachetools  # noqa: F401
     import fastapi_offline  # noqa: F401
     import orjson  # noqa: F401
     import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError(
-        f'serving needs {error.name}, which is not installed: pip install "safexplain[serve]"', name=error.name
-    ) from error
 
 _HOMES = {"Limits": "budget", "Service": "service", "app": "http", "router": "http"}
 

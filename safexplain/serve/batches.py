@@ -137,8 +137,9 @@ class Batches:
             jobs = self._batch(held)
             if not jobs:
                 return
-            self._answer([job for job in jobs if job.done.set_running_or_notify_cancel()])
-            del jobs  # what waits here for the next question must not keep a model that was replaced
+            if wanted := [job for job in jobs if job.done.set_running_or_notify_cancel()]:
+                self._answer(wanted)
+            del jobs, wanted  # what waits here for the next question must not keep a model that was replaced
 
     def _batch(self, held: list[_Job | None]) -> list[_Job]:
         """The next jobs that can be computed together; none: it is closed. `held` keeps one that cannot."""
@@ -157,8 +158,6 @@ class Batches:
         return jobs
 
     def _answer(self, jobs: list[_Job]) -> None:
-        if not jobs:
-            return
         self._on_batch(sum(len(job.x) for job in jobs))
         try:
             answers = list(jobs[0].compute(torch.cat([job.x for job in jobs]) if len(jobs) > 1 else jobs[0].x))

@@ -8,26 +8,20 @@ So requests are read and answered by `safexplain.serve.http`; errors are problem
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationError, MissingExtraError
+from safexplain.errors import ConfigurationError, brought_by
 from safexplain.serve.http import respond
 from safexplain.serve.inputs import numbers
 from safexplain.serve.protocol import Intake, Operation, Reply, Strict, checked, explain_v1, predict_v1
 from safexplain.serve.service import Service
 
-try:
+with brought_by("bentoml"):
     from bentoml import Context, IODescriptor, api
-except ImportError as error:
-    raise MissingExtraError(
-        f'serving by BentoML needs {error.name}, which is not installed: pip install "safexplain[bentoml]"',
-        name=error.name,
-    ) from error
 
 
 class Question(IODescriptor):  # type: ignore[misc]
@@ -93,7 +87,7 @@ def _bare(ask: Operation, member: str) -> Operation:
     """An operation of V1 that takes {"x": rows} and gives this member of the response alone."""
 
     def operation(service: Service, payload: Any, client: str) -> Reply:
-        reply = ask(service, {"instances": numbers(checked(Rows, payload).x, "x")}, client)
-        return replace(reply, content=reply.content[member])
+        content, answer = ask(service, {"instances": numbers(checked(Rows, payload).x, "x")}, client)
+        return content[member], answer
 
     return operation

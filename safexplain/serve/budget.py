@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from safexplain._validate import check_whole, keep_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
@@ -203,13 +204,10 @@ class _History:
         """With questions that were asked since."""
         if not questions:
             return self
-        sketches = np.concatenate([self.sketches, _read(questions, self.sketches.shape[1])])
+        new = np.frombuffer(b"".join(question.sketch for question in questions), np.dtype("<f4"))
+        sketches = np.concatenate([self.sketches, new.reshape(len(questions), -1)])
         first = np.concatenate([self.first, [question.first for question in questions]])
         return _History(sketches, first, questions[-1].number)
-
-
-def _read(questions: Sequence[Seen], k: int) -> Sketches:
-    return np.frombuffer(b"".join(q.sketch for q in questions), np.dtype("<f4")).reshape(len(questions), k)
 
 
 class Budget:
@@ -296,23 +294,18 @@ class Budget:
             """The search among what is known, outside of the ledger's transaction."""
             sketches = like.sketch(x)
             known = self._history(client, like)
-            to_known, among = _distances(sketches, known.sketches), _distances(sketches, sketches)
+            to_known, among = cdist(sketches, known.sketches), cdist(sketches, sketches)
 
             def place(positions: Sequence[int], number: int, later: Sequence[Seen]) -> list[int]:
                 """Inside the transaction: only what came since, and the questions of this call, are left to compare."""
-                since = _distances(sketches, _read(later, sketches.shape[1])) if later else None
-                found: dict[int, int] = {}
+                every = known.and_then(later)
+                since = cdist(sketches, every.sketches[len(known.first) :])
+                first, start = every.first, len(every.first)
                 for new, i in enumerate(positions):
-                    candidates = [(like.threshold, number + new, True)]
-                    if len(known.first):
-                        j = int(to_known[i].argmin())
-                        candidates.append((float(to_known[i, j]), int(known.first[j]), False))
-                    if since is not None:
-                        j = int(since[i].argmin())
-                        candidates.append((float(since[i, j]), later[j].first, False))
-                    candidates += [(float(among[i, j]), found[j], False) for j in found]
-                    found[i] = min(candidates, key=lambda c: (c[0], c[2]))[1]
-                return list(found.values())
+                    to = np.concatenate([to_known[i], since[i], among[i, list(positions[:new])]])
+                    near = len(to) > 0 and to.min() <= like.threshold
+                    first = np.append(first, first[to.argmin()] if near else number + new)
+                return [int(n) for n in first[start:]]
 
             return Looks(like.space, [row.astype("<f4").tobytes() for row in sketches], known.after, place, self._looks)
 
@@ -328,12 +321,6 @@ class Budget:
             if history.size <= MOST_KEPT:
                 self._histories[client] = history
             return history
-
-
-def _distances(one: Sketches, other: Sketches) -> NDArray[np.float64]:
-    from scipy.spatial.distance import cdist
-
-    return np.asarray(cdist(one, other))
 
 
 def open_ledger(ledger: Ledger | str | None) -> Ledger:

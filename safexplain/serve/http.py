@@ -17,7 +17,6 @@ application/problem+json (RFC 9457).
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from safexplain.serve.protocol import (
     RequestV1,
     RequestV2,
     explain_v1,
+    headers,
     infer_v2,
     metadata_v2,
     predict_v1,
@@ -75,8 +75,8 @@ def router(service: Service) -> APIRouter:
             openapi_extra=openapi, tags=["explanations"],
         )  # fmt: skip
 
-    shape = service.shape or (3,)
-    shape = shape if math.prod(shape) <= 64 else (3,)
+    shape = service.now.shape or (3,)
+    shape = shape if math.prod(shape) <= 64 else (3,)  # of an example that a person can read
     row, zeros, every = np.full(shape, 0.5).tolist(), np.zeros(shape).tolist(), [1, *shape]
     tensor = {"shape": every, "datatype": "FP32"}
     asked = {"name": INPUT, **tensor, "data": [0.5] * math.prod(shape)}
@@ -152,15 +152,8 @@ def app(service: Service) -> FastAPI:
 
 
 def from_environment() -> FastAPI:
-    """The application of the service that SAFEXPLAIN_SERVE describes, for workers: `uvicorn --factory`.
-
-    The process is taken for its own: Python's collector of garbage no longer looks at what is loaded now, PyTorch and
-    the model among it, which takes it a tenth of a second each time.
-    """
-    made = app(Service.from_environment())
-    gc.collect()
-    gc.freeze()
-    return made
+    """The application of the service that SAFEXPLAIN_SERVE describes, for workers: `uvicorn --factory`."""
+    return app(Service.from_environment())
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
@@ -193,9 +186,7 @@ class Connection(H11Protocol):  # type: ignore[misc]
             self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
-async def respond(
-    request: Request, intake: Intake, called: str, operation: Operation, *, tables: bool = False
-) -> Response:
+async def respond(request: Request, intake: Intake, called: str, operation: Operation) -> Response:
     """The response to a request of JSON, whichever of Starlette's applications it came to; it raises nothing.
 
     Args:
@@ -203,20 +194,19 @@ async def respond(
         intake: of the service.
         called: the operation's name, for metrics and audit log.
         operation: what is asked.
-        tables: rows may be objects, see `Bounds.load`.
     """
     service, client = intake.service, ""
     try:
         client = _client(request)
-        _check(request, service.bounds.size)
+        _check(request, service.now.bounds.size)
         async with intake.body(request.stream(), client) as body:
 
             def answered() -> tuple[bytes, dict[str, str]]:
-                reply = operation(service, service.bounds.load(body, tables=tables), client)
-                return orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), reply.headers
+                content, answer = operation(service, service.now.bounds.load(body), client)
+                return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers(answer)
 
-            content, headers = await intake.answer(client, answered)
-        return Response(content, media_type="application/json", headers=headers)
+            content, said = await intake.answer(client, answered)
+        return Response(content, media_type="application/json", headers=said)
     except ClientDisconnect:
         return Response(status_code=499)
     except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
@@ -261,13 +251,9 @@ def _check(request: Request, most: int) -> None:
 
 
 def _problem(problem: Problem, request: Request) -> Response:
-    content = {**problem.to_dict(), "instance": request.url.path}
-    return Response(
-        orjson.dumps(content),
-        problem.status,
-        media_type=_PROBLEM,
-        headers={**problem.headers, "Cache-Control": "no-store"},
-    )
+    said = {"Cache-Control": "no-store"} | ({"Retry-After": str(problem.retry_after)} if problem.retry_after else {})
+    content = orjson.dumps({**problem.to_dict(), "instance": request.url.path})
+    return Response(content, problem.status, media_type=_PROBLEM, headers=said)
 
 
 def _described(model: Any, given: Any, back: Any) -> dict[str, Any]:

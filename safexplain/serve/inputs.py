@@ -67,18 +67,16 @@ class Bounds:
         """Bytes of a body, at most."""
         return min(MOST_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _SLACK)
 
-    def load(self, body: bytes | bytearray, *, tables: bool = False) -> Any:
+    def load(self, body: bytes | bytearray) -> Any:
         """The JSON of a body, parsed once its marks were counted: 30 MiB of `{}` would parse to a gigabyte.
 
         Args:
             body: of a request, as read.
-            tables: rows may be objects, with a name beside each number.
 
         Raises:
             RequestError: more lists, objects, texts or numbers than so many rows have (413), or no JSON.
         """
-        names = self.numbers if tables else 0
-        most = {b",": self.numbers, b"[": self.lists, b"{": self.rows if tables else 0, b":": names, b'"': 2 * names}
+        most = {b",": self.numbers, b"[": self.lists, b"{": 0, b":": 0, b'"': 0}
         if any(body.count(mark) > number + _SLACK for mark, number in most.items()):
             raise RequestError(
                 f"expected at most {self.rows:,} rows of {self.numbers // self.rows:,} numbers", status=413

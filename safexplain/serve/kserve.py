@@ -16,21 +16,17 @@ A container has one process (`--workers 1`): scale by replicas, which share a le
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from safexplain.errors import MissingExtraError, SafexplainError
+from safexplain.errors import SafexplainError, brought_by
 from safexplain.serve.http import router
 from safexplain.serve.service import SETTINGS, Service
 
-try:
+with brought_by("kserve"):
     import kserve
     from fastapi import HTTPException
     from kserve import model_server
-except ImportError as error:
-    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[kserve]"', name=error.name) from error
 
 __all__ = ["HardenedModel", "main"]
 
@@ -82,15 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own.add_argument("--model", help="the model's file")
     own.add_argument("--certificate", help="its certificate")
     own.add_argument("--ledger", help="URL of the ledger that counts questions; several replicas share one")
+    parser.set_defaults(model_name=None)
     given = parser.parse_args(arguments)
-    files = {"model": given.model, "certificate": given.certificate, "ledger": given.ledger}
-    named = {name: value for name, value in files.items() if value is not None}
+    files = {"model": given.model, "certificate": given.certificate, "ledger": given.ledger, "name": given.model_name}
     try:
-        settings = {"name": given.model_name, **json.loads(os.environ.get(SETTINGS) or "{}"), **named}
-    except (ValueError, TypeError):
-        parser.exit(2, f"not served: {SETTINGS}: expected a JSON object\n")
-    try:
-        service = Service.load(**settings)
+        service = Service.from_environment(**{name: value for name, value in files.items() if value is not None})
     except (SafexplainError, TypeError) as error:
         parser.exit(2, f"not served: {error}\n")
     with service:

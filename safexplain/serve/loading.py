@@ -7,10 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,9 +37,6 @@ from safexplain.outputs import are_probabilities
 from safexplain.serve.budget import Budget, Limits
 from safexplain.serve.inputs import Bounds
 from safexplain.verdict.certificate.read import load_certificate
-
-SETTINGS = "SAFEXPLAIN_SERVE"
-"""Environment variable with the arguments of `Service.load` as JSON: how workers and containers are told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +81,6 @@ class Generation:
     range: tuple[float, float] | None
     probabilities: bool
     bounds: Bounds
-
-    @property
-    def written(self) -> float:
-        """When the certificate was made, in seconds since 1970; now, where it does not say."""
-        certificate = self.release.certificate
-        date = "" if certificate is None else certificate.environment.get("date", "")
-        try:
-            return datetime.strptime(date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).timestamp()
-        except ValueError:
-            return time.time()
 
     def check(self, x: NDArray[np.float32]) -> None:
         """Refuse what cannot be explained, before it costs anything.
@@ -233,24 +218,6 @@ class Options:
     watch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
     @classmethod
-    def from_environment(cls) -> dict[str, Any]:
-        """Arguments of `Service.load` that SAFEXPLAIN_SERVE holds, as a JSON object.
-
-        Raises:
-            ConfigurationError: it is not set, or no such object.
-        """
-        try:
-            given = json.loads(os.environ.get(SETTINGS, ""))
-            if not isinstance(given, dict) or "model" not in given:
-                raise ValueError("no object with a model")
-        except ValueError as error:
-            raise ConfigurationError(
-                f'{SETTINGS}: expected a JSON object such as {{"model": "model.pt2", "certificate":'
-                f' "certificate.json"}} ({error})'
-            ) from None
-        return given
-
-    @classmethod
     def of(cls, model: Any, certificate: str | Path | None, options: Mapping[str, Any]) -> Options:
         """The options of a service, with the public key read.
 
@@ -320,7 +287,9 @@ class Options:
             public_key=self.public_key,
             public=public,
             uncertified=self.uncertified,
-            **self._without_certificate(shape),
+            method=self.explainer,
+            hardening=self._hardening(),
+            shape=shape if self.certificate is None else None,
         )
         if release.mixes_batch:
             raise RefusedError(
@@ -362,19 +331,14 @@ class Options:
         low, high = float(public.min()), float(public.max())
         return 2 * low - high, 2 * high - low
 
-    def _without_certificate(self, shape: tuple[int, ...] | None) -> dict[str, Any]:
-        if self.certificate is not None:
-            if self.explainer is not None or self.hardening is not None:
-                raise ConfigurationError("explainer and hardening: the certificate says that; leave them out")
-            return {}
-        if not self.uncertified or self.explainer is None:
-            raise ConfigurationError(
-                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..., hardening=..."
-            )
-        given = self.hardening or Hardening.recommended()
-        if not isinstance(given, Hardening):
-            given = Hardening.from_json(given if isinstance(given, str) else json.dumps(dict(given)))
-        return {"method": self.explainer, "hardening": given, "shape": shape}
+    def _hardening(self) -> Hardening | None:
+        """What is done to explanations; None: the certificate says it."""
+        given = self.hardening
+        if given is None:
+            return Hardening.recommended() if self.certificate is None else None
+        if isinstance(given, Hardening):
+            return given
+        return Hardening.from_json(given if isinstance(given, str) else json.dumps(dict(given)))
 
 
 def _shape_of(model: nn.Module) -> tuple[int, ...] | None:

@@ -1,32 +1,26 @@
-"""Hardened explanations as an MLflow model: saved with its certificate, loaded as a service, served by MLflow itself.
+"""Hardened explanations as an MLflow model: saved with its certificate, and loaded as a service.
 
     save_model("release", "model.pt2", "certificate.json")      # model file and certificate as artefacts, never a key
     loaded = mlflow.pyfunc.load_model("release", model_config={"ledger": "sqlite:///spent.sqlite"})
     loaded.predict(rows)                                        # labels (n,)
     loaded.predict(rows, params={"explain": True})              # hardened maps (n, ...)
 
-    mlflow models serve --model-uri release --env-manager local --port 5000    # POST /invocations
-
 The key comes from the environment of whoever loads (SAFEXPLAIN_NOISE_KEY). What is saved is code of two lines ("models
 from code") beside the files, so that nothing pickled is loaded.
 
-MLflow's scoring server writes the rows of a refused request, and the traceback of a failed one, into its answer, drops
-fields that it does not know, reads Parquet (of which 10 KB can hold 3 GB), and hands no header to the model. So the
-`/invocations` of a hardened model, and of no other, is answered by `safexplain.serve.http`, as on other platforms. In a
-server in which that cannot be done the model does not load.
+Over HTTP the saved files are served by `safexplain serve`. In MLflow's own scoring server the model refuses to load:
+that server writes the rows of a refused request, and the traceback of a failed one, into its answer, reads Parquet (of
+which 10 KB can hold 3 GB), and hands no header to the model, which could not tell one client from another.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,22 +28,15 @@ from typing import Any
 import numpy as np
 
 from safexplain._versions import VERSION
-from safexplain.errors import ConfigurationError, MissingExtraError, RefusedError, RequestError
-from safexplain.serve.http import respond
+from safexplain.errors import ConfigurationError, RefusedError, brought_by
 from safexplain.serve.inputs import ANONYMOUS, numbers
 from safexplain.serve.loading import Options
-from safexplain.serve.protocol import Intake, Reply, Strict, checked
 from safexplain.serve.service import Service
 
-try:
-    import mlflow
+with brought_by("mlflow"):
     from mlflow import pyfunc
-    from mlflow.exceptions import MlflowException
     from mlflow.models import Model, ModelSignature
-    from mlflow.pyfunc import scoring_server
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec
-except ImportError as error:
-    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[mlflow]"', name=error.name) from error
 
 CODE = """from mlflow.models import set_model
 from safexplain.serve.mlflow import HardenedModel
@@ -70,35 +57,6 @@ SIGNATURE = ModelSignature(
 )
 """Parameters and defaults; of inputs nothing, as MLflow would refuse float64 beside float32, and quote the rows."""
 
-FORMATS = ("inputs", "instances", "dataframe_split", "dataframe_records")
-"""Fields of a request, exactly one of which holds the rows; beside it only `params` is allowed."""
-
-_SAVING: ContextVar[bool] = ContextVar("safexplain_mlflow_saving", default=False)
-
-
-class Split(Strict):
-    """A table: its columns are taken in their order."""
-
-    columns: Any = None
-    index: Any = None
-    data: Any
-
-
-class Params(Strict):
-    """What a client may choose over HTTP."""
-
-    explain: bool = False
-
-
-class Invocation(Strict):
-    """The body of a request to `/invocations`."""
-
-    inputs: Any = None
-    instances: Any = None
-    dataframe_split: Split | None = None
-    dataframe_records: list[dict[str, Any]] | None = None
-    params: Params = Params()
-
 
 class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     """A service behind MLflow's `predict`: labels, or with `params={"explain": True}` hardened maps."""
@@ -112,12 +70,15 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
         Raises:
             SafexplainError: as `Service.load`.
             ConfigurationError: something else than `SETTINGS` in `model_config`.
+            RefusedError: it is MLflow's scoring server that loads it.
         """
-        if _SAVING.get():  # older releases of MLflow load what they save, where there need be no key
-            return
-        _guard()
-        settings = _settings(context.model_config or {})
-        files = context.artifacts
+        settings, files = _settings(context.model_config or {}), context.artifacts
+        if "__pyfunc_model_path__" in os.environ or "mlflow.pyfunc.scoring_server.app" in sys.modules:
+            raise RefusedError(
+                "MLflow's scoring server puts rows and tracebacks into its answers, and tells a model nothing of who"
+                f" asks: serve the same files by `safexplain serve --model {files['model']} --certificate"
+                f" {files['certificate']}`"
+            )
         self.service = Service.load(files["model"], files["certificate"], public=files.get("public"), **settings)
 
     def predict(
@@ -172,23 +133,19 @@ def save_model(
     artifacts = {what: str(Path(file).resolve(strict=True)) for what, file in files.items() if file is not None}
     needed = [f"safexplain[mlflow]=={VERSION}", f"torch=={version('torch').partition('+')[0]}"]
     config = dict.fromkeys(SETTINGS) | _settings(model_config or {})  # only what is there can be set on loading
-    saving = _SAVING.set(True)
-    try:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(?s).*input example was not provided")
-            code = Path(folder) / "hardened_model.py"
-            code.write_text(CODE)
-            pyfunc.save_model(
-                path=str(path),
-                python_model=str(code),
-                artifacts=artifacts,
-                signature=SIGNATURE,
-                input_example=None,
-                model_config=config,
-                **{"pip_requirements": needed, **options},
-            )
-    finally:
-        _SAVING.reset(saving)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*input example was not provided")
+        code = Path(folder) / "hardened_model.py"
+        code.write_text(CODE)
+        pyfunc.save_model(
+            path=str(path),
+            python_model=str(code),
+            artifacts=artifacts,
+            signature=SIGNATURE,
+            input_example=None,
+            model_config=config,
+            **{"pip_requirements": needed, **options},
+        )
 
 
 def log_model(name: str, model_file: str | Path, certificate: str | Path, **options: Any) -> Any:
@@ -213,62 +170,3 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
             "(it is stored and shown in plain text; a key is set where the model is loaded, by SAFEXPLAIN_NOISE_KEY)"
         )
     return given
-
-
-def _guard() -> None:
-    """Have `/invocations` of a hardened model answered here, and that of any other by MLflow as ever.
-
-    `scoring_server.init`, which makes the server's application after the model was loaded, wraps the handler of
-    `/invocations` in the decorator that is replaced here.
-
-    Raises:
-        RefusedError: this process is a scoring server, and has no such decorator.
-    """
-    name = "_async_catch_mlflow_exception"
-    original = getattr(scoring_server, name, None)
-    if original is None and "__pyfunc_model_path__" in os.environ:
-        raise RefusedError(
-            f"MLflow {mlflow.__version__} puts rows and tracebacks into its answers, and there is no known way to stop "
-            "this version: use one that docs/platforms.md names, or `safexplain serve`"
-        )
-    if original is None or original.__module__ == __name__:
-        return
-
-    def catching(handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        try:
-            hardened = inspect.getclosurevars(handler).nonlocals["model"].unwrap_python_model()
-        except (AttributeError, MlflowException):
-            hardened = None
-        if not isinstance(hardened, HardenedModel):
-            return original(handler)
-        intake = Intake(hardened.service)
-
-        @wraps(handler)
-        async def answer(request: Any) -> Any:
-            return await respond(request, intake, "invocations", invoke, tables=True)
-
-        return answer
-
-    setattr(scoring_server, name, catching)
-
-
-def invoke(service: Service, payload: Any, client: str) -> Reply:
-    """One of `FORMATS`, and `params` with `explain` -> {"predictions": labels, or hardened maps}.
-
-    Arguments and errors as `explain_v1`; no parameter says who asks.
-    """
-    request = checked(Invocation, payload)
-    given = [name for name in FORMATS if getattr(request, name) is not None]
-    if len(given) != 1:
-        raise RequestError(f"expected exactly one of {', '.join(FORMATS)}", field="inputs")
-    rows = getattr(request, given[0])
-    if isinstance(rows, Split):
-        rows = rows.data
-    elif given[0] == "dataframe_records":
-        names = list(rows[0]) if rows else []
-        if any(row.keys() != set(names) for row in rows):
-            raise RequestError("dataframe_records: expected rows with the same columns", field="dataframe_records")
-        rows = [[row[name] for name in names] for row in rows]
-    x, explain = numbers(rows, given[0]), request.params.explain
-    answer = (service.explain if explain else service.predict)(x, client=client)
-    return Reply({"predictions": answer.explanation if explain else answer.label}, answer)

@@ -8,19 +8,17 @@ import multiprocessing
 from collections.abc import AsyncIterator
 from typing import Any
 
-from safexplain.errors import ConfigurationError, MissingExtraError, RequestError
+from safexplain.errors import ConfigurationError, RequestError, brought_by
 from safexplain.serve.inputs import client_of
 from safexplain.serve.protocol import Intake, infer_v2, metadata_v2
 from safexplain.serve.service import Service
 
-try:
+with brought_by("mlserver"):
     from mlserver import MLModel, types
     from mlserver.errors import MLServerError
     from mlserver.logging import logger
     from mlserver.parallel.worker import Worker
     from mlserver.utils import get_model_uri, to_absolute_path
-except ImportError as error:
-    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[mlserver]"', name=error.name) from error
 
 REFUSED = {
     "parallel_workers": "expected 0, because errors in streams and readiness go past a runtime in a worker process",
@@ -80,11 +78,11 @@ class HardenedRuntime(MLModel):  # type: ignore[misc]
                 raise RequestError("expected application/json", status=415)  # over REST; a web page can send the rest
             if not (body["id"].isascii() and body["id"].isprintable()):
                 raise RequestError("id: expected printable ASCII, since MLServer writes it into a header", field="id")
-            reply = await self.intake.answer(client, lambda: infer_v2(self.intake.service, body, client))
-            for one in reply.content["outputs"]:  # of texts gRPC wants bytes, which REST writes as texts again
+            content, _ = await self.intake.answer(client, lambda: infer_v2(self.intake.service, body, client))
+            for one in content["outputs"]:  # of texts gRPC wants bytes, which REST writes as texts again
                 texts = one["datatype"] == "BYTES"
                 one["data"] = [text.encode() for text in one["data"]] if texts else one["data"].tolist()
-            return types.InferenceResponse(**reply.content)
+            return types.InferenceResponse(**content)
         except Exception as error:
             problem = self.intake.service.refused("infer", client, error)
         raise MLServerError(f"{problem.title}: {problem.detail}", problem.status)

@@ -40,11 +40,6 @@ class Problem:
     renews: str | None = None
     retry_after: int = 0
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of HTTP."""
-        return {"Retry-After": str(self.retry_after)} if self.retry_after else {}
-
     def to_dict(self) -> dict[str, Any]:
         """The members of the body."""
         found: dict[str, Any] = {"type": f"urn:safexplain:problem:{self.type}", "title": self.title}

@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
@@ -68,7 +67,7 @@ class Intake:
             RequestError: it is longer than `Bounds.size`, and the rest is not read (413), or too slow (408).
             UnavailableError: too many bytes of all clients, or of this one, are on their way.
         """
-        body, most = bytearray(), self.service.bounds.size
+        body, most = bytearray(), self.service.now.bounds.size
         try:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
@@ -164,27 +163,17 @@ def checked(model: type[M], payload: Any) -> M:
         raise RequestError(said, field=name) from None
 
 
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """A response.
-
-    Args:
-        content: its members, in JSON types and NumPy arrays.
-        answer: what they were made of.
-    """
-
-    content: dict[str, Any]
-    answer: Answer
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of HTTP: which certificate it is under, whether that certifies it, and that nobody stores it."""
-        found = {"X-Safexplain-Certificate": self.answer.certificate, "Cache-Control": "no-store"}
-        return found | ({"X-Safexplain-Uncertified": "true"} if self.answer.uncertified else {})
-
+Reply = tuple[Any, Answer]
+"""A response, in JSON types and NumPy arrays, and what it was made of."""
 
 Operation = Callable[[Service, Any, str], Reply]
 """(service, payload, client) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
+
+
+def headers(answer: Answer) -> dict[str, str]:
+    """Of HTTP: which certificate an answer is under, whether that certifies it, and that nobody stores it."""
+    found = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
+    return found | ({"X-Safexplain-Uncertified": "true"} if answer.uncertified else {})
 
 
 def explain_v1(service: Service, payload: Any, client: str) -> Reply:
@@ -202,13 +191,13 @@ def explain_v1(service: Service, payload: Any, client: str) -> Reply:
         SafexplainError: see `Service.explain`.
     """
     answer = service.explain(_instances(payload), client=client)
-    return Reply({"explanations": answer.explanation, **_beside(answer)}, answer)
+    return {"explanations": answer.explanation, **_beside(answer)}, answer
 
 
 def predict_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
     answer = service.predict(_instances(payload), client=client)
-    return Reply({"predictions": answer.label, **_beside(answer)}, answer)
+    return {"predictions": answer.label, **_beside(answer)}, answer
 
 
 def infer_v2(service: Service, payload: Any, client: str) -> Reply:
@@ -217,7 +206,7 @@ def infer_v2(service: Service, payload: Any, client: str) -> Reply:
     There is `probabilities` too where the service was told to give it. A request may choose by `outputs` which of them
     it wants; without `explanation` nothing is explained. Arguments and errors as `explain_v1`.
     """
-    given = (EXPLANATION, LABEL, PROBABILITIES) if service.probabilities else (EXPLANATION, LABEL)
+    given = (EXPLANATION, LABEL, PROBABILITIES) if service.now.probabilities else (EXPLANATION, LABEL)
     request, x, wanted = _inference(payload, given)
     answer = (service.explain if EXPLANATION in wanted else service.predict)(x, client=client)
     content: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
@@ -225,12 +214,13 @@ def infer_v2(service: Service, payload: Any, client: str) -> Reply:
         content["id"] = request.id
     content["outputs"] = [_output(answer, name) for name in wanted]
     content["parameters"] = {"certificate": answer.certificate} | ({"uncertified": True} if answer.uncertified else {})
-    return Reply(content, answer)
+    return content, answer
 
 
 def metadata_v2(service: Service) -> dict[str, Any]:
     """What the V2 protocol says about a model."""
-    shape = [-1] if service.shape is None else [-1, *service.shape]
+    now = service.now
+    shape = [-1] if now.shape is None else [-1, *now.shape]
     return {
         "name": service.name,
         "versions": [service.digest[:12]],
@@ -239,7 +229,7 @@ def metadata_v2(service: Service) -> dict[str, Any]:
         "outputs": [
             {"name": EXPLANATION, "datatype": "FP32", "shape": [-1]},
             {"name": LABEL, "datatype": "INT64", "shape": [-1]},
-            *([{"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, -1]}] if service.probabilities else []),
+            *([{"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, -1]}] if now.probabilities else []),
         ],
     }
 

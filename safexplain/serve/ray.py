@@ -16,13 +16,11 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from safexplain.errors import ConfigurationError, MissingExtraError
+from safexplain.errors import ConfigurationError, brought_by
 from safexplain.hardening.noise import KEY_VARIABLE
 
-try:
+with brought_by("ray"):
     from ray import serve
-except ImportError as error:
-    raise MissingExtraError(f'{error.name} is missing: pip install "safexplain[ray]"', name=error.name) from error
 
 
 def deployment(
@@ -30,7 +28,6 @@ def deployment(
     certificate: str | Path | None,
     *,
     replicas: int = 1,
-    requests: int = 64,
     actor: Mapping[str, Any] | None = None,
     audit_log: str | Path | None = None,
     **settings: Any,
@@ -41,7 +38,6 @@ def deployment(
         model: Path of the model file, the same on every node.
         certificate: Path of its certificate; None: as in `Service.load`.
         replicas: How many.
-        requests: Requests that a replica works on at once, in batches of its own; Ray lets the others wait.
         actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
         audit_log: File of each node for the log of who asked when (JSON lines); None: it is not written.
         settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
@@ -79,6 +75,6 @@ def deployment(
         serve.ingress(build)(),
         name=settings.get("name", "model"),
         num_replicas=replicas,
-        max_ongoing_requests=requests,
+        max_ongoing_requests=64,  # of each replica; Ray lets others wait
         ray_actor_options=dict(actor or {}),
     ).bind()

@@ -11,14 +11,17 @@ end and remembered, also where the model fails or nobody waits any more: asking 
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +31,12 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.errors import (
-    CertificateError,
-    LedgerError,
-    RefusedError,
-    UnavailableError,
-)
+from safexplain.errors import CertificateError, ConfigurationError, LedgerError, RefusedError, UnavailableError
 from safexplain.hardening.noise import as_hashed
 from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.budget import open_ledger
-from safexplain.serve.inputs import ANONYMOUS, Bounds, numbers, principal
-from safexplain.serve.loading import SETTINGS, Generation, Options, Remembered
+from safexplain.serve.inputs import ANONYMOUS, numbers, principal
+from safexplain.serve.loading import Generation, Options, Remembered
 from safexplain.serve.problems import Problem, problem_of
 from safexplain.serve.telemetry import READY, Metrics, record
 
@@ -46,8 +44,8 @@ __all__ = ["SETTINGS", "Answer", "Service"]
 
 _log = logging.getLogger("safexplain.serve")
 
-Found = dict[bytes, Remembered]
-"""Answers by the keys under which they are remembered."""
+SETTINGS = "SAFEXPLAIN_SERVE"
+"""Environment variable with the arguments of `Service.load` as JSON: how workers and containers are told."""
 
 MOST_REMEMBERED = 256 * 2**20
 """Bytes of answers that are remembered; those that were not asked for longest are forgotten first."""
@@ -79,11 +77,17 @@ class _Flight:
     keys: list[bytes]
     waiting: int = 0
     job: Future[list[Remembered]] | None = None
-    found: Future[Found] = field(default_factory=Future)
+    found: Future[dict[bytes, Remembered]] = field(default_factory=Future)
 
 
-class Service:
-    """Answers from one model and its certificate, for many clients; threads may share it. See `Service.load`."""
+class Service(AbstractContextManager["Service"]):
+    """Answers from one model and its certificate, for many clients; threads may share it. See `Service.load`.
+
+    Attributes:
+        name: of the model, in URLs.
+        now: what is served, which a reload replaces.
+        metrics: what is counted.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options, self.name = options, options.name
@@ -91,7 +95,7 @@ class Service:
         self._memory: Any = LRUCache(MOST_REMEMBERED, getsizeof=lambda answer: answer.size)
         self.metrics = Metrics()
         self._seen = options.files()
-        self._generation = options.generation(self._ledger)
+        self.now = options.generation(self._ledger)
         self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
         self._batches = Batches(options.batch_rows, self.metrics.batches.observe)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
@@ -120,39 +124,25 @@ class Service:
         return cls(Options.of(model, certificate, options))
 
     @classmethod
-    def from_environment(cls) -> Service:
-        """The service that SAFEXPLAIN_SERVE describes: the arguments of `load` as a JSON object.
+    def from_environment(cls, **options: Any) -> Service:
+        """The service that SAFEXPLAIN_SERVE describes: the arguments of `load` as a JSON object; `options` go before.
 
         Raises:
-            ConfigurationError: it is not set, or no such object.
+            ConfigurationError: it is no such object, or nobody says which model.
             SafexplainError: as `load`.
         """
-        return cls.load(**Options.from_environment())
+        try:
+            given = {**json.loads(os.environ.get(SETTINGS) or "{}"), **options}
+            model = given.pop("model")
+        except (ValueError, TypeError, KeyError):
+            wanted = '{"model": "model.pt2", "certificate": "certificate.json"}'
+            raise ConfigurationError(f"{SETTINGS}: expected a JSON object such as {wanted}") from None
+        return cls.load(model, **given)
 
     @property
     def digest(self) -> str:
         """Of the certificate that is served."""
-        return self._generation.release.digest
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Of one input, where it is known."""
-        return self._generation.shape
-
-    @property
-    def bounds(self) -> Bounds:
-        """Of the body of a request."""
-        return self._generation.bounds
-
-    @property
-    def probabilities(self) -> bool:
-        """Whether answers have the probabilities of all classes."""
-        return self._options.probabilities
-
-    @property
-    def uncertified(self) -> bool:
-        """Whether no audit has certified what is served."""
-        return self._generation.release.uncertified
+        return self.now.release.digest
 
     def explain(self, x: Any, *, client: str = ANONYMOUS) -> Answer:
         """Explanations of the classes that the model predicts, and these classes.
@@ -180,7 +170,7 @@ class Service:
         `status` is "ready"; "degraded", where an older certificate is served because a newer one could not be loaded;
         or "unavailable", where the ledger cannot be reached or the service is closed.
         """
-        now = self._generation
+        now = self.now
         certificate = now.release.certificate
         found: dict[str, Any] = {
             "status": "degraded" if self._degraded else "ready",
@@ -188,12 +178,14 @@ class Service:
             "method": now.release.method,
             "certificate": now.release.digest,
             "verdict": "none" if certificate is None else certificate.verdict,
-            "age": max(0, round(time.time() - now.written)),
             "budget": now.budget.describe(),
         }
         if certificate is not None:
             found["claim"] = certificate.judgement.claim
             found["signature"] = certificate.signature
+            with suppress(ValueError, KeyError):
+                made = datetime.strptime(certificate.environment["date"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+                found["age"] = round((datetime.now(UTC) - made).total_seconds())
         if now.release.uncertified:
             found["uncertified"] = True
         if self._degraded:
@@ -223,20 +215,16 @@ class Service:
                 self.metrics.ready.set(READY["degraded"])
                 _log.error("the new model and certificate are not served: %s", error)
                 raise
-            self._generation, self._degraded = new, False
+            self.now, self._degraded = new, False
             self.metrics.reloads.labels("loaded").inc()
             self.metrics.ready.set(READY["ready"])
             _log.warning("now serving certificate %s", new.release.digest)
             self._began()
-            frozen = gc.get_freeze_count() > 0
-            gc.unfreeze()  # a model is full of cycles, and the one from the start may be frozen
-            gc.collect()
-            if frozen:
-                gc.freeze()
+            gc.collect()  # a model is full of cycles
 
     def _began(self) -> None:
         """Say what is served: its limits to the ledger, and in the log whether nobody has signed for it."""
-        budget, certificate = self._generation.budget.describe(), self._generation.release.certificate
+        budget, certificate = self.now.budget.describe(), self.now.release.certificate
         self._ledger.served(self.name, {name: budget[name] for name in ("questions", "period", "looks", "most_looks")})
         if certificate is not None and certificate.signature != "valid":
             _log.warning(
@@ -250,7 +238,7 @@ class Service:
         if not getattr(error, "recorded", False):
             if problem.status == 500:
                 _log.error("%s: %s", operation, type(error).__name__)
-            self._told(operation, client, problem.status, self._generation, (), 0, time.perf_counter())
+            self._told(operation, client, problem.status, self.now, (), 0, time.perf_counter())
         return problem
 
     def close(self) -> None:
@@ -259,14 +247,11 @@ class Service:
         self.metrics.ready.set(READY["unavailable"])
         self._batches.close()
 
-    def __enter__(self) -> Service:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _answer(self, operation: str, x: Any, client: str) -> Answer:
-        started, now, status = time.perf_counter(), self._generation, 500
+        started, now, status = time.perf_counter(), self.now, 500
         digests: list[bytes] = []
         remembered = 0
         try:
@@ -354,17 +339,17 @@ class Service:
             late = UnavailableError("nobody waited for it")
             self._end(flight, late if job.cancelled() else job.exception(), job)
 
+        seated = False
         try:
             self._seats.take(client, len(x), self._options.timeout)
-            try:
-                if self._closing.is_set():
-                    raise UnavailableError("the service is closed")
-                now.budget.charge(client, asked, x.numpy())
-                flight.job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
-            except BaseException:
-                self._seats.give(len(x))
-                raise
+            seated = True
+            if self._closing.is_set():
+                raise UnavailableError("the service is closed")
+            now.budget.charge(client, asked, x.numpy())
+            flight.job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
         except BaseException as error:
+            if seated:
+                self._seats.give(len(x))
             self._end(flight, error)
         else:
             flight.job.add_done_callback(done)
@@ -382,13 +367,12 @@ class Service:
         else:
             flight.found.set_result(found)
 
-    def _landed(self, flight: _Flight, until: float) -> Found:
+    def _landed(self, flight: _Flight, until: float) -> dict[bytes, Remembered]:
         """The answers of a flight, once they are there; what is not begun when the last one leaves is cancelled."""
         try:
             return flight.found.result(max(0.0, until - time.monotonic()))
         except FutureTimeout:
-            seconds = f"{self._options.timeout:g} s"
-            raise UnavailableError(f"no answer within {seconds}; asking again later costs nothing more") from None
+            raise UnavailableError(f"no answer within {self._options.timeout:g} s; ask again, which is free") from None
         finally:
             with self._guard:
                 flight.waiting -= 1
@@ -410,8 +394,7 @@ def _assembled(operation: str, found: Sequence[Remembered], now: Generation) -> 
     if operation == "explain":
         maps = [answer.explanation for answer in found]
         if all(isinstance(m, np.ndarray) for m in maps):
-            empty = np.zeros((0, *(now.shape or ())), np.float32)
-            maps = np.stack(maps) if maps else empty
+            maps = np.stack(maps) if maps else np.zeros((0, *(now.shape or ())), np.float32)
     given = [answer.probabilities for answer in found if answer.probabilities is not None]
     probabilities = np.array(given, np.float32) if now.probabilities else None
     return Answer(maps, label, now.release.digest, now.release.uncertified, probabilities)

@@ -21,7 +21,6 @@ audit_log = logging.getLogger("safexplain.serve.audit")
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-
 READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}
 """What readiness says -> the gauge."""
 

@@ -115,7 +115,7 @@ def test_a_model_that_writes_into_its_input_changes_no_question(tmp_path):
         before = x.copy()
         found = service.predict(x, client="a").label
         with torch.no_grad():
-            expected = service._generation.release._model(torch.from_numpy(x.copy())).argmax(1)
+            expected = service.now.release._model(torch.from_numpy(x.copy())).argmax(1)
         assert np.array_equal(x, before)
         assert found.tolist() == expected.tolist()
 

@@ -7,10 +7,8 @@ import pytest
 from audit.suites.red_team import fuzz, soak
 from audit.suites.red_team.served import ATTACKS
 
-SLOW = {"forged_checksum", "half_sent_headers", "many_names", "reloads", "slower_than_the_timeout"}
+SLOW = {"forged_checksum", "half_sent_headers", "by_mlflow", "many_names", "reloads", "slower_than_the_timeout"}
 """More than ten seconds each."""
-
-NEEDS = {"parquet": "mlflow.pyfunc", "invented_names": "mlflow.pyfunc"}
 
 
 @pytest.mark.parametrize(
@@ -18,8 +16,8 @@ NEEDS = {"parquet": "mlflow.pyfunc", "invented_names": "mlflow.pyfunc"}
     [pytest.param(f, id=f.__name__, marks=[pytest.mark.slow] * (f.__name__ in SLOW)) for *_, f in ATTACKS],
 )
 def test_the_attack_fails(attack):
-    if attack.__name__ in NEEDS:
-        pytest.importorskip(NEEDS[attack.__name__])
+    if attack.__name__ == "by_mlflow":
+        pytest.importorskip("mlflow.pyfunc")
     text, numbers, held = attack(True)
     assert held, (text, numbers)
 

@@ -271,7 +271,7 @@ def test_label_and_explanation_of_one_input_are_one_question(service, made):
 def test_what_reached_the_model_is_charged_and_what_did_not_is_free(made):
     """Also where the model fails: rows that end in an error would be work, and bits, for nothing."""
     with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
-        release = service._generation.release
+        release = service.now.release
         object.__setattr__(release, "_answers", {"InputXGradient": lambda x, target: 1 / 0})
         for _ in range(5):
             with pytest.raises(RequestError):
@@ -286,7 +286,7 @@ def test_what_reached_the_model_is_charged_and_what_did_not_is_free(made):
 
 def slowed(service, seconds):
     """Answers take so long; the rows that were computed."""
-    release, rows = service._generation.release, []
+    release, rows = service.now.release, []
     method, answer = next(iter(release._answers.items()))
 
     def slow(x, target):
@@ -373,7 +373,7 @@ def test_a_ledger_outlives_the_service(made, tmp_path):
 
 def test_equal_questions_at_once_are_computed_once(made):
     with Service.load(made.model, made.certificate) as service:
-        release, inner, calls = service._generation.release, service._generation.release._answers, []
+        release, inner, calls = service.now.release, service.now.release._answers, []
         method, answer = next(iter(inner.items()))
 
         def slow(x, target):

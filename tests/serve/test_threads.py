@@ -111,7 +111,7 @@ def test_questions_that_come_while_others_are_computed_are_computed_together():
 def test_a_charge_that_takes_long_holds_no_other_question_up(made, monkeypatch):
     with Service.load(made.model, made.certificate, limits=PLENTY) as service:
         charging, go_on = threading.Event(), threading.Event()
-        budget = service._generation.budget
+        budget = service.now.budget
         charge = budget.charge
 
         def slow(client, digests, x):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -292,24 +291,17 @@ def shared(name: str) -> Server:
     """A server for several attacks, until this process ends.
 
     `plain`: a certified model of digits, 100 questions a client. `public`: the same with public rows. `signed`: the
-    same with a signed certificate, a public key and files that are watched. `mlflow`: by MLflow, five questions.
+    same with a signed certificate, a public key and files that are watched.
     """
     if name == "plain":
         made = Server(name, command("--questions", BUDGET, certificate=certified()))
     elif name == "public":
         given = ("--questions", 100_000, "--public-data", public_rows())
         made = Server(name, command(*given, certificate=certified()))
-    elif name == "signed":
+    else:
         private, public = keys("ours")
         path = certificate(folder() / "signed.json", model(), Hardening.recommended(), private)
         made = Server(name, command("--public-key", public, "--watch", 0.2, certificate=path))
-    else:
-        from safexplain.serve.mlflow import save_model
-
-        save_model(folder() / "release", model(), certified(), model_config={"limits": {"questions": 5}})
-        serve = ["-m", "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", folder() / "release"]
-        settings = {"MLFLOW_PYFUNC_INFERENCE_CONFIG": json.dumps({"ledger": "sqlite:///{folder}/ledger.db"})}
-        made = Server(name, [*serve, "--port", "{port}"], "/ping", **settings)
     atexit.register(made.stop)
     return made
 
@@ -349,23 +341,18 @@ def padded_texts(quick: bool) -> Found:
     return text, {"bytes": len(row), "peaks": peaks}, max(peaks.values()) < 100 * MB
 
 
-def parquet(quick: bool) -> Found:
-    """A table of zeros for MLflow, small as a file and large as rows, and texts of unequal length."""
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
+def by_mlflow(quick: bool) -> Found:
+    """Whatever MLflow's own scoring server would take: Parquet, texts, names in the body."""
+    from safexplain.serve.mlflow import save_model
 
-    rows, file = 200_000 if quick else 1_000_000, io.BytesIO()
-    column, server = pa.array(np.zeros(rows)), shared("mlflow")
-    write_table(pa.table({f"c{i}": column for i in range(64)}), file, compression="zstd", row_group_size=rows,
-                data_page_size=1 << 30, write_statistics=False, store_schema=False)  # fmt: skip
-    kind, body = "application/vnd.apache.parquet", texts(5_000 if quick else 10_500)
-    peaks = {
-        "parquet": server.peak(lambda: server.post("/invocations", file.getvalue(), content_type=kind)),
-        "texts": server.peak(lambda: server.post("/invocations", f'{{"inputs":[{body}]}}'.encode())),
-    }
-    text = f"{len(file.getvalue()) / 1e3:.1f} KB of Parquet: {peaks['parquet'] / MB:,.0f} MB more"
-    text += f"; {len(body) / 1e3:.0f} KB of texts: {peaks['texts'] / MB:,.0f} MB"
-    return text, {"bytes": len(file.getvalue()), "peaks": peaks}, max(peaks.values()) < 100 * MB
+    save_model(folder() / "release", model(), certified(), model_config={"limits": {"questions": 5}})
+    serve = ["-m", "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", folder() / "release"]
+    try:
+        Server("mlflow", [*serve, "--port", "{port}"], "/ping").stop()
+    except RuntimeError as error:
+        held = "safexplain serve --model" in str(error)
+        return "its server does not start, and names `safexplain serve`", {"said": str(error)[-200:]}, held
+    return "its server is started", {}, False
 
 
 def small_parts(quick: bool) -> Found:
@@ -563,16 +550,6 @@ def near_duplicates(quick: bool) -> Found:
 # ------------------------------------------------------------------------------------------------ names and files
 
 
-def invented_names(quick: bool) -> Found:
-    """MLflow: a name of one's own in the body of each request."""
-    server, got = shared("mlflow"), []
-    for i in range(20):
-        body = {"inputs": invented(1, 50 + i).tolist(), "params": {"explain": True, "client": f"name-{i}"}}
-        got.append(server.post("/invocations", json.dumps(body).encode()))
-    text = f"{answered(got)} of 20 answered at a budget of 5"
-    return text, {"answered": answered(got)}, answered(got) <= 5
-
-
 def spelled_names(quick: bool) -> Found:
     """One name in full-width letters and with spaces that HTTP does not strip."""
     server, names = shared("plain"), ("spy", "ｓｐｙ", "spy\u2003", "\u00a0spy")
@@ -726,7 +703,8 @@ def many_names(quick: bool) -> Found:
 ATTACKS: tuple[tuple[str, str, Callable[[bool], Found]], ...] = (
     ("texts of unequal length in one JSON body, by nobody in particular",
      "112 KB: 838 → 2,366 MB; six of 63 KB: 3,706 MB; nothing charged", padded_texts),
-    ("Parquet, and texts of unequal length, sent to MLflow", "9.5 KB: 969 → 3,411 MB, then 422", parquet),
+    ("Parquet, texts and names in the body, sent to `mlflow models serve`",
+     "9.5 KB: 969 → 3,411 MB, then 422; 20 of 20 names answered at a budget of 5", by_mlflow),
     ("a body of 30 MiB of `{}` or `0,`", "940 MB, 3.5 s", small_parts),
     ("60 bodies of 31 MiB that never end", "1.9 GB held for 30 s", unfinished),
     ("V2 fields that are nested 1,000 deep", "500", nested),
@@ -739,7 +717,6 @@ ATTACKS: tuple[tuple[str, str, Callable[[bool], Found]], ...] = (
     ("one client who fills the queue", "12 of 15 answers of another refused", full_queue),
     ("dithers of one image at a limit of five looks", "200 of 200 (noise of .03), 400 of 400 (eight corner pixels)",
      near_duplicates),
-    ("MLflow: names in the body", "20 of 20 answered at a budget of 5", invented_names),
     ("one name in several spellings", "a budget each", spelled_names),
     ("POST without a content type, or with another site's Origin and a cookie", "answered", from_a_page),
     ("read ledger and queue as another user", "0644: inputs rebuilt (the nearest of 300 in 94 %), 503 for others",

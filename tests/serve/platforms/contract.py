@@ -209,8 +209,7 @@ class Contract:
                 refused = self.ask(server, [row], "late")
                 assert refused.status_code in (503, self.not_ready)
                 self.check_problem(refused)
-            if self.ready:
-                wait_until(lambda: server.ask(self.ready).status_code == self.not_ready, 10)
+            wait_until(lambda: server.ask(self.ready).status_code == self.not_ready, 10)
         finally:
             server.ledger.rmdir()
             aside.rename(server.ledger)

@@ -1,14 +1,15 @@
-"""A release saved for MLflow, loaded in a process, and served by `mlflow models serve`: every platform's promises."""
+"""A release saved for MLflow and loaded in a process; MLflow's own server refuses it."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,6 @@ from servers import free_port
 pytest.importorskip("mlflow.pyfunc", reason='MLflow is not installed: pip install "safexplain[mlflow]"')
 
 import mlflow
-from mlflow.pyfunc import scoring_server
 
 from safexplain.errors import (
     BudgetExhausted,
@@ -29,8 +29,8 @@ from safexplain.errors import (
     RequestError,
 )
 from safexplain.serve import mlflow as adapter
-from tests.serve.platforms.contract import KEY, MARK, QUESTIONS, Contract
-from tests.serve.platforms.servers import Server, running
+from safexplain.serve.service import Service
+from tests.serve.platforms.contract import KEY, MARK, QUESTIONS
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,6 @@ def loaded(release: Path) -> Iterator[Any]:
     model = mlflow.pyfunc.load_model(str(release), model_config={"limits": {"questions": 500}})
     yield model
     model.unwrap_python_model().service.close()
-
-
-@pytest.fixture(scope="module")
-def server(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`mlflow models serve` with two workers, told by its environment where questions are counted."""
-    folder, port = tmp_path_factory.mktemp("served"), free_port()
-    settings = json.dumps({"ledger": f"sqlite:///{folder}/questions.sqlite"})
-    own = {"SAFEXPLAIN_NOISE_KEY": KEY, "MLFLOW_PYFUNC_INFERENCE_CONFIG": settings}
-    own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # MLflow looks for uvicorn there
-    command = ["-m", "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", str(release)]
-    command += ["--workers", "2", "--port", str(port)]
-    with running({port: command}, folder, folder / "questions.sqlite", "/ping", **own) as started:
-        yield started
 
 
 # what is saved
@@ -175,73 +162,19 @@ def test_the_parameter_client_says_whose_budget_is_spent_and_a_question_asked_be
 # served by MLflow
 
 
-class TestMLflow(Contract):
-    """And what MLflow adds."""
-
-    explain: ClassVar = "/invocations"
-    predict: ClassVar = "/invocations"
-    field: ClassVar = "inputs"
-    ready: ClassVar = ""  # it has no path that depends on the model
-    public: ClassVar = ("/ping", "/health", "/version")
-
-    def question(self, rows: Any, explained: bool = True) -> dict[str, Any]:
-        return {"inputs": rows, "params": {"explain": explained}}
-
-    def naming(self, rows: Any, client: str) -> dict[str, Any]:
-        return {"inputs": rows, "params": {"explain": True, "client": client}}
-
-    def test_tables_are_read_too(self, server, expected, noisy):
-        x = noisy.rows[:2].astype(float)
-        table, label = pd.DataFrame(x, columns=[f"p{i}" for i in range(64)]), expected.predict(x).label.tolist()
-        split, records = table.to_dict("split", index=False), table.to_dict("records")
-        for body in ({"instances": x}, {"dataframe_split": split}, {"dataframe_records": records}):
-            assert server.ask("/invocations", body, "ward-3").json() == {"predictions": label}
-
-    @pytest.mark.parametrize(
-        ("extra", "field"),
-        [
-            ({"params": {"explain": True, "client": "ward-3"}}, "client"),
-            ({"params": {"explain": "yes"}}, "explain"),
-            ({"params": [1]}, "params"),
-            ({"instances": [[0.0] * 64]}, "inputs"),
-        ],
-    )
-    def test_parameters_and_formats_are_refused_by_name(self, server, extra, field):
-        refused = server.ask("/invocations", {"inputs": [[0.5] * 64], **extra}, "clumsy")
-        assert (refused.status_code, refused.json()["field"]) == (422, field)
-
-    def test_no_table_however_malformed_is_answered_or_logged(self, server):
-        fields = ("inputs", "instances", "dataframe_split", "dataframe_records")
-        bodies = [b'{"%s": %f}' % (field.encode(), MARK) for field in fields]
-        bodies += [b'{"dataframe_split": {"columns": ["a"], "data": [["%f"]]}}' % MARK, b"\xff\xfe%f" % MARK]
-        for body in bodies:
-            assert server.ask("/invocations", body, "clumsy").status_code == 422
-        for kind in ("text/csv", "application/vnd.apache.parquet", "text/html"):
-            assert server.ask("/invocations", b"PAR1%f" % MARK, "clumsy", Content_Type=kind).status_code == 415
-        self.check_unread(server)
+@pytest.mark.slow
+def test_mlflows_own_server_does_not_start_and_names_the_one_that_does(release):
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", str(release)]
+    own = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run([*command, "--port", str(free_port())], env=own, capture_output=True, text=True, timeout=300)
+    assert ended.returncode != 0
+    assert "safexplain serve --model" in ended.stdout + ended.stderr
 
 
-# beside other models, and in other versions of MLflow
-
-
-def test_the_handler_of_other_models_stays_mlflows_own(loaded):
-    class Other:
-        def unwrap_python_model(self) -> object:
-            return object()
-
-    def handler_of(model: Any) -> Any:
-        async def transformation(request: Any) -> Any:
-            return model
-
-        return transformation
-
-    decorate = scoring_server._async_catch_mlflow_exception
-    assert decorate(handler_of(Other())).__code__.co_filename == scoring_server.__file__
-    assert decorate(handler_of(loaded)).__code__.co_filename == adapter.__file__
-
-
-def test_a_scoring_server_that_cannot_be_guarded_does_not_load_the_release(release, monkeypatch):
-    monkeypatch.delattr(scoring_server, "_async_catch_mlflow_exception")
+def test_the_saved_files_are_served_by_the_command_that_the_refusal_names(release, monkeypatch):
     monkeypatch.setenv("__pyfunc_model_path__", str(release))
-    with pytest.raises(RefusedError, match="safexplain serve"):
+    with pytest.raises(RefusedError, match="serve the same files") as refused:
         mlflow.pyfunc.load_model(str(release))
+    model, certificate = re.search(r"--model (\S+) --certificate (\S+)`", str(refused.value)).groups()
+    with Service.load(model, certificate) as service:
+        assert service.ready()["status"] == "ready"
