@@ -1,9 +1,7 @@
 """Save a certified model for MLflow, load it, and ask it for labels and hardened maps.
 
     python mlflow_model.py model.pt2 certificate.json rows.npy release
-    mlflow models serve --model-uri release --env-manager local --port 5000
-    curl localhost:5000/invocations -H 'Content-Type: application/json' -H 'X-Client-Id: ward-3' \\
-        -d '{"inputs": [[0.1, 0.7]], "params": {"explain": true}}'
+    safexplain serve --model release/artifacts/model.pt2 --certificate release/artifacts/certificate.json
 
 Where the certified hardening has noise, both need SAFEXPLAIN_NOISE_KEY; it is never saved.
 """
