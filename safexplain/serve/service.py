@@ -178,6 +178,7 @@ class Service(AbstractContextManager["Service"]):
             "method": now.release.method,
             "certificate": now.release.digest,
             "verdict": "none" if certificate is None else certificate.verdict,
+            "age": None,
             "budget": now.budget.describe(),
         }
         if certificate is not None:
