@@ -143,6 +143,10 @@ class WeakKeyWarning(UserWarning):
     """The noise key is so short that it can be guessed."""
 
 
+class PredictedClassWarning(UserWarning):
+    """One output stands for two classes: the values of each row speak for the predicted one, natively for class 1."""
+
+
 class OpaqueModelWarning(UserWarning):
     """The explained callable hides its model, so the noise cannot be tied to the model's parameters."""
 

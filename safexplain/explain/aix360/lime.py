@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,6 +26,7 @@ from safexplain.errors import InputError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import load
+from safexplain.explain.orientation import PROBABILITY, Direction, decided
 from safexplain.explain.query import as_asked
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
@@ -58,6 +61,48 @@ def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
     return mine
 
 
+@cache
+def _explanation() -> Any:
+    """The class of what is released of tables and texts."""
+    native = load("lime.explanation").Explanation
+
+    class LimeExplanation(native):  # type: ignore[misc]
+        """LIME's explanation, of hardened weights: about the explained class where no label is given.
+
+        It has no prediction to show; the plots leave it out.
+        """
+
+        def as_list(self, label: int | None = None, **kwargs: Any) -> Any:
+            """Pairs of a feature and its weight, see LIME's."""
+            return super().as_list(self._own(label), **kwargs)
+
+        def as_pyplot_figure(self, label: int | None = None, **kwargs: Any) -> Any:
+            """A bar chart of `as_list`, see LIME's."""
+            return super().as_pyplot_figure(self._own(label), **kwargs)
+
+        def as_html(self, labels: Any = None, *_: Any, **kwargs: Any) -> Any:
+            """A page with the weights and what the client sent, see LIME's; without predictions."""
+            withheld = {"predict_proba": False, "show_predicted_value": False}
+            return super().as_html(labels, **{**kwargs, **withheld})
+
+        def show_in_notebook(self, labels: Any = None, *_: Any, **kwargs: Any) -> None:
+            """`as_html` in a notebook."""
+            display = import_module("IPython.display")
+            display.display(display.HTML(self.as_html(labels, **kwargs)))
+
+        def _own(self, label: int | None) -> int:
+            return label if label is not None else 1 if 1 in self.local_exp else min(self.local_exp)
+
+    LimeExplanation.__qualname__ = "LimeExplanation"  # where pickle looks for it
+    return LimeExplanation
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LimeExplanation":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _explanation()
+
+
 Weights = list[tuple[int, float]]
 
 
@@ -67,6 +112,10 @@ class _HardenedLime(OfTables):
     Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
     the state that `random_state` had at construction, and without one from a seed made from the key and the instance.
     Each call runs on an explainer of its own, so that threads do not draw from each other's samples.
+
+    Weights speak for the class that is predicted, unless `labels` or `top_labels` name others; natively for class 1.
+    Of a number, `direction` says whether they tell why it is as high as it is ("up") or as low. With
+    `Hardening.none()` the labels are the native ones.
 
     Which features are named is exact where `num_features` is less than there are; their order is that of the
     hardened weights. Labels come in increasing order, not in that of the prediction.
@@ -98,28 +147,37 @@ class _HardenedLime(OfTables):
         self._hold(native)
         return self
 
-    def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
+    def explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
         """Explain one instance; arguments as natively.
 
         Args:
             *args: as natively: the instance, the prediction function, ...
+            direction: of a number, "up" or "down"; None: "up".
             **kwargs: as natively.
 
         Returns:
             A new native explanation: `local_exp`, `as_list`, `as_map`, `available_labels` and the plots work as
-            natively on hardened weights. NaN, or nothing, stands where natively predictions, intercepts, scores and
-            training statistics stand.
+            natively on hardened weights, and are about the explained class where no label is given. NaN, or nothing,
+            stands where natively predictions, intercepts, scores and training statistics stand.
+
+        Raises:
+            ConfigurationError: a direction, where there are classes.
 
         Warns:
             TrainingModeWarning: once for each torch model behind it that is in training mode.
             OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
                 noise does not change when the model does.
         """
-        return self._explain_instance(*args, **kwargs)
+        return self._explain_instance(*args, direction=direction, **kwargs)
 
-    def _explain_instance(self, *args: Any, **kwargs: Any) -> Any:
+    def _explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
         entry = inspect.signature(self._explainer.explain_instance)
         bound = entry.bind(*args, **kwargs)
+        number = getattr(self._explainer, "mode", "") == "regression"
+        usual = entry.parameters["top_labels"].default  # of an image, five classes
+        named = bound.arguments.keys() & {"labels", "top_labels"}
+        if not (number or named or usual or self.hardening.is_none):
+            bound.arguments["top_labels"] = 1
         (instance, predict), regressor = list(bound.arguments.values())[:2], bound.arguments.get("model_regressor")
         check_mode(predict)
         if regressor is not None:  # fitted by LIME: natively one call's coefficients are left in it for all to see
@@ -147,10 +205,14 @@ class _HardenedLime(OfTables):
             weights = torch.tensor([[float(weight) for _, weight in raw.local_exp[label]]], dtype=torch.float64)
             watch().add(predict, self._name, (weights,))
             own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
-            released.local_exp[int(label)] = self._harden(raw.local_exp[label], own, query)
+            found = raw.local_exp[label]
+            if number or direction is not None:
+                (one,) = decided([0.0], None if number else PROBABILITY, direction=direction)
+                found = [(feature, weight if one else -weight) for feature, weight in found]
+            released.local_exp[int(label)] = self._harden(found, own, query)
             released.intercept[int(label)] = np.nan
         released.score, released.local_pred = np.nan, np.array([np.nan])
-        if getattr(raw, "mode", "") == "regression":  # natively label 0 is the negative of label 1, not a second answer
+        if number:  # natively label 0 is the negative of label 1, not a second answer
             released.local_exp[0] = [(feature, -weight) for feature, weight in released.local_exp[1]]
         return released
 
@@ -252,7 +314,7 @@ class HardenedLimeTabular(_HardenedLime):
             discretized_feature_names=list(shown.discretized_feature_names or ()) or None if self.bins else None,
             feature_indexes=shown.feature_indexes,
         )
-        released = load("lime.explanation").Explanation(mapper, mode=raw.mode, class_names=list(raw.class_names))
+        released = _explanation()(mapper, mode=raw.mode, class_names=list(raw.class_names))
         if raw.mode == "regression":
             released.predicted_value = released.min_value = released.max_value = np.nan
         else:
@@ -276,7 +338,7 @@ class HardenedLimeText(_HardenedLime):
             indexed = text.IndexedCharacters(instance, bow=explainer.bow)
         else:
             indexed = text.IndexedString(instance, bow=explainer.bow, split_expression=explainer.split_expression)
-        released = load("lime.explanation").Explanation(text.TextDomainMapper(indexed), class_names=[*raw.class_names])
+        released = _explanation()(text.TextDomainMapper(indexed), class_names=[*raw.class_names])
         released.predict_proba = np.full(len(raw.class_names), np.nan)
         return released
 

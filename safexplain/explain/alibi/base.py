@@ -16,6 +16,7 @@ from safexplain.explain.alibi.release import Query, maps_of, query_tensors, rele
 from safexplain.explain.alibi.rules import ROWS, Rules, kind_of
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.libraries import ONE_AT_A_TIME, defined_in, draw_from, listing_outputs, load_alibi, private_copy
+from safexplain.explain.orientation import Direction
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
@@ -73,7 +74,10 @@ class HardenedAlibi:
         """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
         return self._explain(*args, **kwargs)
 
-    def _explain(self, *args: Any, **kwargs: Any) -> Any:
+    def _in_favour(self, explanation: Any, target: Any, direction: Direction | None) -> None:
+        """Have the numbers of a native explanation speak for the decision that was made; see `_ShapOfRows`."""
+
+    def _explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
         load_alibi()
         kind = kind_of(self._explainer)
         check_mode(attrgetter(ROWS[kind].predictor)(self._explainer))
@@ -87,6 +91,7 @@ class HardenedAlibi:
         query = self._query(kind, rules, bound.arguments)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
             explanation = listing_outputs(private_copy(self._explainer)).explain(*bound.args, **bound.kwargs)
+        self._in_favour(explanation, target, direction)
         for maps in maps_of(explanation, rules, query.batch):
             watch().add(attrgetter(rules.predictor)(self._explainer), kind, (maps,), inputs=query.inputs)
         return release(explanation, rules, self.hardening, query, bound.arguments)

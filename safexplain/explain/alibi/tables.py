@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._digest import explained_digest
-from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import defined_in, draw_from, load_alibi, no_failed_searches
+from safexplain.explain.orientation import (
+    Direction,
+    decided,
+    speaking_for,
+    threshold_of_function,
+    threshold_of_trees,
+)
 from safexplain.explain.row import Row
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
@@ -171,7 +178,12 @@ class HardenedAnchors(HardenedAlibi, OfTables):
 
 
 class _ShapOfRows(FromArguments, OfTables):
-    """Shapley values of the predicted class.
+    """Shapley values in favour of the predicted class.
+
+    Where the model has one output for two classes, each row's values are in favour of the class that is predicted for
+    it, or of `target`; natively all are in favour of class 1. Of a number, `direction` ("up" or "down") says whether
+    they tell why it is as high as it is or as low. With `Hardening.none()` values are the native ones, unless a class
+    is named.
 
     The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
     explainer, `explain` gives NaN for all other classes.
@@ -181,10 +193,26 @@ class _ShapOfRows(FromArguments, OfTables):
     _quiet: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options that keep the native explainer from showing its progress."""
 
-    def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively and release what may leave; of a certified explainer, rows and the audited options."""
+    def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
+        """Explain as natively and release what may leave; of a certified explainer, rows and the audited options.
+
+        Args:
+            *args: as natively.
+            target: the class that one output for two classes speaks for, 0 or 1, or (n,) of them; None: the predicted.
+            direction: of a number, "up" or "down"; None: "up".
+            **kwargs: as natively.
+
+        Raises:
+            ConfigurationError: a target where there are no classes, a direction where there are, or either of them
+                with noise, which two answers about one row would average.
+
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
+        """
         if self._pinned is None:
-            return self._explain(*args, **kwargs)
+            if self.hardening.noise is not None and not (target is None and direction is None):
+                raise ConfigurationError("with noise, values speak for the predicted class: leave out what is named")
+            return self._explain(*args, target=target, direction=direction, **kwargs)
         given = _by_name(self, args, kwargs)
         rows = self._rows(given.get("X"))
         self._pinned.complete(self._signature(), given, self._fixed)
@@ -196,17 +224,28 @@ class _ShapOfRows(FromArguments, OfTables):
         data = {**released.data, "shap_values": list(values)}
         return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
 
+    def _in_favour(self, explanation: Any, target: Any, direction: Direction | None) -> None:
+        values, base = explanation.data["shap_values"], explanation.data["expected_value"]
+        if len(values) > 1 or (self.hardening.is_none and target is None and direction is None):
+            return
+        scores = values[0].sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[0]
+        classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"alibi.{self._kind}")
+        explanation.data["shap_values"] = [speaking_for(values[0], classes)]
+
+    def _threshold(self) -> float | None:
+        """Above which a single output predicts class 1; None: it is a number."""
+        raise NotImplementedError
+
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        maps = self._explain(row[None], **{**options, **self._quiet}).data["shap_values"]
+        own = {"target": target} if len(np.atleast_1d(self._explainer.expected_value)) == 1 else {}
+        maps = self._explain(row[None], **own, **{**options, **self._quiet}).data["shap_values"]
         outputs = len(np.atleast_1d(self._explainer.expected_value))
         if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
             raise RefusedError(
                 f"expected Shapley values of {outputs} outputs, each (1, {len(row)}), got"
                 f" {[np.shape(m) for m in maps]}: the installed shap does not fit alibi; 0.42 and 0.49 do"
             )
-        if outputs == 1:  # of the second of two classes; of the first, what speaks against the second
-            return np.asarray(maps[0][0] if target else -maps[0][0])
-        return np.asarray(maps[target][0])
+        return np.asarray(maps[0 if outputs == 1 else target][0])
 
 
 class HardenedAlibiKernelShap(_ShapOfRows):
@@ -218,6 +257,9 @@ class HardenedAlibiKernelShap(_ShapOfRows):
     _kind, _row, _makes = "KernelShap", CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
     _more = frozenset({"nsamples", "l1_reg"})
     _quiet = MappingProxyType({"silent": True})
+
+    def _threshold(self) -> float | None:
+        return threshold_of_function(self._explainer._explainer)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -236,6 +278,9 @@ class HardenedTreeShap(_ShapOfRows):
 
     _kind, _row, _needs = "TreeShap", CATALOG["TreeShap"], False
     _makes = frozenset({"feature_names", "model_output"})
+
+    def _threshold(self) -> float | None:
+        return threshold_of_trees(self._explainer._explainer, self._explainer.predictor)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:

@@ -23,9 +23,18 @@ from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import draw_from, load_shap
+from safexplain.explain.orientation import (
+    Direction,
+    decided,
+    speaking_for,
+    threshold_of_function,
+    threshold_of_linear,
+    threshold_of_trees,
+)
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
+from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
@@ -47,12 +56,18 @@ class HardenedShap(OfTables):
     else of the native explainer can be read: `expected_value` is an AttributeError. Asking again gives the same answer,
     whatever the other rows of the batch are. Threads may share an explainer.
 
+    Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
+    models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
+    favour of class 1. Where it has an output for each class, so have the values, and `target` picks one. Of a number,
+    `direction` says whether they tell why it is as high as it is ("up") or as low. With `Hardening.none()` values are
+    the native ones, unless a class is named.
+
     Each output of a row is hardened by itself. Where the values of two outputs are each other's negatives and there is
     noise, they share it, for two answers to one question would average it.
 
     Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
-    a service releases. A certified explainer gives NaN for all other classes. Of a Pipeline, its last step is
-    explained, and the values of all columns that the other steps make of one of the user's are added up.
+    a service releases. A certified explainer gives NaN for the outputs of all other classes. Of a Pipeline, its last
+    step is explained, and the values of all columns that the other steps make of one of the user's are added up.
     """
 
     _entry = "shap_values"
@@ -101,8 +116,13 @@ class HardenedShap(OfTables):
         """What the explainer was made with and its values depend on, beside the model."""
         raise NotImplementedError
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
-        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row."""
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
+        are added to, to give the output."""
+        raise NotImplementedError
+
+    def _threshold(self) -> float | None:
+        """Above which a single output predicts class 1; None: it is a number."""
         raise NotImplementedError
 
     def _digest(self) -> bytes:
@@ -113,23 +133,42 @@ class HardenedShap(OfTables):
 
     # Answers.
 
-    def _values(self, X: Any, options: Mapping[str, Any]) -> Values:
-        """Hardened values of one row (d,) or several (n, d), in the native shapes."""
+    def _values(
+        self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
+    ) -> Values:
+        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone."""
         if self._pinned is not None:
-            return self._certified(X, options)
+            return self._certified(X, options, target)
         native, rows = self._asked(X), _numbers(X, self._rows)
         self._check_width(rows)
-        raw = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
-        outputs = [raw] if raw.ndim == 2 else [raw[..., j] for j in range(raw.shape[-1])]
-        released = [
-            self._released(values, rows, None if len(outputs) == 1 else j, options) for j, values in enumerate(outputs)
-        ]
+        raw, base = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
+        found = (self._of_one(raw, base, rows, options, target, direction) if raw.ndim == 2
+                 else self._of_each(raw, rows, options))  # fmt: skip
+        if raw.ndim == 3 and target is not None:
+            found = np.take_along_axis(found, np.broadcast_to(target, len(rows))[:, None, None], axis=2)[..., 0]
+        return found[0] if np.ndim(X) == 1 else found
+
+    def _of_one(
+        self, raw: Values, base: Any, rows: Values, options: Mapping[str, Any], target: Any, direction: Any
+    ) -> Values:
+        """(n, d) hardened of one output."""
+        if self.hardening.is_none and target is None and direction is None:
+            return self._released(raw, rows, None, options)
+        scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
+        classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"shap.{self._name}")
+        if self.hardening.noise is None or isinstance(self.hardening.clip, TopKSet):
+            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes), options)
+        return speaking_for(self._released(raw, rows, None, options), classes)  # one noise for both classes
+
+    def _of_each(self, raw: Values, rows: Values, options: Mapping[str, Any]) -> Values:
+        """(n, d, outputs) hardened."""
+        outputs = [raw[..., j] for j in range(raw.shape[-1])]
+        released = [self._released(values, rows, j, options) for j, values in enumerate(outputs)]
         if len(released) == 2 and self.hardening.noise is not None:
             one, other = outputs
             twice = np.isclose(one, -other, rtol=1e-4, atol=1e-6 * np.abs(other).max(initial=0.0)).all(axis=1)
             released[0][twice] = -released[1][twice]
-        found = released[0] if raw.ndim == 2 else np.stack(released, axis=-1)
-        return found[0] if np.ndim(X) == 1 else found
+        return np.stack(released, axis=-1)
 
     def _released(self, values: Values, rows: Values, target: Any, options: Mapping[str, Any]) -> Values:
         """(n, d) hardened."""
@@ -165,7 +204,7 @@ class HardenedShap(OfTables):
 
     # Certified answers.
 
-    def _certified(self, X: Any, options: Mapping[str, Any]) -> Values:
+    def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
         signature = self._signature()
         given = {k: v for k, v in options.items() if k not in self._fixed and not _default(signature, k, v)}
@@ -173,13 +212,13 @@ class HardenedShap(OfTables):
         rows = self._rows(X)
         self._check_width(rows)
         classes = self._pinned.classes_of(rows)
+        if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
+            raise RefusedError("the certificate is about the predicted class of each row: leave out target")
         places = np.array([self._place(c) for c in classes], dtype=np.int64)
-        raw = self._run(self._hashed(rows), self._pinned.options)
-        numbers = self._released(_of_outputs(raw, places), rows, torch.tensor(classes), self._pinned.options)
-        if raw.ndim == 2:
-            found = _of_outputs(numbers, places)
-        else:
-            found = np.full(raw.shape, np.nan)
+        raw, _ = self._run(self._hashed(rows), self._pinned.options)
+        found = self._released(_of_outputs(raw, places), rows, torch.tensor(classes), self._pinned.options)
+        if raw.ndim == 3 and target is None:
+            numbers, found = found, np.full(raw.shape, np.nan)
             np.put_along_axis(found, places[:, None, None], numbers[..., None], axis=2)
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
@@ -194,16 +233,15 @@ class HardenedShap(OfTables):
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
         places = np.array([self._place(t) for t in targets], dtype=np.int64)
-        own = self._run(self._hashed(rows), options, places)
+        own, _ = self._run(self._hashed(rows), options, places)
         return self._released(own, rows, torch.tensor(list(targets)), options)
 
 
 def _of_outputs(raw: Values, outputs: Values | None) -> Values:
-    """Of native values, all, or of each row those of one output; the first of two has the negatives of the second."""
+    """Of native values, all, or of each row those in favour of one class."""
     if outputs is None:
         return raw
-    chosen = raw * np.where(outputs, 1, -1)[:, None] if raw.ndim == 2 else raw[np.arange(len(raw)), :, outputs]
-    return np.asarray(chosen)
+    return speaking_for(raw, outputs) if raw.ndim == 2 else np.asarray(raw[np.arange(len(raw)), :, outputs])
 
 
 class _OfModel(HardenedShap):
@@ -220,27 +258,34 @@ class _OfModel(HardenedShap):
         """What the values add up to: "probability" or "log odds"."""
         return "log odds"
 
-    def shap_values(self, X: ArrayLike, check_additivity: bool = True) -> NDArray[np.float64]:
+    def shap_values(
+        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
+    ) -> NDArray[np.float64]:
         """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
 
         Args:
             X: (n, d) rows, or a row.
             check_additivity: whether shap checks its own arithmetic, where it has any, before values are hardened.
+            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
+                two classes the predicted one, else each output's.
+            direction: "up" or "down", where the model gives a number; None: "up".
 
         Raises:
             InputError: X is no table of numbers, or has other columns than the model.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
             RefusedError: the explainer is a certified one, and an option differs from the audited one.
-        """
-        return self._values(X, {"check_additivity": check_additivity})
 
-    def __call__(self, X: ArrayLike, check_additivity: bool = True) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else.
-
-        Args:
-            X: (n, d) rows.
-            check_additivity: see `shap_values`.
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
         """
-        return self._explanation(X, self.shap_values(X, check_additivity))
+        return self._values(X, {"check_additivity": check_additivity}, target, direction)
+
+    def __call__(
+        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
+    ) -> Any:
+        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
+        of `shap_values`."""
+        return self._explanation(X, self.shap_values(X, check_additivity, target=target, direction=direction))
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
@@ -344,6 +389,9 @@ class HardenedTreeExplainer(_OfModel):
         native = self._explainer
         return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
+    def _threshold(self) -> float | None:
+        return threshold_of_trees(self._explainer, self._fitted)
+
     def _model_of(self, native: Any) -> Any:
         return getattr(native.model, "original_model", None) or native.model
 
@@ -367,7 +415,7 @@ class HardenedTreeExplainer(_OfModel):
             "data": None if native.data is None else _named(native.data),
         }
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
         native, taken = copy.copy(self._explainer), self._taken(rows)  # a call writes to its attributes
         ensemble = native.model
         if ensemble.model_type != "xgboost":  # which takes what a sparse row leaves out as missing
@@ -377,7 +425,7 @@ class HardenedTreeExplainer(_OfModel):
             asked = [outputs] if outputs is not None and k > 1 else [np.full(len(taken), j) for j in range(k)]
             each = [path_values(ensemble, _missing(ensemble, self._fitted), taken, output) for output in asked]
             found = each[0] if len(each) == 1 else np.stack(each, axis=-1)
-            return self._summed(found if k > 1 else _of_outputs(found, outputs))
+            return self._summed(found if k > 1 else _of_outputs(found, outputs)), native.expected_value
         try:
             found = native.shap_values(taken, from_call=True, **options)
         except load_shap().utils._exceptions.ExplainerError as error:
@@ -388,7 +436,7 @@ class HardenedTreeExplainer(_OfModel):
                 " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
             ) from None
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
-        return self._summed(_of_outputs(found, outputs))
+        return self._summed(_of_outputs(found, outputs)), native.expected_value
 
 
 class HardenedLinearExplainer(_OfModel):
@@ -427,14 +475,18 @@ class HardenedLinearExplainer(_OfModel):
             raise InputError(f"LinearExplainer explains linear models, and {type(model).__name__} is none") from None
         self._adopt(native, hardening, model_digest)
 
+    def _threshold(self) -> float | None:
+        return threshold_of_linear(self._explained)
+
     def _model_of(self, native: Any) -> Any:
         return native.model
 
     def _settings(self) -> dict[str, Any]:
         return {"mean": _named(self._explainer.mean)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
-        return self._summed(_of_outputs(np.asarray(self._explainer.shap_values(_dense(self._taken(rows)))), outputs))
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        found = np.asarray(self._explainer.shap_values(_dense(self._taken(rows))))
+        return self._summed(_of_outputs(found, outputs)), self._explainer.expected_value
 
     @classmethod
     def _reference(cls, last: Any, rows: Values | None) -> Values | None:
@@ -466,6 +518,8 @@ class HardenedKernelExplainer(HardenedShap):
     """
 
     _name, _row = "KernelExplainer", CATALOG["KernelExplainer"]
+    _decides: tuple[float | None] | None = None
+    """What `threshold_of_function` found, which asks the model."""
     _makes = frozenset({"feature_names", "link"})
     _fixed = frozenset({"self", "X", "silent", "gc_collect"})
     _more = frozenset({"nsamples", "l1_reg"})
@@ -492,6 +546,8 @@ class HardenedKernelExplainer(HardenedShap):
         l1_reg: str | float = "num_features(10)",
         silent: bool = False,
         gc_collect: bool = False,
+        target: Any = None,
+        direction: Direction | None = None,
     ) -> NDArray[np.float64]:
         """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
 
@@ -501,22 +557,40 @@ class HardenedKernelExplainer(HardenedShap):
             l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
             silent: accepted for shap's sake; there is no progress bar.
             gc_collect: whether garbage is collected after each row.
+            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
+                two classes the predicted one, else each output's. One output is about classes with the link "logit",
+                where the function belongs to a classifier, or where it gives numbers from 0 to 1 for all of `data`.
+            direction: "up" or "down", where the model gives a number; None: "up".
 
         Raises:
             InputError: X is no table of numbers.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
             RefusedError: the explainer is a certified one, and an option differs from the audited one.
-        """
-        return self._values(X, {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect})
 
-    def __call__(self, X: ArrayLike, l1_reg: str | float = "num_features(10)", silent: bool = False) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else.
-
-        Args:
-            X: (n, d) rows.
-            l1_reg: see `shap_values`.
-            silent: likewise.
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
         """
-        return self._explanation(X, self.shap_values(X, l1_reg=l1_reg, silent=silent))
+        options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
+        return self._values(X, options, target, direction)
+
+    def __call__(
+        self,
+        X: ArrayLike,
+        l1_reg: str | float = "num_features(10)",
+        silent: bool = False,
+        *,
+        target: Any = None,
+        direction: Direction | None = None,
+    ) -> Any:
+        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
+        of `shap_values`."""
+        values = self.shap_values(X, l1_reg=l1_reg, silent=silent, target=target, direction=direction)
+        return self._explanation(X, values)
+
+    def _threshold(self) -> float | None:
+        if self._decides is None:
+            self._decides = (threshold_of_function(self._explainer),)
+        return self._decides[0]
 
     def _model_of(self, native: Any) -> Any:
         return native.model.f
@@ -525,10 +599,10 @@ class HardenedKernelExplainer(HardenedShap):
         native = self._explainer
         return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> Values:
-        options = {**options, "silent": True}
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        options, base = {**options, "silent": True}, self._explainer.expected_value
         if self.hardening.is_none:
-            return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs)
+            return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs), base
         key = None if self.hardening.noise is None else self.hardening.noise.key
         seeds = query_seeds(
             b"no noise, no key" if self.hardening.noise is None else resolve_key(key),
@@ -542,7 +616,7 @@ class HardenedKernelExplainer(HardenedShap):
             words = np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)
             with draw_from(np.random.RandomState(words)):
                 found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
-        return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1]))
+        return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1])), base
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
