@@ -97,7 +97,7 @@ CASES = {
         (TABLE, "classification", None, NAMES),
         TABLE[3],
         of_rows,
-        {"num_samples": 60},
+        {"num_samples": 60, "labels": (1,)},
     ),
     "text": Case(
         HardenedLimeText,
@@ -106,7 +106,7 @@ CASES = {
         (),
         "a quick fox and a lazy dog and another fox",
         of_texts,
-        {"num_samples": 60},
+        {"num_samples": 60, "labels": (1,)},
     ),
     "image": Case(
         HardenedLimeImage,
@@ -136,7 +136,7 @@ def test_without_hardening_the_weights_are_the_native_ones(case):
     expected = case.ask(case.native(*case.made_of, random_state=7), labels=(0, 2))
     answer = case.ask(case.make(RAW, random_state=7), labels=(0, 2))
     assert answer.local_exp == expected.local_exp
-    assert type(answer) is type(expected)
+    assert isinstance(answer, type(expected))
 
 
 @cases
@@ -434,7 +434,7 @@ def test_a_model_that_nobody_finds_is_warned_about_once_unless_nothing_is_noised
         HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
     again = HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
     plain = HardenedLimeTabular(TABLE, hardening=RAW)
-    plain = plain.explain_instance(TABLE[0], Rule().predict_proba, num_samples=50)
+    plain = plain.explain_instance(TABLE[0], Rule().predict_proba, num_samples=50, labels=(1,))
     assert plain.as_list() != again.as_list()
 
 
@@ -442,7 +442,7 @@ def test_a_model_of_scikit_learn_gets_other_noise_when_it_is_fitted_again():
     def noise(classifier):
         loud, plain = (
             HardenedLimeTabular(TABLE, hardening=hardening, random_state=0)
-            .explain_instance(TABLE[0], classifier.predict_proba, num_samples=50)
+            .explain_instance(TABLE[0], classifier.predict_proba, num_samples=50, labels=(1,))
             .as_map()[1]
             for hardening in (NOISY, RAW)
         )
