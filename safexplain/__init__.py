@@ -12,6 +12,7 @@ from typing import Any
 from safexplain._versions import VERSION as __version__
 
 __all__ = [
+    "Features",
     "GaussianNoise",
     "HardenedAnchors",
     "HardenedCounterfactual",
@@ -38,6 +39,7 @@ __all__ = [
     "Probability",
     "RangeClip",
     "RankNorm",
+    "Reason",
     "Relative",
     "ThresholdMask",
     "TopKMask",

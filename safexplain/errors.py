@@ -66,6 +66,10 @@ def brought_by(extra: str) -> Iterator[None]:
         raise MissingExtraError(said, name=error.name) from error
 
 
+class ProhibitedReasonError(SafexplainError, ValueError):
+    """A column that may be no reason is one: there is no explanation to give, and the model may not be used so."""
+
+
 class NotHardenedError(SafexplainError, ImportError):
     """A module named after a library has no hardened version of this name; the message says which names it has."""
 

@@ -8,18 +8,21 @@ that table.
 
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.features import Features, Reason
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
 __all__ = [
+    "Features",
     "GaussianNoise",
     "Hardening",
     "Levels",
     "NormClip",
     "RangeClip",
     "RankNorm",
+    "Reason",
     "Relative",
     "ThresholdMask",
     "TopKMask",

@@ -11,22 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from safexplain._validate import check_number, check_whole
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.hardening.features import Features, Reason
 from safexplain.hardening.masks import kth_largest, largest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopKSet:
     """Name the features that count most for the explained class: 1 for each of them, 0 for all others.
 
     Of d features, the max(k, fraction * d) with the largest values are named, but none whose value is not above zero:
     a feature that counts against the class, or not at all, is never named. Among equals, the first. All named features
-    have the same number, so that their order is not told either.
+    have the same number, so that their order is not told; ordered, the strongest has the number k, the next k - 1, and
+    so on.
 
     Args:
         k: how many features are named; None: by `fraction` alone.
@@ -34,17 +35,21 @@ class TopKSet:
             larger number counts.
         positive: True: the largest values. False: the largest magnitudes, of both signs; the numbers then say that a
             feature counts, and nothing about its sign.
+        ordered: tell the order too, as the reasons for a credit score must be listed (15 USC 1681g(f)).
 
     Raises:
         ConfigurationError, ConfigurationTypeError: neither `k` nor `fraction`, or one out of range.
 
     >>> TopKSet(k=2)(torch.tensor([[0.5, -3.0, 0.1, 2.0]])).tolist()
     [[1.0, 0.0, 0.0, 1.0]]
+    >>> TopKSet(k=2, ordered=True)(torch.tensor([[0.5, -3.0, 0.1, 2.0]])).tolist()
+    [[1.0, 0.0, 0.0, 2.0]]
     """
 
     k: int | None = None
     fraction: float | None = None
     positive: bool = True
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.k is None and self.fraction is None:
@@ -56,54 +61,53 @@ class TopKSet:
             if value > 1:
                 raise ConfigurationError(f"TopKSet fraction must lie in (0, 1], got {value!r}")
             object.__setattr__(self, "fraction", value)
-        if not isinstance(self.positive, bool):
-            raise ConfigurationTypeError(f"TopKSet positive must be True or False, got {self.positive!r}")
+        for name in ("positive", "ordered"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigurationTypeError(f"TopKSet {name} must be True or False, got {value!r}")
 
     def named(self, d: int) -> int:
         """The most features that are named, of d."""
         return min(d, max(1, self.k or 0, round((self.fraction or 0.0) * d)))
 
     def scale(self, d: int) -> float:
-        """The number of a named feature."""
-        return 1.0
+        """The number of the strongest feature."""
+        return float(self.named(d)) if self.ordered else 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """1 and 0."""
-        keys = rows if self.positive else rows.abs()
-        return (largest(keys, self.named(rows.shape[1])) & (keys > 0)).to(rows.dtype)
+        """1 and 0; ordered, k to 1 and 0."""
+        keys, k = rows if self.positive else rows.abs(), self.named(rows.shape[1])
+        if not self.ordered:
+            return (largest(keys, k) & (keys > 0)).to(rows.dtype)
+        strongest = keys.argsort(dim=1, descending=True, stable=True)[:, :k]
+        ranks = torch.arange(k, 0, -1, dtype=rows.dtype, device=rows.device).expand(len(rows), k)
+        return torch.zeros_like(rows).scatter_(1, strongest, ranks).masked_fill_(keys <= 0, 0.0)
+
+    def __repr__(self) -> str:
+        ordered = ", ordered=True" if self.ordered else ""
+        return f"TopKSet(k={self.k}, fraction={self.fraction}, positive={self.positive}{ordered})"
 
     @staticmethod
     def reasons(released: Any, names: Sequence[str]) -> list[Any]:
-        """The named features, as an adverse-action notice lists them: in the order of `names`, which tells no ranking.
+        """Names of the named features: the strongest first where the set is ordered, else in the order of `names`.
+
+        `Features.reasons` has the person's own columns and values.
 
         Args:
-            released: (d,) or (batch, ...) what was released, a tensor or an array; d numbers each.
+            released: (d,) or (n, d) what was released, a tensor or an array.
             names: of the d features.
 
         Returns:
             The names of one explanation, or for each of a batch a list of them.
 
         Raises:
-            InputError: other numbers than d, or not a set: more than one number beside zero.
+            InputError: other numbers than d, or not a set.
 
         >>> TopKSet.reasons(torch.tensor([[1.0, 0.0, 1.0]]), ["income", "age", "debt"])
         [['income', 'debt']]
         """
-        values = released.detach().cpu().numpy() if isinstance(released, Tensor) else np.asarray(released)
-        labels = [str(name) for name in names]
-        if values.ndim == 0 or values.size != len(labels) * (1 if values.ndim == 1 else len(values)):
-            raise InputError(
-                f"expected one name for each feature: {len(labels)} names for an explanation of shape"
-                f" {tuple(values.shape[1:] if values.ndim > 1 else values.shape)}"
-            )
-        rows = values.reshape(-1, len(labels)) if len(labels) else values.reshape(len(values), 0)
-        if not np.isin(rows, (0.0, 1.0)).all():
-            raise InputError(
-                "expected a released TopKSet, whose numbers are 0 and 1; this explanation has others, so that it was"
-                " hardened differently, or is native: Hardening(clip=TopKSet(k=4)) releases one"
-            )
-        lists = [[labels[i] for i in np.flatnonzero(row)] for row in rows]
-        return lists[0] if values.ndim == 1 else lists
+        found = Features(names).reasons(released)
+        one = not found or isinstance(found[0], Reason)
+        return [r.name for r in found] if one else [[r.name for r in each] for each in found]
 
 
 MOST_LEVELS = 16

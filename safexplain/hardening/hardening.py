@@ -2,6 +2,8 @@
 
     v -> NaN and infinities to 0 -> clip -> mask -> + noise on every coordinate, masked ones too -> round to a grid
 
+Of a table whose columns are described (`Features`), v are the values of the person's columns, added up.
+
 The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
 treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
 None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
@@ -25,6 +27,7 @@ from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.amounts import Relative, absolute
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.features import Features
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
 from safexplain.hardening.noise import (
@@ -58,7 +61,7 @@ def to_plain(step: Any) -> dict[str, Any] | None:
     """What stands in a slot as plain JSON types, without the key."""
     if step is None:
         return None
-    values = {k: v for k, v in asdict(step).items() if k != "key"}
+    values = {k: v for k, v in asdict(step).items() if k != "key" and (k, v) != ("ordered", False)}
     for name in values:
         if isinstance(getattr(step, name), Relative):
             values[name] = {"relative": getattr(step, name).factor}
@@ -108,9 +111,12 @@ class Hardening:
         grid: outputs are rounded to multiples of this. None: the largest power of two that is at most 1/16 of the
             noise's std (no rounding without noise). Without it the low-order bits of value + noise tell which
             coordinates were masked.
+        features: of a table: what its features are called, which of them are one column for the person, and which may
+            be no reason. Features of one column then have one number.
 
     Raises:
-        ConfigurationError, ConfigurationTypeError: a slot holds something else, or a `Relative` has no clip.
+        ConfigurationError, ConfigurationTypeError: a slot holds something else, a `Relative` has no clip, or features
+            are prohibited where no set of reasons is released.
 
     >>> Hardening(clip=TopKSet(k=4))
     Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None)  # wrong signs: none
@@ -120,8 +126,13 @@ class Hardening:
     mask: Mask | None = None
     noise: GaussianNoise | None = None
     grid: float | None = None
+    features: Features | None = None
 
     def __post_init__(self) -> None:
+        if self.features is not None and not isinstance(self.features, Features):
+            raise ConfigurationTypeError(f"features must be a Features or None, got {self.features!r:.80}")
+        if self.features is not None and self.features.prohibited and not isinstance(self.clip, TopKSet):
+            raise ConfigurationError("prohibited features need a release that names reasons: clip=TopKSet(k=4)")
         for slot, kinds in SLOTS.items():
             value = getattr(self, slot)
             if value is not None and not isinstance(value, kinds):
@@ -173,6 +184,12 @@ class Hardening:
         """The same hardening with this noise key."""
         return self if self.noise is None else replace(self, noise=replace(self.noise, key=key))
 
+    def naming_all(self) -> Hardening:
+        """The same hardening without a refusal, as an audit asks it: it counts how often there would be one."""
+        if self.features is None or not self.features.prohibited:
+            return self
+        return replace(self, features=Features(self.features.names, self.features.groups))
+
     def without_noise(self) -> Hardening:
         """What is left when the noise is averaged away, as an attacker runs it on models of his own.
 
@@ -198,11 +215,13 @@ class Hardening:
         >>> print(f"{noisy.sign_error_rate(10):.2f} {Hardening.recommended().sign_error_rate(10):.2f}")
         0.20 0.00
         """
-        rates = _sign_errors(self.to_json(), check_whole("d", d, 1), check_whole("k", 4 if k is None else k, 1))
+        plain = replace(self, features=None).to_json()
+        rates = _sign_errors(plain, check_whole("d", d, 1), check_whole("k", 4 if k is None else k, 1))
         return rates[0 if k is None else 1]
 
     def __repr__(self) -> str:
-        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*SLOTS, "grid"))
+        more = () if self.features is None else ("features",)
+        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*SLOTS, "grid", *more))
         return f"Hardening({slots})  # wrong signs: {self.wrong_signs()}"
 
     def wrong_signs(self) -> str:
@@ -249,6 +268,7 @@ class Hardening:
 
         Raises:
             InputError: there is noise and `inputs` is missing, or shapes disagree.
+            ProhibitedReasonError: a prohibited column is among the reasons.
         """
         tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
@@ -266,7 +286,7 @@ class Hardening:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the key."""
         slots = {slot: to_plain(getattr(self, slot)) for slot in SLOTS}
-        return {**slots, "grid": self.grid}
+        return {**slots, "grid": self.grid} | ({} if self.features is None else {"features": self.features.to_dict()})
 
     def to_json(self) -> str:
         """Canonical JSON (sorted keys), without the key."""
@@ -283,9 +303,15 @@ class Hardening:
             plain = json.loads(text) if isinstance(text, str) else dict(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigurationError(f"expected a hardening as JSON, got {text!r:.80} ({error})") from None
-        if not isinstance(plain, dict) or not plain.keys() <= {*SLOTS, "grid"}:
-            raise ConfigurationError(f"expected a JSON object with clip, mask, noise, grid; got {plain!r:.120}")
-        return cls(grid=plain.get("grid"), **{slot: from_plain(slot, plain.get(slot)) for slot in SLOTS})
+        if not isinstance(plain, dict) or not plain.keys() <= {*SLOTS, "grid", "features"}:
+            listed = ", ".join((*SLOTS, "grid", "features"))
+            raise ConfigurationError(f"expected a JSON object with {listed}; got {plain!r:.120}")
+        slots = {slot: from_plain(slot, plain.get(slot)) for slot in SLOTS}
+        try:
+            features = None if plain.get("features") is None else Features(**plain["features"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError(f"features: expected names, groups and prohibited ({error})") from None
+        return cls(grid=plain.get("grid"), features=features, **slots)
 
     def _scale(self, d: int) -> float | None:
         return None if self.clip is None else self.clip.scale(d)
@@ -331,8 +357,10 @@ class Hardening:
         return released
 
     def _harden_rows(self, rows: Tensor, seeds: list[bytes] | None) -> Tensor:
-        d = rows.shape[1]
         rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+        if self.features is not None:
+            rows = self.features.summed(rows)
+        d = rows.shape[1]
         if seeds is not None and isinstance(self.clip, UnitNorm | RankNorm):
             rows = fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
         if self.clip is not None:
@@ -344,7 +372,12 @@ class Hardening:
             rows += keyed_normal(seeds, d, b"noise", rows).mul_(std)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
-        return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+        rows = rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+        if self.features is None:
+            return rows
+        rows = self.features.spread(rows)
+        self.features.check(rows)
+        return rows
 
 
 @cache

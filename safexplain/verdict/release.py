@@ -33,7 +33,7 @@ def in_words(hardening: Mapping[str, Any]) -> str:
     >>> in_words({})
     'the explanation as it is'
     """
-    if hardening.keys() - {*_SLOTS, "grid"}:
+    if hardening.keys() - {*_SLOTS, "grid", "features"}:
         return ""
     steps = [_step(hardening[slot]) for slot in _SLOTS if hardening.get(slot) is not None]
     if hardening.get("grid") is not None:
@@ -42,6 +42,11 @@ def in_words(hardening: Mapping[str, Any]) -> str:
         return "the explanation as it is"
     if hardening.get("clip") is None:
         steps.insert(0, "the explanation")
+    features = hardening.get("features") or {}
+    if groups := features.get("groups"):
+        steps.append(f"of the columns of the form ({', '.join(groups)} added up from several)")
+    if prohibited := features.get("prohibited"):
+        steps.append(f"and no answer where {' or '.join(prohibited)} is among them")
     return ", ".join(steps)
 
 
@@ -74,7 +79,8 @@ def _top_k_set(step: Mapping[str, Any]) -> str:
         which = "which feature counts" if k == 1 else f"which {k} features count"
     else:
         which = f"which {k} feature{'s' if k > 1 else ''}, or {share}all if these are more, count"
-    return f"{which} most {'for' if step.get('positive', True) else 'for or against'} the class, all with one value"
+    how = "from the strongest on" if step.get("ordered") else "all with one value"
+    return f"{which} most {'for' if step.get('positive', True) else 'for or against'} the class, {how}"
 
 
 def _levels(step: Mapping[str, Any]) -> str:

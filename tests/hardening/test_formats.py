@@ -80,12 +80,12 @@ def test_reasons_are_names_in_the_order_of_the_features():
 @pytest.mark.parametrize(
     ("released", "names", "message"),
     [
-        (torch.tensor([[0.3, 0.0]]), ["a", "b"], "whose numbers are 0 and 1"),
-        (torch.tensor([[1.0, -1.0]]), ["a", "b"], "whose numbers are 0 and 1"),
-        (torch.tensor([[float("nan"), 1.0]]), ["a", "b"], "whose numbers are 0 and 1"),
-        (torch.ones(2, 3), ["a", "b"], "one name for each feature"),
-        (torch.ones(3), ["a", "b"], "one name for each feature"),
-        (torch.tensor(1.0), ["a"], "one name for each feature"),
+        (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
+        (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
+        (torch.tensor([[float("nan"), 1.0]]), ["a", "b"], "expected a released TopKSet"),
+        (torch.ones(2, 3), ["a", "b"], "one number for each"),
+        (torch.ones(3), ["a", "b"], "one number for each"),
+        (torch.tensor(1.0), ["a"], "one number for each"),
     ],
 )
 def test_reasons_of_what_is_no_set_are_refused(released, names, message):

@@ -680,7 +680,7 @@ def reloads(quick: bool) -> Found:
     finally:
         server.stop()
     grown = sizes[-1] - sizes[n // 2]  # a reload holds two models for a while, and what it took stays with the process
-    text = f"{(sizes[-1] - sizes[0]) / MB:+,.0f} MB after {n} reloads, {grown / MB:+,.0f} MB since the one in the middle"
+    text = f"{(sizes[-1] - sizes[0]) / MB:+,.0f} MB after {n} reloads, {grown / MB:+,.0f} MB since the middle"
     return text, {"sizes": sizes}, grown < 90 * MB
 
 

@@ -1,0 +1,208 @@
+"""The columns of a table as the person knows them, and reasons in their names.
+
+A model may take `home_owns` and `home_rents`; the applicant filled in `home`. Values of columns that mean one thing are
+added up before anything else happens to an explanation, so that one reason is named once. What a notice of an adverse
+action may not rest on (`prohibited`) is not left out in silence: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
+asks for the factors that were scored, and none of the principal reasons may be missing. Where such a column is among
+the reasons, there is no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safexplain.errors import ConfigurationError, InputError, ProhibitedReasonError
+
+__all__ = ["Features", "Reason"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A feature that speaks for the decision.
+
+    Args:
+        name: of the person's column.
+        value: what the person has there: a number; of a one-hot column, the label; of other groups, the numbers.
+        rank: 1 for the strongest; None, where the release does not tell the order.
+        text: how a notice says it.
+    """
+
+    name: str
+    value: Any = None
+    rank: int | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text or self.name
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the features of an explanation are called, which belong together, and which may be no reason.
+
+    Args:
+        names: of the d features, in their order.
+        groups: the person's column -> names of the features that are added up for it. The others stand for themselves.
+        prohibited: columns (after grouping) that may not be among the reasons.
+
+    Raises:
+        ConfigurationError: a name twice, an unknown one, or a feature in two groups.
+
+    >>> form = Features(["income", "home_owns", "home_rents"], groups={"home": ["home_owns", "home_rents"]})
+    >>> form.columns
+    ('income', 'home')
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    prohibited: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        groups: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]] = (),
+        prohibited: Iterable[str] = (),
+    ) -> None:
+        given = groups.items() if isinstance(groups, Mapping) else groups
+        object.__setattr__(self, "names", tuple(map(str, names)))
+        object.__setattr__(self, "groups", tuple((str(name), tuple(map(str, parts))) for name, parts in given))
+        object.__setattr__(self, "prohibited", tuple(map(str, prohibited)))
+        parts = [part for _, members in self.groups for part in members]
+        for what, listed in (("names", self.names), ("groups: features", parts), ("columns", self.columns)):
+            if len(set(listed)) < len(listed):
+                raise ConfigurationError(f"{what}: expected each name once, got {', '.join(listed)[:200]}")
+        for what, listed, known in (("groups", parts, self.names), ("prohibited", self.prohibited, self.columns)):
+            if unknown := [name for name in listed if name not in known]:
+                raise ConfigurationError(f"{what}: {unknown[0]!r} is none of {', '.join(known)[:200]}")
+
+    @classmethod
+    def of_one_hot(cls, names: Sequence[str], prohibited: Iterable[str] = ()) -> Self:
+        """Features whose one-hot columns are named `column=value`, as `load_data` names them: one group a column.
+
+        >>> Features.of_one_hot(["age", "home=owns", "home=rents"]).groups
+        (('home', ('home=owns', 'home=rents')),)
+        """
+        parts: dict[str, list[str]] = {}
+        for name in map(str, names):
+            column, equals, _ = name.partition("=")
+            if equals:
+                parts.setdefault(column, []).append(name)
+        return cls(names, parts, prohibited)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The person's, in the order of their first features."""
+        of = {part: name for name, parts in self.groups for part in parts}
+        return tuple(dict.fromkeys(of.get(name, name) for name in self.names))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Of each feature, the column."""
+        of = {part: name for name, parts in self.groups for part in parts}
+        return tuple(self.columns.index(of.get(name, name)) for name in self.names)
+
+    def summed(self, rows: Tensor) -> Tensor:
+        """(n, columns) of (n, d): the values of the features of each column, added up.
+
+        Raises:
+            InputError: other features than were named.
+        """
+        if rows.shape[1] != len(self.names):
+            raise InputError(f"expected explanations of {len(self.names)} features, as are named, got {rows.shape[1]}")
+        index = torch.tensor(self.places, device=rows.device)
+        return rows.new_zeros(len(rows), len(self.columns)).index_add_(1, index, rows)
+
+    def spread(self, columns: Tensor) -> Tensor:
+        """(n, d) of (n, columns): each feature has the number of its column."""
+        return columns[:, list(self.places)]
+
+    def named(self, released: Tensor) -> list[int]:
+        """Of (n, d) released numbers, in how many explanations each prohibited column is among the reasons."""
+        at = [self.places.index(self.columns.index(name)) for name in self.prohibited]
+        return [int(count) for count in (released[:, at] != 0).sum(0)]
+
+    def check(self, released: Tensor) -> None:
+        """Raise ProhibitedReasonError where one of (n, d) released explanations names a prohibited column."""
+        found = [name for name, count in zip(self.prohibited, self.named(released), strict=True) if count]
+        if found:
+            raise ProhibitedReasonError(
+                f"{', '.join(found)} is among the reasons for this decision, and was declared prohibited: the model may"
+                " not be used so. Train it without; leaving the reason out would hide what was scored"
+            )
+
+    def reasons(self, released: Any, rows: Any = None, *, describe: Mapping[str, str] | None = None) -> list[Any]:
+        """The reasons in a released set, the strongest first where it is ordered, else in the order of the columns.
+
+        Args:
+            released: (d,) or (n, d) of a `TopKSet`.
+            rows: what was explained, of the same shape; None: reasons have no values.
+            describe: column -> how a notice says it.
+
+        Returns:
+            A list of `Reason` of one explanation, or for each of several a list of them.
+
+        Raises:
+            InputError: other shapes, or no released set.
+
+        >>> form = Features(["income", "home=owns", "home=rents"], {"home": ["home=owns", "home=rents"]})
+        >>> [reason] = form.reasons([0.0, 1.0, 1.0], [20.0, 0.0, 1.0], describe={"home": "type of residence"})
+        >>> reason.name, reason.value, str(reason)
+        ('home', 'rents', 'type of residence')
+        """
+        maps = self._maps(released)
+        asked = None if rows is None else self._maps(rows)
+        if asked is not None and asked.shape != maps.shape:
+            raise InputError(f"rows: expected what was explained, of shape {maps.shape}, got {asked.shape}")
+        first = [self.places.index(i) for i in range(len(self.columns))]
+        found = []
+        for i, numbers in enumerate(np.atleast_2d(maps)[:, first]):
+            strength = numbers[numbers > 0]
+            ordered = len(set(strength)) == len(strength) > 0 and (strength.max() > 1 or len(strength) == 1)
+            if not np.isin(numbers, range(len(numbers) + 1)).all() or not (ordered or set(strength) <= {1.0}):
+                raise InputError(
+                    "expected a released TopKSet: this explanation was hardened differently, or is native."
+                    " Hardening(clip=TopKSet(k=4, ordered=True)) releases one"
+                )
+            row = None if asked is None else np.atleast_2d(asked)[i]
+            places = sorted(np.flatnonzero(numbers > 0), key=lambda place: -numbers[place])
+            told = ordered and strength.max() > 1
+            found.append(
+                [
+                    Reason(name, self._value(place, row), rank if told else None, (describe or {}).get(name, ""))
+                    for rank, place in enumerate(places, 1)
+                    for name in (self.columns[place],)
+                ]
+            )
+        return found[0] if maps.ndim == 1 else found
+
+    def _maps(self, given: Any) -> Any:
+        """(d,) or (n, d) float64."""
+        given = given.detach().cpu().double().numpy() if isinstance(given, Tensor) else np.asarray(given, np.float64)
+        d = len(self.names)
+        if given.ndim == 0 or given.size != d * (1 if given.ndim == 1 else len(given)):
+            raise InputError(f"expected one number for each of {d} features, (d,) or (n, d), got {given.shape}")
+        return given if given.ndim == 1 else given.reshape(len(given), d)
+
+    def _value(self, place: int, row: Any) -> Any:
+        if row is None:
+            return None
+        parts = [i for i, column in enumerate(self.places) if column == place]
+        numbers = [float(row[i]) for i in parts]
+        if len(parts) == 1 and self.names[parts[0]] == self.columns[place]:
+            return numbers[0]
+        if sorted(numbers)[-1] == 1 and sum(numbers) == 1 and set(numbers) <= {0.0, 1.0}:
+            label = self.names[parts[numbers.index(1.0)]]
+            return label.removeprefix(self.columns[place]).lstrip("=_ ") or label
+        return tuple(numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        groups = {name: list(parts) for name, parts in self.groups}
+        return {"names": list(self.names), "groups": groups, "prohibited": list(self.prohibited)}
