@@ -412,9 +412,10 @@ class Method(NamedTuple):
         return self.ask(self.made(forward, hardening), x, target)
 
     def made(self, forward: Any, hardening: HardeningLike) -> Any:
-        """The explainer of a model."""
+        """The explainer of a model; what the release would refuse to say, it says, so that it can be counted."""
+        naming_all = getattr(hardening, "naming_all", lambda: hardening)
         with self.errors():
-            return self.make(forward, hardening=hardening)
+            return self.make(forward, hardening=naming_all())
 
     def ask(self, made: Any, x: Tensor, target: Tensor) -> Tensor:
         """The released maps of an explainer that is made already."""

@@ -459,7 +459,8 @@ def _configuration(
         return Configuration(name, explained if question.explains else alone, result, None)
     native, released = signals[NATIVE].attributions, signals[name].attributions
     assert looked is not None
-    kept = utility_of(looked, None if native is None or released is None else (native, released))
+    maps = None if native is None or released is None else (native, released)
+    kept = utility_of(looked, maps, getattr(question.hardening, "features", None))
     return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
 

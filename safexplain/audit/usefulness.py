@@ -48,6 +48,8 @@ class Utility:
         insertion: mean of that probability when only they are kept, less the one with nothing kept; or None.
         native_deletion: the same of the native map; None as above.
         native_insertion: likewise.
+        prohibited: share of the explanations that have a prohibited column among their reasons, for which a service
+            gives no answer; None: none is prohibited.
     """
 
     top_overlap: float
@@ -61,6 +63,7 @@ class Utility:
     insertion: float | None = None
     native_deletion: float | None = None
     native_insertion: float | None = None
+    prohibited: float | None = None
 
     def with_faithfulness(self, released: Faithfulness, native: Faithfulness) -> Utility:
         """The same with what the model says of both maps."""
@@ -187,15 +190,20 @@ class Sample:
         return nn.functional.interpolate(maps, self.x.shape[2:], mode="bilinear")
 
 
-def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None) -> Utility | None:
+def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None, features: Any = None) -> Utility | None:
     """Utility of a release by all (m, n, d) `maps` of model 0, native and released, where they were kept, else by the
-    sample's; faithfulness by the sample. None where every native map is zero: there is nothing to compare with."""
+    sample's; faithfulness by the sample. None where every native map is zero: there is nothing to compare with.
+    `features` are those of the hardening, which may prohibit some."""
     if maps is None:
         sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
         maps = sides[0].numpy()[None], sides[1].numpy()[None]
     native, released = maps
     _, n, d = native.shape
     found = _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
+    if found is not None and features is not None and features.prohibited:
+        each = released[0].reshape(n, -1, len(features.names))  # of several explainers, one after the other
+        refused = np.stack([features.refused(each[:, i]).any(1) for i in range(each.shape[1])])
+        found = replace(found, prohibited=float(refused.any(0).mean()))
     own, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
     return found if found is None or own is None or theirs is None else found.with_faithfulness(own, theirs)
 

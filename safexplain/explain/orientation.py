@@ -120,7 +120,7 @@ def decided(
                 PredictedClassWarning,
                 stacklevel=4,
             )
-        return (scores > threshold).astype(np.int64)
+        return np.where(scores > threshold, 1, 0)
     given = target.detach().cpu().numpy() if isinstance(target, Tensor) else np.asarray(target)
     if given.size not in (1, len(scores)) or not np.isin(given, (0, 1)).all():
         raise ConfigurationError(f"target: expected 0 or 1, or one of them for each of {len(scores)} rows")

@@ -123,15 +123,14 @@ class Features:
         """(n, d) of (n, columns): each feature has the number of its column."""
         return columns[:, list(self.places)]
 
-    def named(self, released: Tensor) -> list[int]:
-        """Of (n, d) released numbers, in how many explanations each prohibited column is among the reasons."""
+    def refused(self, released: Any) -> Any:
+        """(n, prohibited columns) bool: which of them are among the reasons of each of (n, d) released explanations."""
         at = [self.places.index(self.columns.index(name)) for name in self.prohibited]
-        return [int(count) for count in (released[:, at] != 0).sum(0)]
+        return released[:, at] != 0
 
     def check(self, released: Tensor) -> None:
         """Raise ProhibitedReasonError where one of (n, d) released explanations names a prohibited column."""
-        found = [name for name, count in zip(self.prohibited, self.named(released), strict=True) if count]
-        if found:
+        if found := [self.prohibited[i] for i in self.refused(released).any(0).nonzero().flatten().tolist()]:
             raise ProhibitedReasonError(
                 f"{', '.join(found)} is among the reasons for this decision, and was declared prohibited: the model may"
                 " not be used so. Train it without; leaving the reason out would hide what was scored"

@@ -67,6 +67,8 @@ def utility_in_words(utility: Mapping[str, float]) -> list[str]:
         native = f" (native: {utility['native_deletion']:.2f})" if "native_deletion" in utility else ""
         falls = f"{utility['deletion']:.2f}{native}"
         said.append(f"without the features that it names the probability of the class falls by {falls}")
+    if "prohibited" in utility:
+        said.append(f"{utility['prohibited']:.1%} of the explanations name a prohibited column, and are refused")
     return said
 
 

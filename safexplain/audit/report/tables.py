@@ -461,13 +461,14 @@ def measures(utility: Utility) -> list[tuple[str, str, str]]:
         ("sign_errors_top", "Maps with a wrong sign", f"among the {top} strongest features, at least {FEWEST_TOP}"),
         ("deletion", "Deletion", f"fall of the class's probability when the {top} highest named features are set to 0"),
         ("insertion", "Insertion", "its rise when all others are set to 0"),
+        ("prohibited", "Prohibited reasons", "share of explanations with a prohibited column among the reasons"),
     )
     return [row for row in rows if getattr(utility, row[0]) is not None]
 
 
 def measured(field: str, value: float) -> str:
     """A figure of a measure, errors as percentages."""
-    return percent(value) if field.startswith("sign_errors") else f"{value:.2f}"
+    return percent(value) if field.startswith(("sign_errors", "prohibited")) else f"{value:.2f}"
 
 
 class Fact(NamedTuple):

@@ -40,6 +40,8 @@ from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.features import Features
+from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data, load_inputs
@@ -102,6 +104,7 @@ class Asked:
     service: Service | None = None  # that is asked in place of a model
     scored: int | None = None  # examples; None: as many as the policy needs
     public: Path | None = None  # rows of which explainers are made
+    prohibited: tuple[str, ...] = ()  # columns that may be no reason
     grows: bool = False  # it may look again, with more reference models
 
     def __post_init__(self) -> None:
@@ -299,7 +302,7 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
         recipe,
         member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
-        hardening=asked.hardening,
+        hardening=_in_columns(asked, found.data.feature_names, explainers),
         output=cast("Output", given.output),
         arguments=arguments,
         build=build,
@@ -427,6 +430,25 @@ def explainers_of(
         )
     (only, *others) = calls.values()
     return makers, {name: own for name, own in calls.items() if own} if others else only
+
+
+def _in_columns(asked: Asked, names: Sequence[str] | None, explainers: Sequence[Any]) -> Hardening:
+    """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
+
+    One-hot columns, which `load_data` names `column=value`, are added up for their column.
+    """
+    hardening, prohibited = asked.hardening, asked.prohibited
+    kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
+    maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
+    named = names is not None and isinstance(hardening.clip, TopKSet) and hardening.features is None and maps
+    if prohibited and not named:
+        raise ConfigurationError(
+            "--prohibited: expected a table with names, and a release of reasons in its columns"
+            " (--hardening recommended, or a TopKSet without features)"
+        )
+    if not named or not (prohibited or any("=" in name for name in names or ())):
+        return hardening
+    return replace(hardening, features=Features.of_one_hot(names or (), prohibited))
 
 
 def parse_hardening(text: str) -> Hardening:

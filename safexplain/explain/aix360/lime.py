@@ -64,7 +64,7 @@ def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
 @cache
 def _explanation() -> Any:
     """The class of what is released of tables and texts."""
-    native = load("lime.explanation").Explanation
+    native: Any = load("lime.explanation").Explanation
 
     class LimeExplanation(native):  # type: ignore[misc]
         """LIME's explanation, of hardened weights: about the explained class where no label is given.

@@ -237,8 +237,8 @@ class _ShapOfRows(FromArguments, OfTables):
         raise NotImplementedError
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        own = {"target": target} if len(np.atleast_1d(self._explainer.expected_value)) == 1 else {}
-        maps = self._explain(row[None], **own, **{**options, **self._quiet}).data["shap_values"]
+        own = target if len(np.atleast_1d(self._explainer.expected_value)) == 1 else None
+        maps = self._explain(row[None], target=own, **{**options, **self._quiet}).data["shap_values"]
         outputs = len(np.atleast_1d(self._explainer.expected_value))
         if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
             raise RefusedError(
