@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,7 @@ from safexplain.errors import ConfigurationError, near
 from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
 from safexplain.explain.captum.layers import whole_layer
 from safexplain.explain.feature_groups import grid_segments
-from safexplain.explain.row import Row
+from safexplain.explain.row import FAMILIES, Row
 
 __all__ = ["CATALOG", "REFUSED", "find_row"]
 
@@ -94,141 +95,122 @@ _TUNNEL: dict[str, Any] = {
 _SUPERPIXELS: dict[str, Any] = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
 _SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
 
+_gradient, _perturbation, _representation, _approximation = (partial(Row, family=family) for family in FAMILIES)
+
 _ROWS = (
-    Row(
+    _gradient(
         "IG",
         attr.IntegratedGradients,
-        family="gradient",
         citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
         summary="Integral of gradients from a baseline straight to the input, times their difference.",
-        delta=True,
         search_space={"n_steps": (10, 25, 50, 100), "method": _RULES, "multiply_by_inputs": (True, False)},
     ),
-    Row(
+    _gradient(
         "Saliency",
         attr.Saliency,
-        family="gradient",
         citation="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
         summary="Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
         leaf_inputs=True,
         search_space={"abs": (True, False)},
     ),
-    Row(
+    _gradient(
         "InputXGradient",
         attr.InputXGradient,
-        family="gradient",
         citation="Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
         summary="Input times the gradient with respect to it.",
         leaf_inputs=True,
     ),
-    Row(
+    _gradient(
         "GuidedBackprop",
         attr.GuidedBackprop,
-        family="gradient",
         citation="Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
         summary="Gradient in which each ReLU also stops negative gradients.",
         hooks=True,
         needs_relu=True,
         leaf_inputs=True,
     ),
-    Row(
+    _gradient(
         "Deconvolution",
         attr.Deconvolution,
-        family="gradient",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Gradient in which each ReLU stops negative gradients and passes all others.",
         hooks=True,
         needs_relu=True,
         leaf_inputs=True,
     ),
-    Row(
+    _gradient(
         "DeepLift",
         attr.DeepLift,
-        family="gradient",
         citation="Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
         summary="Differences from a baseline carried back through the activations (the rescale rule).",
         hooks=True,
         leaf_inputs=True,
-        delta=True,
         search_space={"multiply_by_inputs": (True, False), "eps": [1e-10, 1e-4]},
     ),
-    Row(
+    _gradient(
         "DeepLiftShap",
         attr.DeepLiftShap,
-        family="gradient",
         citation=_SHAP_PAPER,
         summary="Mean of DeepLift over a set of baselines.",
         hooks=True,
-        delta=True,
         search_space={"multiply_by_inputs": (True, False)},
         needs=zero_baselines,
     ),
-    Row(
+    _gradient(
         "LRP",
         attr.LRP,
-        family="gradient",
         citation="Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
         summary="The output handed back layer by layer to what made it (layer-wise relevance propagation).",
         hooks=True,
         writes=True,
         leaf_inputs=True,
-        delta=True,
     ),
-    Row(
+    _gradient(
         "SmoothGrad",
         attr.NoiseTunnel,
-        family="gradient",
         citation="Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
         summary="Mean of an explanation over inputs with Gaussian noise.",
         stochastic=True,
-        delta=True,
         nt_type="smoothgrad",
         search_space=_TUNNEL,
     ),
-    Row(
+    _gradient(
         "VarGrad",
         attr.NoiseTunnel,
-        family="gradient",
         citation="Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
         summary="Variance of an explanation over inputs with Gaussian noise.",
         stochastic=True,
-        delta=True,
         nt_type="vargrad",
         search_space=_TUNNEL,
     ),
-    Row(
+    _gradient(
         "GradientShap",
         attr.GradientShap,
-        family="gradient",
         citation=_SHAP_PAPER,
         summary="Mean gradient at random points between noisy inputs and baselines, times their difference.",
         stochastic=True,
-        delta=True,
         search_space={"n_samples": (5, 10, 25, 50), "stdevs": [0.0, 1.0], "multiply_by_inputs": (True, False)},
         needs=zero_baselines,
     ),
-    Row(
+    _perturbation(
         "Occlusion",
         attr.Occlusion,
-        family="perturbation",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a window of the input is replaced by a baseline.",
         search_space={"sliding_window_shapes": ((3, 1, 1), (3, 32, 32)), "strides": ((3, 1, 1), (3, 32, 32))},
         needs=windows,
     ),
-    Row(
+    _perturbation(
         "FeatureAblation",
         attr.FeatureAblation,
-        family="perturbation",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a group of features is replaced by a baseline.",
         search_space=_SUPERPIXELS,
         needs=groups,
     ),
-    Row(
+    _perturbation(
         "FeaturePermutation",
         attr.FeaturePermutation,
-        family="perturbation",
         citation="Breiman: Random Forests, Machine Learning 45, 2001",
         summary="Change of the output when a group of features is shuffled among the examples of the batch.",
         stochastic=True,
@@ -236,48 +218,43 @@ _ROWS = (
         search_space=_SUPERPIXELS,
         needs=groups,
     ),
-    Row(
+    _perturbation(
         "ShapleyValueSampling",
         attr.ShapleyValueSampling,
-        family="perturbation",
         citation=_SAMPLING_PAPER,
         summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
         stochastic=True,
         search_space={**_SUPERPIXELS, "n_samples": (5, 10, 25, 50)},
         needs=groups,
     ),
-    Row(
+    _perturbation(
         "ShapleyValues",
         attr.ShapleyValues,
-        family="perturbation",
         citation="Shapley: A Value for n-Person Games, 1953",
         summary="Mean contribution of a group of features over all orders: for a handful of groups.",
         needs=few_groups,
     ),
-    Row(
+    _perturbation(
         "KernelShap",
         attr.KernelShap,
-        family="perturbation",
         citation=_SHAP_PAPER,
         summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
         stochastic=True,
         search_space=_SURROGATE,
         needs=groups,
     ),
-    Row(
+    _approximation(
         "Lime",
         attr.Lime,
-        family="approximation",
         citation=_LIME_PAPER,
         summary="Weights of a sparse linear model fitted to the output around the input.",
         stochastic=True,
         search_space=_SURROGATE,
         needs=groups,
     ),
-    Row(
+    _representation(
         "GradCAM",
         GradCAM,
-        family="representation",
         citation=_GRADCAM_PAPER,
         summary="A layer's channels added up, weighted by their mean gradients.",
         library="safexplain",
@@ -285,10 +262,9 @@ _ROWS = (
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
+    _representation(
         "GradCAMPlusPlus",
         GradCAMPlusPlus,
-        family="representation",
         citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
         summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
         library="safexplain",
@@ -296,10 +272,9 @@ _ROWS = (
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
+    _representation(
         "GuidedGradCam",
         attr.GuidedGradCam,
-        family="representation",
         citation=_GRADCAM_PAPER,
         summary="Guided backpropagation times the enlarged Grad-CAM map.",
         of="layer",
@@ -308,14 +283,12 @@ _ROWS = (
         leaf_inputs=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
+    _perturbation(
         "Anchors",
         "AnchorTabular",
-        family="perturbation",
         citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
         summary="Conditions on a few features under which the prediction stays as it is.",
         library="alibi",
-        entry="explain",
         stochastic=True,
         search_space={
             "threshold": [0.0, 1.0],
@@ -328,72 +301,58 @@ _ROWS = (
             "p_sample": [0.0, 1.0],
         },
     ),
-    Row(
+    _approximation(
         "ProtoDash",
         "ProtodashExplainer",
-        family="approximation",
         citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
         summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
         library="aix360",
-        entry="explain",
         search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
     ),
-    Row(
+    _approximation(
         "LimeTabular",
         "lime.lime_tabular:LimeTabularExplainer",
-        family="approximation",
         citation=_LIME_PAPER,
         summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
         library="lime",
-        entry="explain_instance",
         stochastic=True,
         search_space={"num_samples": (500, 1_000, 5_000)},
     ),
-    Row(
+    _perturbation(
         "AlibiKernelShap",
         "KernelShap",
-        family="perturbation",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
         library="alibi",
-        entry="explain",
         stochastic=True,
     ),
-    Row(
+    _perturbation(
         "TreeShap",
         "TreeShap",
-        family="perturbation",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
         library="alibi",
-        entry="explain",
     ),
-    Row(
+    _perturbation(
         "TreeExplainer",
         "TreeExplainer",
-        family="perturbation",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
         library="shap",
-        entry="shap_values",
     ),
-    Row(
+    _perturbation(
         "LinearExplainer",
         "LinearExplainer",
-        family="perturbation",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
         library="shap",
-        entry="shap_values",
     ),
-    Row(
+    _perturbation(
         "KernelExplainer",
         "KernelExplainer",
-        family="perturbation",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
         library="shap",
-        entry="shap_values",
         stochastic=True,
     ),
 )
@@ -406,91 +365,54 @@ _INFLUENCE = "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations
 _CONDUCTANCE = "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233"
 
 
-def _derived(of: str, source: Any, base: str, summary: str, **more: Any) -> Row:
-    """A row with what it has in common with the method for inputs that it is made from."""
-    row = _INPUT_ROWS[base]
-    kept = {"stochastic": row.stochastic, "mixes_batch": row.mixes_batch, "needs_relu": row.needs_relu}
-    facts = {"family": "representation", "citation": row.citation, "hooks": True, **kept, **more}
-    return Row(source.__name__, source, summary=summary, of=of, **facts)
+def _inner(source: Any, summary: str, base: str = "", **more: Any) -> Row:
+    """A row with what it has in common with the method for inputs that it is made from, if there is one."""
+    name = source.__name__
+    of = "neuron" if name.startswith("Neuron") else "layer"
+    facts: dict[str, Any] = {"family": "representation", "hooks": True}
+    if row := _INPUT_ROWS.get(base or name.removeprefix("Layer").removeprefix("Neuron")):
+        facts |= {"citation": row.citation, "stochastic": row.stochastic, "mixes_batch": row.mixes_batch}
+        facts |= {"needs_relu": row.needs_relu, "writes": row.writes}
+        facts |= {"leaf_inputs": row.leaf_inputs} if of == "neuron" else {}
+    facts |= {"needs": neuron} if of == "neuron" else {}
+    return Row(name, source, summary=summary, of=of, **facts | more)
 
 
-def _layer(source: Any, base: str, summary: str, **more: Any) -> Row:
-    return _derived("layer", source, base, summary, **more)
-
-
-def _neuron(source: Any, base: str, summary: str, needs_of: Any = neuron, **more: Any) -> Row:
-    row = _INPUT_ROWS[base]
-    facts = {"target": False, "leaf_inputs": row.leaf_inputs, "needs_relu": row.needs_relu, **more}
-    return _derived("neuron", source, base, summary, needs=needs_of, **facts)
-
-
-_LAYER_ROWS = (
-    Row(
-        "LayerActivation",
-        attr.LayerActivation,
-        family="representation",
-        citation="none: the layer's output itself",
-        summary="The output of a layer.",
-        of="layer",
-        target=False,
-        hooks=True,
+_INNER_ROWS = (
+    _inner(attr.LayerActivation, "The output of a layer.", citation="none: the layer's output itself"),
+    _inner(
+        attr.InternalInfluence, "Integral of a layer's gradients from a baseline to the input.", citation=_INFLUENCE
     ),
-    Row(
-        "InternalInfluence",
-        attr.InternalInfluence,
-        family="representation",
-        citation=_INFLUENCE,
-        summary="Integral of a layer's gradients from a baseline to the input.",
-        of="layer",
-        hooks=True,
-    ),
-    Row(
-        "LayerConductance",
+    _inner(
         attr.LayerConductance,
-        family="representation",
+        "How much of the integrated gradients flows through each unit of a layer.",
         citation=_CONDUCTANCE,
-        summary="How much of the integrated gradients flows through each unit of a layer.",
-        of="layer",
-        hooks=True,
-        delta=True,
     ),
-    Row(
-        "LayerGradCam",
-        attr.LayerGradCam,
-        family="representation",
-        citation=_INPUT_ROWS["GuidedGradCam"].citation,
-        summary="Grad-CAM, as Captum has it: without enlarging.",
-        of="layer",
-        hooks=True,
-    ),
-    _layer(attr.LayerGradientXActivation, "InputXGradient", "A layer's output times its gradient."),
-    _layer(attr.LayerIntegratedGradients, "IntegratedGradients", "Integrated gradients of a layer.", delta=True),
-    _layer(attr.LayerDeepLift, "DeepLift", "DeepLift of a layer.", delta=True),
-    _layer(attr.LayerDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a layer.", delta=True, needs=zero_baselines),
-    _layer(attr.LayerGradientShap, "GradientShap", "GradientShap of a layer.", delta=True, needs=zero_baselines),
-    _layer(attr.LayerFeatureAblation, "FeatureAblation", "Change of the output when a layer's units are replaced."),
-    _layer(
-        attr.LayerFeaturePermutation, "FeaturePermutation", "Change of the output when a layer's units are shuffled."
-    ),
-    _layer(attr.LayerLRP, "LRP", "LRP of a layer.", delta=True, writes=True, leaf_inputs=True),
-    _neuron(
+    _inner(attr.LayerGradCam, "Grad-CAM, as Captum has it: without enlarging.", citation=_GRADCAM_PAPER),
+    _inner(attr.LayerGradientXActivation, "A layer's output times its gradient.", "InputXGradient"),
+    _inner(attr.LayerIntegratedGradients, "Integrated gradients of a layer."),
+    _inner(attr.LayerDeepLift, "DeepLift of a layer."),
+    _inner(attr.LayerDeepLiftShap, "DeepLiftShap of a layer.", needs=zero_baselines),
+    _inner(attr.LayerGradientShap, "GradientShap of a layer.", needs=zero_baselines),
+    _inner(attr.LayerFeatureAblation, "Change of the output when a layer's units are replaced."),
+    _inner(attr.LayerFeaturePermutation, "Change of the output when a layer's units are shuffled."),
+    _inner(attr.LayerLRP, "LRP of a layer.", leaf_inputs=True),
+    _inner(
         attr.NeuronConductance,
-        "IntegratedGradients",
         "How much of the output reaches a neuron from each input feature.",
         citation=_CONDUCTANCE,
-        target=True,
     ),
-    _neuron(attr.NeuronGradient, "Saliency", "Gradient of a neuron."),
-    _neuron(attr.NeuronIntegratedGradients, "IntegratedGradients", "Integrated gradients of a neuron."),
-    _neuron(attr.NeuronDeepLift, "DeepLift", "DeepLift of a neuron."),
-    _neuron(attr.NeuronDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a neuron.", neuron_and_zero),
-    _neuron(attr.NeuronGradientShap, "GradientShap", "GradientShap of a neuron.", neuron_and_zero),
-    _neuron(attr.NeuronGuidedBackprop, "GuidedBackprop", "Guided backpropagation from a neuron."),
-    _neuron(attr.NeuronDeconvolution, "Deconvolution", "Deconvolution from a neuron."),
-    _neuron(attr.NeuronFeatureAblation, "FeatureAblation", "Change of a neuron when features are replaced."),
+    _inner(attr.NeuronGradient, "Gradient of a neuron.", "Saliency"),
+    _inner(attr.NeuronIntegratedGradients, "Integrated gradients of a neuron."),
+    _inner(attr.NeuronDeepLift, "DeepLift of a neuron."),
+    _inner(attr.NeuronDeepLiftShap, "DeepLiftShap of a neuron.", needs=neuron_and_zero),
+    _inner(attr.NeuronGradientShap, "GradientShap of a neuron.", needs=neuron_and_zero),
+    _inner(attr.NeuronGuidedBackprop, "Guided backpropagation from a neuron."),
+    _inner(attr.NeuronDeconvolution, "Deconvolution from a neuron."),
+    _inner(attr.NeuronFeatureAblation, "Change of a neuron when features are replaced."),
 )
 
-CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_LAYER_ROWS)})
+CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_INNER_ROWS)})
 """Every method, by name."""
 
 REFUSED: Mapping[str, str] = MappingProxyType(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +36,11 @@ LICENCES = MappingProxyType(
 )
 """Library -> its licence."""
 
+ENTRIES = MappingProxyType(
+    {"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"}
+)
+"""Library -> the native method that explains rows of a table; the others have `attribute`, which gives maps."""
+
 EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})
 """Library -> the extra that brings it; the others come with the base install."""
 
@@ -52,17 +59,13 @@ class Row:
         citation: where the method was published.
         summary: one sentence.
         library: whose class it is, a key of `LICENCES`.
-        entry: name of the native method that explains; "attribute" gives maps of tensors, all others are asked about
-            rows of a table, see `safexplain.explain.tables`.
         of: "input", "layer" or "neuron": what the attributions are of, or for.
-        target: its entry takes the explained output as `target`.
         hooks: it registers hooks on the model's modules, so that it must run on a private copy.
         writes: it writes to the model's parameters, so that the copy must have its own.
         needs_relu: it changes what nn.ReLU modules do, and without any it silently is the plain gradient.
         leaf_inputs: Captum wants inputs that require gradients, and warns about others.
         stochastic: it draws from torch's global generator (some also from NumPy's), as natively.
         mixes_batch: an example's answer depends on the others in its batch.
-        delta: natively it can return a convergence delta, which the hardened class refuses.
         nt_type: for a NoiseTunnel, the one aggregate that the class stands for.
         search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
             (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
@@ -76,16 +79,13 @@ class Row:
     citation: str
     summary: str
     library: str = "captum"
-    entry: str = "attribute"
     of: str = "input"
-    target: bool = True
     hooks: bool = False
     writes: bool = False
     needs_relu: bool = False
     leaf_inputs: bool = False
     stochastic: bool = False
     mixes_batch: bool = False
-    delta: bool = False
     nt_type: str | None = None
     search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
     needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
@@ -107,6 +107,25 @@ class Row:
             "shap": load_shap,
         }
         return getattr(libraries[self.library](), name)
+
+    @property
+    def entry(self) -> str:
+        """Name of the native method that explains, see `ENTRIES`."""
+        return ENTRIES.get(self.library, "attribute")
+
+    @cached_property
+    def target(self) -> bool:
+        """Whether the entry takes the explained output as `target`; of rows of a table, ours does."""
+        return not self.in_base or self._takes("target")
+
+    @cached_property
+    def delta(self) -> bool:
+        """Whether natively it can return a convergence delta, which the hardened class refuses."""
+        return self.in_base and self._takes("return_convergence_delta")
+
+    def _takes(self, name: str) -> bool:
+        """Whether `attribute` has this parameter; a NoiseTunnel passes on what its explainer takes."""
+        return self.nt_type is not None or name in inspect.signature(self.native.attribute).parameters
 
     @property
     def in_base(self) -> bool:

@@ -109,8 +109,8 @@ def kind_of(native: Any) -> str:
                 return name
     why = next(
         (REFUSED[name] for name in names if name in REFUSED),
-        "no rule says which of its fields may leave. What returns rows of the training set, or instances made from them,"
-        " has none, because no noise on numbers hides a row: use HardenedProtoDash over a set of public examples",
+        "no rule says which of its fields may leave. What returns training rows, or instances made from them, has none,"
+        " because no noise on numbers hides a row: use HardenedProtoDash over a set of public examples",
     )
     raise RefusedError(f"{type(native).__name__} is refused: {why}. There are rules for {', '.join(ROWS)}")
 
