@@ -95,18 +95,23 @@ _TUNNEL: dict[str, Any] = {
 _SUPERPIXELS: dict[str, Any] = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
 _SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
 
-_gradient, _perturbation, _representation, _approximation = (partial(Row, family=family) for family in FAMILIES)
+
+def _method(family: str, source: Any, *, name: str = "", **facts: Any) -> Row:
+    """A row under the name of the native class, unless another is given."""
+    return Row(name or getattr(source, "__name__", source), source, family=family, **facts)
+
+
+_gradient, _perturbation, _representation, _approximation = (partial(_method, family) for family in FAMILIES)
 
 _ROWS = (
     _gradient(
-        "IG",
         attr.IntegratedGradients,
+        name="IG",
         citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
         summary="Integral of gradients from a baseline straight to the input, times their difference.",
         search_space={"n_steps": (10, 25, 50, 100), "method": _RULES, "multiply_by_inputs": (True, False)},
     ),
     _gradient(
-        "Saliency",
         attr.Saliency,
         citation="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
         summary="Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
@@ -114,14 +119,12 @@ _ROWS = (
         search_space={"abs": (True, False)},
     ),
     _gradient(
-        "InputXGradient",
         attr.InputXGradient,
         citation="Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
         summary="Input times the gradient with respect to it.",
         leaf_inputs=True,
     ),
     _gradient(
-        "GuidedBackprop",
         attr.GuidedBackprop,
         citation="Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
         summary="Gradient in which each ReLU also stops negative gradients.",
@@ -130,7 +133,6 @@ _ROWS = (
         leaf_inputs=True,
     ),
     _gradient(
-        "Deconvolution",
         attr.Deconvolution,
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Gradient in which each ReLU stops negative gradients and passes all others.",
@@ -139,7 +141,6 @@ _ROWS = (
         leaf_inputs=True,
     ),
     _gradient(
-        "DeepLift",
         attr.DeepLift,
         citation="Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
         summary="Differences from a baseline carried back through the activations (the rescale rule).",
@@ -148,7 +149,6 @@ _ROWS = (
         search_space={"multiply_by_inputs": (True, False), "eps": [1e-10, 1e-4]},
     ),
     _gradient(
-        "DeepLiftShap",
         attr.DeepLiftShap,
         citation=_SHAP_PAPER,
         summary="Mean of DeepLift over a set of baselines.",
@@ -157,7 +157,6 @@ _ROWS = (
         needs=zero_baselines,
     ),
     _gradient(
-        "LRP",
         attr.LRP,
         citation="Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
         summary="The output handed back layer by layer to what made it (layer-wise relevance propagation).",
@@ -166,8 +165,8 @@ _ROWS = (
         leaf_inputs=True,
     ),
     _gradient(
-        "SmoothGrad",
         attr.NoiseTunnel,
+        name="SmoothGrad",
         citation="Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
         summary="Mean of an explanation over inputs with Gaussian noise.",
         stochastic=True,
@@ -175,8 +174,8 @@ _ROWS = (
         search_space=_TUNNEL,
     ),
     _gradient(
-        "VarGrad",
         attr.NoiseTunnel,
+        name="VarGrad",
         citation="Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
         summary="Variance of an explanation over inputs with Gaussian noise.",
         stochastic=True,
@@ -184,7 +183,6 @@ _ROWS = (
         search_space=_TUNNEL,
     ),
     _gradient(
-        "GradientShap",
         attr.GradientShap,
         citation=_SHAP_PAPER,
         summary="Mean gradient at random points between noisy inputs and baselines, times their difference.",
@@ -193,7 +191,6 @@ _ROWS = (
         needs=zero_baselines,
     ),
     _perturbation(
-        "Occlusion",
         attr.Occlusion,
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a window of the input is replaced by a baseline.",
@@ -201,7 +198,6 @@ _ROWS = (
         needs=windows,
     ),
     _perturbation(
-        "FeatureAblation",
         attr.FeatureAblation,
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a group of features is replaced by a baseline.",
@@ -209,7 +205,6 @@ _ROWS = (
         needs=groups,
     ),
     _perturbation(
-        "FeaturePermutation",
         attr.FeaturePermutation,
         citation="Breiman: Random Forests, Machine Learning 45, 2001",
         summary="Change of the output when a group of features is shuffled among the examples of the batch.",
@@ -219,7 +214,6 @@ _ROWS = (
         needs=groups,
     ),
     _perturbation(
-        "ShapleyValueSampling",
         attr.ShapleyValueSampling,
         citation=_SAMPLING_PAPER,
         summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
@@ -228,14 +222,12 @@ _ROWS = (
         needs=groups,
     ),
     _perturbation(
-        "ShapleyValues",
         attr.ShapleyValues,
         citation="Shapley: A Value for n-Person Games, 1953",
         summary="Mean contribution of a group of features over all orders: for a handful of groups.",
         needs=few_groups,
     ),
     _perturbation(
-        "KernelShap",
         attr.KernelShap,
         citation=_SHAP_PAPER,
         summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
@@ -244,7 +236,6 @@ _ROWS = (
         needs=groups,
     ),
     _approximation(
-        "Lime",
         attr.Lime,
         citation=_LIME_PAPER,
         summary="Weights of a sparse linear model fitted to the output around the input.",
@@ -253,7 +244,6 @@ _ROWS = (
         needs=groups,
     ),
     _representation(
-        "GradCAM",
         GradCAM,
         citation=_GRADCAM_PAPER,
         summary="A layer's channels added up, weighted by their mean gradients.",
@@ -263,7 +253,6 @@ _ROWS = (
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
     _representation(
-        "GradCAMPlusPlus",
         GradCAMPlusPlus,
         citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
         summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
@@ -273,7 +262,6 @@ _ROWS = (
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
     _representation(
-        "GuidedGradCam",
         attr.GuidedGradCam,
         citation=_GRADCAM_PAPER,
         summary="Guided backpropagation times the enlarged Grad-CAM map.",
@@ -284,8 +272,8 @@ _ROWS = (
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
     _perturbation(
-        "Anchors",
         "AnchorTabular",
+        name="Anchors",
         citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
         summary="Conditions on a few features under which the prediction stays as it is.",
         library="alibi",
@@ -297,21 +285,19 @@ _ROWS = (
             "batch_size": (50, 100, 200),
             "coverage_samples": (1_000, 10_000),
             "beam_size": (1, 2, 4),
-            "segmentation_fn": ("slic", "felzenszwalb", "quickshift"),
-            "p_sample": [0.0, 1.0],
         },
     ),
     _approximation(
-        "ProtoDash",
         "ProtodashExplainer",
+        name="ProtoDash",
         citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
         summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
         library="aix360",
         search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
     ),
     _approximation(
-        "LimeTabular",
         "lime.lime_tabular:LimeTabularExplainer",
+        name="LimeTabular",
         citation=_LIME_PAPER,
         summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
         library="lime",
@@ -319,8 +305,8 @@ _ROWS = (
         search_space={"num_samples": (500, 1_000, 5_000)},
     ),
     _perturbation(
-        "AlibiKernelShap",
         "KernelShap",
+        name="AlibiKernelShap",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
         library="alibi",
@@ -328,13 +314,11 @@ _ROWS = (
     ),
     _perturbation(
         "TreeShap",
-        "TreeShap",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
         library="alibi",
     ),
     _perturbation(
-        "TreeExplainer",
         "TreeExplainer",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
@@ -342,13 +326,11 @@ _ROWS = (
     ),
     _perturbation(
         "LinearExplainer",
-        "LinearExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
         library="shap",
     ),
     _perturbation(
-        "KernelExplainer",
         "KernelExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",

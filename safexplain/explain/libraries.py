@@ -175,6 +175,9 @@ def no_failed_searches() -> Iterator[None]:
         log.removeFilter(others)
 
 
+_NOT_NEEDED = {"alibi": "ray", "aix360": "xport"}
+"""Library -> what it imports and only needs for things that nobody asks it for here."""
+
 _LAST_APACHE = (0, 9, 4)
 _importing = threading.RLock()
 
@@ -183,33 +186,40 @@ class AlibiLicenceWarning(UserWarning):
     """The installed alibi is under the Business Source Licence 1.1, which is no open-source licence."""
 
 
+@cache
 def load(name: str) -> Any:
-    """Import a module of the extra `aix360`, which brings lime too; MissingExtraError where something is missing."""
-    with brought_by("aix360"):
-        return import_module(name)
+    """Import a module of alibi, aix360, lime or shap; what of it draws random numbers draws the running call's.
+
+    Raises:
+        MissingExtraError: it, or something that it needs, is not installed. Any other failure stays as it is.
+    """
+    library = name.partition(".")[0]
+    with (
+        _importing,
+        brought_by("aix360" if library == "lime" else library),
+        _without(_NOT_NEEDED.get(library), library),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = import_module(name)
+    _give_own_generators()
+    return module
 
 
 def load_protodash() -> Any:
     """`aix360.algorithms.protodash`, with or without xport; raises as `load` does."""
-    with _importing, _without("xport", "aix360.algorithms.protodash"):
-        return load("aix360.algorithms.protodash")
+    return load("aix360.algorithms.protodash")
 
 
 @cache
 def load_alibi() -> Any:
-    """The module alibi, with `alibi.explainers` imported, which draws from the running call's generator.
-
-    Raises:
-        MissingExtraError: it, or something that it needs, is not installed.
+    """The module alibi, with `alibi.explainers` imported; raises as `load` does.
 
     Warns:
         AlibiLicenceWarning: once a process, for releases after 0.9.4.
     """
-    with _importing, brought_by("alibi"), _without("ray", "alibi.explainers"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        module = import_module("alibi")
-        import_module("alibi.explainers")
-    _give_own_generators()
+    load("alibi.explainers")
+    module = load("alibi")
     if tuple(int(number) for number in re.findall(r"\d+", module.__version__)[:3]) > _LAST_APACHE:
         warnings.warn(
             f"alibi {module.__version__} is under the Business Source Licence 1.1: production use needs a licence from"
@@ -223,20 +233,17 @@ def load_alibi() -> Any:
 
 @cache
 def load_shap() -> Any:
-    """The module shap, whose kernel method draws from the running call's generator; raises as `load_alibi` does."""
-    with _importing, brought_by("shap"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        module, trees = import_module("shap"), import_module("shap.explainers._tree")
-    _give_own_generators()
+    """The module shap, which reads current XGBoost models; raises as `load` does."""
+    trees = load("shap.explainers._tree")
     if (decode := getattr(trees, "decode_ubjson_buffer", None)) is not None:
         vars(trees)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
-    return module
+    return load("shap")
 
 
 @contextmanager
-def _without(name: str, reader: str) -> Iterator[None]:
-    """Let `import name` succeed within a package where there is none; afterwards nothing is left of what it got."""
-    if reader in sys.modules or name in sys.modules or find_spec(name) is not None:
+def _without(name: str | None, library: str) -> Iterator[None]:
+    """Let `import name` succeed within a library where there is none; afterwards nothing is left of what it got."""
+    if name is None or name in sys.modules or find_spec(name) is not None:
         yield
         return
     stand_in = sys.modules[name] = ModuleType(name)
@@ -246,7 +253,7 @@ def _without(name: str, reader: str) -> Iterator[None]:
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
         for path, module in list(sys.modules.items()):
-            if path.startswith(reader) and getattr(module, name, None) is stand_in:
+            if path.startswith(library) and getattr(module, name, None) is stand_in:
                 delattr(module, name)
 
 

@@ -36,9 +36,7 @@ LICENCES = MappingProxyType(
 )
 """Library -> its licence."""
 
-ENTRIES = MappingProxyType(
-    {"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"}
-)
+ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
 """Library -> the native method that explains rows of a table; the others have `attribute`, which gives maps."""
 
 EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})

@@ -95,14 +95,10 @@ def test_options_to_search_are_parameters_of_the_native_class(library):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what the library imports
-                sources = [row.native]
-                if row.name == "Anchors":
-                    from alibi.explainers import AnchorImage
-
-                    sources.append(AnchorImage)
+                native = row.native
         except ImportError as error:
             pytest.skip(f"{row.library} cannot be imported: {error}")
-        functions = [f for source in sources for f in (source.__init__, getattr(source, row.entry))]
+        functions = (native.__init__, getattr(native, row.entry))
         known = known_to_all.union(*(inspect.signature(f).parameters for f in functions))
         assert set(row.search_space) <= known, row.name
 

@@ -63,9 +63,11 @@ def alibi():
 @pytest.fixture
 def unloaded():
     """As in a process that has not used alibi; afterwards as before."""
-    library.load_alibi.cache_clear()
+    for load in (library.load, library.load_alibi):
+        load.cache_clear()
     yield
-    library.load_alibi.cache_clear()
+    for load in (library.load, library.load_alibi):
+        load.cache_clear()
 
 
 def label(x):
