@@ -98,7 +98,8 @@ _SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
 
 def _method(family: str, source: Any, *, name: str = "", **facts: Any) -> Row:
     """A row under the name of the native class, unless another is given."""
-    return Row(name or getattr(source, "__name__", source), source, family=family, **facts)
+    native = source.partition(":")[2] if isinstance(source, str) else source.__name__
+    return Row(name or native, source, family=family, **facts)
 
 
 _gradient, _perturbation, _representation, _approximation = (partial(_method, family) for family in FAMILIES)
@@ -247,7 +248,6 @@ _ROWS = (
         GradCAM,
         citation=_GRADCAM_PAPER,
         summary="A layer's channels added up, weighted by their mean gradients.",
-        library="safexplain",
         of="layer",
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
@@ -256,7 +256,6 @@ _ROWS = (
         GradCAMPlusPlus,
         citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
         summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
-        library="safexplain",
         of="layer",
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
@@ -272,11 +271,10 @@ _ROWS = (
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
     _perturbation(
-        "AnchorTabular",
+        "alibi.explainers:AnchorTabular",
         name="Anchors",
         citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
         summary="Conditions on a few features under which the prediction stays as it is.",
-        library="alibi",
         stochastic=True,
         search_space={
             "threshold": [0.0, 1.0],
@@ -288,11 +286,10 @@ _ROWS = (
         },
     ),
     _approximation(
-        "ProtodashExplainer",
+        "aix360.algorithms.protodash:ProtodashExplainer",
         name="ProtoDash",
         citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
         summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
-        library="aix360",
         search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
     ),
     _approximation(
@@ -300,41 +297,35 @@ _ROWS = (
         name="LimeTabular",
         citation=_LIME_PAPER,
         summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
-        library="lime",
         stochastic=True,
         search_space={"num_samples": (500, 1_000, 5_000)},
     ),
     _perturbation(
-        "KernelShap",
+        "alibi.explainers:KernelShap",
         name="AlibiKernelShap",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        library="alibi",
         stochastic=True,
     ),
     _perturbation(
-        "TreeShap",
+        "alibi.explainers:TreeShap",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
-        library="alibi",
     ),
     _perturbation(
-        "TreeExplainer",
+        "shap:TreeExplainer",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
-        library="shap",
     ),
     _perturbation(
-        "LinearExplainer",
+        "shap:LinearExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
-        library="shap",
     ),
     _perturbation(
-        "KernelExplainer",
+        "shap:KernelExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        library="shap",
         stochastic=True,
     ),
 )

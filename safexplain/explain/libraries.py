@@ -42,7 +42,6 @@ __all__ = [
     "listing_outputs",
     "load",
     "load_alibi",
-    "load_protodash",
     "load_shap",
     "no_failed_searches",
     "private_copy",
@@ -178,6 +177,9 @@ def no_failed_searches() -> Iterator[None]:
 _NOT_NEEDED = {"alibi": "ray", "aix360": "xport"}
 """Library -> what it imports and only needs for things that nobody asks it for here."""
 
+_PARTS = {"alibi": "alibi.explainers", "shap": "shap.explainers._tree"}
+"""Library -> a module of it that is imported with it."""
+
 _LAST_APACHE = (0, 9, 4)
 _importing = threading.RLock()
 
@@ -192,6 +194,9 @@ def load(name: str) -> Any:
 
     Raises:
         MissingExtraError: it, or something that it needs, is not installed. Any other failure stays as it is.
+
+    Warns:
+        AlibiLicenceWarning: once a process, for releases of alibi after 0.9.4.
     """
     library = name.partition(".")[0]
     with (
@@ -201,43 +206,33 @@ def load(name: str) -> Any:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", DeprecationWarning)
-        module = import_module(name)
+        module, last = import_module(name), import_module(_PARTS.get(name, name))
     _give_own_generators()
+    if name == "alibi":
+        _state_licence(module.__version__)
+    if (decode := getattr(last, "decode_ubjson_buffer", None)) is not None:
+        vars(last)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
     return module
 
 
-def load_protodash() -> Any:
-    """`aix360.algorithms.protodash`, with or without xport; raises as `load` does."""
-    return load("aix360.algorithms.protodash")
-
-
-@cache
 def load_alibi() -> Any:
-    """The module alibi, with `alibi.explainers` imported; raises as `load` does.
-
-    Warns:
-        AlibiLicenceWarning: once a process, for releases after 0.9.4.
-    """
-    load("alibi.explainers")
-    module = load("alibi")
-    if tuple(int(number) for number in re.findall(r"\d+", module.__version__)[:3]) > _LAST_APACHE:
-        warnings.warn(
-            f"alibi {module.__version__} is under the Business Source Licence 1.1: production use needs a licence from"
-            " Seldon, except by non-profit educational institutions. 0.9.4 is the last release under the Apache Licence"
-            " 2.0.",
-            AlibiLicenceWarning,
-            stacklevel=2,
-        )
-    return module
+    """The module alibi, with `alibi.explainers` imported; raises and warns as `load` does."""
+    return load("alibi")
 
 
-@cache
 def load_shap() -> Any:
     """The module shap, which reads current XGBoost models; raises as `load` does."""
-    trees = load("shap.explainers._tree")
-    if (decode := getattr(trees, "decode_ubjson_buffer", None)) is not None:
-        vars(trees)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
     return load("shap")
+
+
+def _state_licence(version: str) -> None:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) > _LAST_APACHE:
+        warnings.warn(
+            f"alibi {version} is under the Business Source Licence 1.1: production use needs a licence from Seldon,"
+            " except by non-profit educational institutions. 0.9.4 is the last release under the Apache Licence 2.0.",
+            AlibiLicenceWarning,
+            stacklevel=4,
+        )
 
 
 @contextmanager

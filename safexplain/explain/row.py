@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.feature_groups import superpixels
-from safexplain.explain.libraries import load, load_alibi, load_protodash, load_shap
+from safexplain.explain.libraries import load
 
 __all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]
 
@@ -51,12 +51,10 @@ class Row:
 
     Args:
         name: key in `CATALOG`; the hardened class is called Hardened + name.
-        source: the native class, or its name where the library is an extra, after its module where that is not the
-            library's own ("lime.lime_tabular:LimeTabularExplainer").
+        source: the native class, or where it stands if the library is an extra ("alibi.explainers:AnchorTabular").
         family: one of `FAMILIES`; "other" for a class outside the catalog.
         citation: where the method was published.
         summary: one sentence.
-        library: whose class it is, a key of `LICENCES`.
         of: "input", "layer" or "neuron": what the attributions are of, or for.
         hooks: it registers hooks on the model's modules, so that it must run on a private copy.
         writes: it writes to the model's parameters, so that the copy must have its own.
@@ -76,7 +74,6 @@ class Row:
     family: str
     citation: str
     summary: str
-    library: str = "captum"
     of: str = "input"
     hooks: bool = False
     writes: bool = False
@@ -97,14 +94,14 @@ class Row:
         """
         if not isinstance(self.source, str):
             return self.source
-        module, _, name = self.source.rpartition(":")
-        libraries: dict[str, Callable[[], Any]] = {
-            "alibi": lambda: load_alibi().explainers,
-            "aix360": load_protodash,
-            "lime": lambda: load(module),
-            "shap": load_shap,
-        }
-        return getattr(libraries[self.library](), name)
+        module, _, name = self.source.partition(":")
+        return getattr(load(module), name)
+
+    @property
+    def library(self) -> str:
+        """Whose class it is, a key of `LICENCES` for rows of the catalog."""
+        module = self.source.partition(":")[0] if isinstance(self.source, str) else self.source.__module__
+        return str(module.partition(".")[0])
 
     @property
     def entry(self) -> str:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import load_protodash
 from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
@@ -88,7 +87,7 @@ class HardenedProtoDash(OfTables):
 
     @property
     def _native(self) -> Any:
-        return load_protodash().ProtodashExplainer
+        return CATALOG["ProtoDash"].native
 
     def explain(
         self,
@@ -179,9 +178,9 @@ class HardenedProtoDash(OfTables):
         known = set(map(_digest, self.public))
         if others := sum(_digest(row) not in known for row in candidates):
             raise RefusedError(
-                f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash returns"
-                " rows of Y: with Y = training set, its answers say exactly who is in it. Leave Y out to choose from the"
-                " public set, or declare these rows public: HardenedProtoDash(public=...)"
+                f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash"
+                " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from the public"
+                " set, or declare these rows public: HardenedProtoDash(public=...)"
             )
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:

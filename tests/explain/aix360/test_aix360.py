@@ -20,7 +20,7 @@ from safexplain.explain.aix360 import (
     HardenedProtoDash,
     harden_aix360,
 )
-from safexplain.explain.libraries import load, load_protodash
+from safexplain.explain.libraries import load
 
 pytest.importorskip("aix360", reason='AIX360 is not installed: pip install "safexplain[aix360]"')
 
@@ -137,7 +137,7 @@ def without_xport():
 
 def test_protodash_imports_without_xport_and_leaves_no_stand_in():
     without_xport()
-    module = load_protodash()
+    module = load("aix360.algorithms.protodash")
     assert module.ProtodashExplainer.__module__ == "aix360.algorithms.protodash.PDASH"
     with pytest.raises(ModuleNotFoundError, match="xport"):
         import xport  # noqa: F401
@@ -151,17 +151,17 @@ def test_a_failed_import_of_protodash_leaves_no_stand_in_either():
         NO_TRACE,
         """
         from safexplain.errors import MissingExtraError
-        from safexplain.explain.libraries import load_protodash
+        from safexplain.explain.libraries import load
         sys.modules["osqp"] = None
         try:
-            load_protodash()
+            load("aix360.algorithms.protodash")
         except MissingExtraError as error:
             assert error.name == "osqp"
         else:
             raise AssertionError("no error")
         no_trace()
         del sys.modules["osqp"]
-        load_protodash()
+        load("aix360.algorithms.protodash")
         no_trace()
         """,
     )
@@ -173,9 +173,9 @@ def test_eight_threads_import_protodash_at_once_and_leave_no_stand_in():
         NO_TRACE,
         """
         from concurrent.futures import ThreadPoolExecutor
-        from safexplain.explain.libraries import load_protodash
+        from safexplain.explain.libraries import load
         with ThreadPoolExecutor(8) as pool:
-            modules = list(pool.map(lambda _: load_protodash(), range(16)))
+            modules = list(pool.map(lambda _: load("aix360.algorithms.protodash"), range(16)))
         assert len({id(m) for m in modules}) == 1
         no_trace()
         """,
@@ -189,8 +189,8 @@ def test_a_real_xport_is_used(tmp_path: Path):
     run(
         """
         import sys
-        from safexplain.explain.libraries import load_protodash
-        load_protodash()
+        from safexplain.explain.libraries import load
+        load("aix360.algorithms.protodash")
         assert sys.modules["aix360.algorithms.protodash.PDASH_utils"].xport is sys.modules["xport"]
         assert sys.modules["xport"].REAL
         """,

@@ -63,11 +63,9 @@ def alibi():
 @pytest.fixture
 def unloaded():
     """As in a process that has not used alibi; afterwards as before."""
-    for load in (library.load, library.load_alibi):
-        load.cache_clear()
+    library.load.cache_clear()
     yield
-    for load in (library.load, library.load_alibi):
-        load.cache_clear()
+    library.load.cache_clear()
 
 
 def label(x):
