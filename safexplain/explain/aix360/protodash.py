@@ -179,8 +179,8 @@ class HardenedProtoDash(OfTables):
         if others := sum(_digest(row) not in known for row in candidates):
             raise RefusedError(
                 f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash"
-                " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from the public"
-                " set, or declare these rows public: HardenedProtoDash(public=...)"
+                " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from"
+                " the public set, or declare these rows public: HardenedProtoDash(public=...)"
             )
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
