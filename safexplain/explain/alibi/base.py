@@ -91,9 +91,9 @@ class HardenedAlibi:
         inputs = query_tensors((bound.arguments.get(name) for name in rules.inputs), per_row=not rules.anchors)
         digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
 
-        def harden(numbers: Tensor, field: str, target: int | None) -> Tensor:
-            names = {"model_digest": digest, "method": f"{method} {field}"}
-            return self.hardening(numbers, inputs=inputs, target=target, **names)
+        def harden(numbers: Tensor, field: str, output: int | None) -> Tensor:
+            of_field = f"{method} {field}"
+            return self.hardening(numbers, inputs=inputs, target=output, model_digest=digest, method=of_field)
 
         generator = None if quiet else self._generator(inputs, digest, method)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(generator):

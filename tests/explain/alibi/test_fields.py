@@ -53,7 +53,8 @@ def stub(name, data, params=None):
     """An object whose class says that it was defined in alibi, and that returns an explanation of these fields."""
 
     def explain(self, X, y=None):
-        return interfaces.Explanation(meta={"name": name, "type": [], "params": dict(params or {})}, data=dict(data))
+        meta = {"name": name, "type": [], "params": dict(params or {})}
+        return interfaces.Explanation(meta=meta, data={"expected_value": [0.0], **data})
 
     return type(name, (), {"__module__": "alibi.stub", "explain": explain, "predictor": staticmethod(labels)})()
 
@@ -77,7 +78,7 @@ CASES = {
     ),
     "AnchorText": (text_explainer, ("a good book",), FAST),
     "KernelShap": (lambda: stub("KernelShap", {"shap_values": [SHAP, -SHAP], "feature_names": NAMES}), (X,), {}),
-    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP], "shap_interaction_values": []}), (X,), {}),
+    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP, -SHAP], "shap_interaction_values": []}), (X,), {}),
 }
 """Native class -> how to make an explainer, and the arguments of `explain`."""
 
@@ -190,7 +191,7 @@ def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
         with pytest.raises(RefusedError, match="expected numbers, strings"):
             harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
     with pytest.raises(RefusedError, match="expected numbers"):
-        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])]}), PLAIN).explain(X[:1])
+        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])] * 2}), PLAIN).explain(X[:1])
 
 
 # Arrays of instances and outputs.
