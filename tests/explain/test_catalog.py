@@ -19,8 +19,8 @@ import safexplain.captum
 from safexplain import superpixels
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain.catalog import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.hardened import Hardened
-from safexplain.explain.row import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.wrap import HARDENED
 
 pytestmark = quiet
