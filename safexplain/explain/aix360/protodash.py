@@ -122,7 +122,7 @@ class HardenedProtoDash(OfTables):
         Warns:
             UserWarning: a sigma was given that has no effect.
         """
-        options = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
+        options: dict[str, Any] = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
         if self._pinned is None:
             return self._explain(X, Y, **options)
         parameters, rows = inspect.signature(self.explain).parameters, self._rows(X)
