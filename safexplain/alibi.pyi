@@ -1,64 +1,16 @@
 # Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from alibi.api.interfaces import Explanation
 from numpy.typing import NDArray
 
-from safexplain.explain.alibi import (
-    HardenedALE,
-    HardenedAnchorImage,
-    HardenedAnchorTabular,
-    HardenedAnchorText,
-    HardenedPartialDependence,
-    HardenedPartialDependenceVariance,
-    HardenedPermutationImportance,
-    HardenedTreePartialDependence,
-)
+from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, HardenedAnchorText
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    "ALE",
-    "AnchorImage",
-    "AnchorTabular",
-    "AnchorText",
-    "KernelShap",
-    "PartialDependence",
-    "PartialDependenceVariance",
-    "PermutationImportance",
-    "TreePartialDependence",
-    "TreeShap",
-    "plot_ale",
-    "plot_pd",
-    "plot_pd_variance",
-    "plot_permutation_importance",
-]
-
-class ALE(HardenedALE):
-    """Hardened ALE: its arguments, and `hardening`. Curves leave at grid points that you give."""
-    def __init__(
-        self,
-        predictor: Callable[[NDArray[Any]], NDArray[Any]],
-        feature_names: list[str] | None = None,
-        target_names: list[str] | None = None,
-        check_feature_resolution: bool = True,
-        low_resolution_threshold: int = 10,
-        extrapolate_constant: bool = True,
-        extrapolate_constant_perc: float = 10.0,
-        extrapolate_constant_min: float = 0.1,
-        *,
-        hardening: Hardening | None = None,
-        model_digest: bytes | None = None,
-    ) -> None: ...
-    def explain(
-        self,
-        X: NDArray[Any],
-        features: list[int] | None = None,
-        min_bin_points: int = 4,
-        grid_points: dict[int, NDArray[Any]] | None = None,
-    ) -> Explanation: ...
+__all__ = ["AnchorImage", "AnchorTabular", "AnchorText", "KernelShap", "TreeShap"]
 
 class AnchorImage(HardenedAnchorImage):
     """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
@@ -204,120 +156,6 @@ class KernelShap(HardenedAlibiKernelShap):
         **kwargs: Any,
     ) -> Explanation: ...
 
-class PartialDependence(HardenedPartialDependence):
-    """Hardened PartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
-    def __init__(
-        self,
-        predictor: Callable[[NDArray[Any]], NDArray[Any]],
-        feature_names: list[str] | None = None,
-        categorical_names: dict[int, list[str]] | None = None,
-        target_names: list[str] | None = None,
-        verbose: bool = False,
-        *,
-        hardening: Hardening | None = None,
-        model_digest: bytes | None = None,
-    ) -> None: ...
-    def explain(
-        self,
-        X: NDArray[Any],
-        features: list[int | tuple[int, int]] | None = None,
-        kind: Literal["average", "individual", "both"] = "average",
-        percentiles: tuple[float, float] = (0.0, 1.0),
-        grid_resolution: int = 100,
-        grid_points: dict[int, list[Any] | NDArray[Any]] | None = None,
-    ) -> Explanation: ...
-
-class PartialDependenceVariance(HardenedPartialDependenceVariance):
-    """Hardened PartialDependenceVariance: its arguments, and `hardening`. Curves leave at grid points that you give."""
-    def __init__(
-        self,
-        predictor: Any | Callable[[NDArray[Any]], NDArray[Any]],
-        feature_names: list[str] | None = None,
-        categorical_names: dict[int, list[str]] | None = None,
-        target_names: list[str] | None = None,
-        verbose: bool = False,
-        *,
-        hardening: Hardening | None = None,
-        model_digest: bytes | None = None,
-    ) -> None: ...
-    def explain(
-        self,
-        X: NDArray[Any],
-        features: list[int] | list[tuple[int, int]] | None = None,
-        method: Literal["importance", "interaction"] = "importance",
-        percentiles: tuple[float, float] = (0.0, 1.0),
-        grid_resolution: int = 100,
-        grid_points: dict[int, list[Any] | NDArray[Any]] | None = None,
-    ) -> Explanation: ...
-
-class PermutationImportance(HardenedPermutationImportance):
-    """Hardened PermutationImportance: its arguments, and `hardening`. Curves leave at grid points that you give."""
-    def __init__(
-        self,
-        predictor: Callable[[NDArray[Any]], NDArray[Any]],
-        loss_fns: Literal[
-            "mean_absolute_error",
-            "mean_squared_error",
-            "mean_squared_log_error",
-            "mean_absolute_percentage_error",
-            "log_loss",
-        ]
-        | list[
-            Literal[
-                "mean_absolute_error",
-                "mean_squared_error",
-                "mean_squared_log_error",
-                "mean_absolute_percentage_error",
-                "log_loss",
-            ]
-        ]
-        | Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]
-        | dict[str, Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]]
-        | None = None,
-        score_fns: Literal["accuracy", "precision", "recall", "f1", "roc_auc", "r2"]
-        | list[Literal["accuracy", "precision", "recall", "f1", "roc_auc", "r2"]]
-        | Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]
-        | dict[str, Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]]
-        | None = None,
-        feature_names: list[str] | None = None,
-        verbose: bool = False,
-        *,
-        hardening: Hardening | None = None,
-        model_digest: bytes | None = None,
-    ) -> None: ...
-    def explain(
-        self,
-        X: NDArray[Any],
-        y: NDArray[Any],
-        features: list[int | tuple[int, ...]] | None = None,
-        method: Literal["estimate", "exact"] = "estimate",
-        kind: Literal["ratio", "difference"] = "ratio",
-        n_repeats: int = 50,
-        sample_weight: NDArray[Any] | None = None,
-    ) -> Explanation: ...
-
-class TreePartialDependence(HardenedTreePartialDependence):
-    """Hardened TreePartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
-    def __init__(
-        self,
-        predictor: Any,
-        feature_names: list[str] | None = None,
-        categorical_names: dict[int, list[str]] | None = None,
-        target_names: list[str] | None = None,
-        verbose: bool = False,
-        *,
-        hardening: Hardening | None = None,
-        model_digest: bytes | None = None,
-    ) -> None: ...
-    def explain(
-        self,
-        X: NDArray[Any],
-        features: list[int | tuple[int, int]] | None = None,
-        percentiles: tuple[float, float] = (0.0, 1.0),
-        grid_resolution: int = 100,
-        grid_points: dict[int, list[Any] | NDArray[Any]] | None = None,
-    ) -> Explanation: ...
-
 class TreeShap(HardenedTreeShap):
     """Hardened TreeShap of alibi, for forests and boosted trees: takes its arguments, and `hardening`.
 
@@ -355,8 +193,3 @@ class TreeShap(HardenedTreeShap):
         cat_vars_enc_dim: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Explanation: ...
-
-def plot_ale(exp: Explanation, **kwargs: Any) -> Any: ...
-def plot_pd(exp: Explanation, **kwargs: Any) -> Any: ...
-def plot_pd_variance(exp: Explanation, **kwargs: Any) -> Any: ...
-def plot_permutation_importance(exp: Explanation, **kwargs: Any) -> Any: ...

@@ -39,8 +39,8 @@ from torch.nn import functional
 from safexplain import Hardening, Probability, superpixels
 from safexplain.audit import utility
 from safexplain.explain import CATALOG
+from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
-from safexplain.explain.row import Row
 from safexplain.explain.wrap import HARDENED
 
 HERE = Path(__file__).parent

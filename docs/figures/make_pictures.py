@@ -41,7 +41,7 @@ from safexplain import (
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG
 from safexplain.explain.alibi.base import anchor_hardening
-from safexplain.explain.row import Row
+from safexplain.explain.catalog import Row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.formats import Levels, TopKSet

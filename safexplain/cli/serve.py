@@ -132,8 +132,7 @@ def _check_extras(given: ServeOptions) -> None:
     Raises:
         MissingExtraError: what the options, or the certificate's method, need is not installed.
     """
-    from safexplain.explain.catalog import CATALOG
-    from safexplain.explain.row import EXTRAS
+    from safexplain.explain.catalog import CATALOG, EXTRAS
 
     names = ("cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")
     modules = dict.fromkeys(names, "serve")

@@ -7,22 +7,178 @@ cannot do without. A new explainer is one more row.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from captum import attr
-from torch import Tensor
+from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, near
-from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
-from safexplain.explain.captum.layers import whole_layer
-from safexplain.explain.feature_groups import grid_segments
-from safexplain.explain.row import Row
+from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient
+from safexplain.explain.captum.layers import default_layer, whole_layer
+from safexplain.explain.feature_groups import grid_segments, superpixels
+from safexplain.explain.libraries import load
 
-__all__ = ["CATALOG", "REFUSED", "find_row"]
+__all__ = ["CATALOG", "EXTRAS", "FAMILIES", "LICENCES", "REFUSED", "Row", "SearchSpace", "find_row"]
+
+SearchSpace = Mapping[str, tuple[Any, ...] | list[Any]]
+"""Parameter -> values to try: a tuple lists them, a pair in a list is a range."""
+
+FAMILIES = ("gradient", "perturbation", "representation", "approximation")
+"""DeepLeak's families of methods (arXiv 2601.03429, section II-A)."""
+
+LICENCES = MappingProxyType(
+    {
+        "captum": "BSD-3-Clause",
+        "safexplain": "Apache-2.0",
+        "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
+        "aix360": "Apache-2.0",
+        "lime": "BSD-2-Clause",
+        "shap": "MIT",
+    }
+)
+"""Library -> its licence."""
+
+ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
+"""Library -> the native method that explains rows of a table; the others have `attribute`, which gives maps."""
+
+EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})
+"""Library -> the extra that brings it; the others come with the base install."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One explanation method.
+
+    Args:
+        name: key in `CATALOG`; the hardened class is called Hardened + name.
+        source: the native class, or where it stands if the library is an extra ("alibi.explainers:AnchorTabular").
+        family: one of `FAMILIES`; "other" for a class outside the catalog.
+        citation: where the method was published.
+        summary: one sentence.
+        of: "input", "layer" or "neuron": what the attributions are of, or for.
+        hooks: it registers hooks on the model's modules, so that it must run on a private copy.
+        writes: it writes to the model's parameters, so that the copy must have its own.
+        needs_relu: it changes what nn.ReLU modules do, and without any it silently is the plain gradient.
+        leaf_inputs: Captum wants inputs that require gradients, and warns about others.
+        stochastic: it draws from torch's global generator (some also from NumPy's), as natively.
+        mixes_batch: an example's answer depends on the others in its batch.
+        nt_type: for a NoiseTunnel, the one aggregate that the class stands for.
+        search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
+            (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
+            `safexplain.superpixels`.
+        needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
+    """
+
+    name: str
+    source: Any
+    family: str
+    citation: str
+    summary: str
+    of: str = "input"
+    hooks: bool = False
+    writes: bool = False
+    needs_relu: bool = False
+    leaf_inputs: bool = False
+    stochastic: bool = False
+    mixes_batch: bool = False
+    nt_type: str | None = None
+    search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
+    needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
+
+    @property
+    def native(self) -> Any:
+        """The native class.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+        """
+        if not isinstance(self.source, str):
+            return self.source
+        module, _, name = self.source.partition(":")
+        return getattr(load(module), name)
+
+    @property
+    def library(self) -> str:
+        """Whose class it is, a key of `LICENCES` for rows of the catalog."""
+        module = self.source.partition(":")[0] if isinstance(self.source, str) else self.source.__module__
+        return str(module.partition(".")[0])
+
+    @property
+    def entry(self) -> str:
+        """Name of the native method that explains, see `ENTRIES`."""
+        return ENTRIES.get(self.library, "attribute")
+
+    @cached_property
+    def target(self) -> bool:
+        """Whether the entry takes the explained output as `target`; of rows of a table, ours does."""
+        return not self.in_base or self._takes("target")
+
+    @cached_property
+    def delta(self) -> bool:
+        """Whether natively it can return a convergence delta, which the hardened class refuses."""
+        return self.in_base and self._takes("return_convergence_delta")
+
+    def _takes(self, name: str) -> bool:
+        """Whether `attribute` has this parameter; a NoiseTunnel passes on what its explainer takes."""
+        return self.nt_type is not None or name in inspect.signature(self.native.attribute).parameters
+
+    @property
+    def in_base(self) -> bool:
+        """Whether the base install brings it, so that `native` can be had."""
+        return self.library not in EXTRAS
+
+    @property
+    def hardened_name(self) -> str:
+        """Name of the hardened class."""
+        return f"Hardened{self.name}"
+
+    @property
+    def licence(self) -> str:
+        """Licence of the native implementation."""
+        return LICENCES[self.library]
+
+    def explainer(self, forward_func: Callable[..., Any], layer: nn.Module | None = None) -> Any:
+        """The native explainer of a forward function.
+
+        Args:
+            forward_func: what is explained. A NoiseTunnel is put over its signed gradient (`Gradient`).
+            layer: for methods of layers and neurons; None: `default_layer(forward_func)`.
+        """
+        if self.nt_type:
+            return self.native(Gradient(forward_func))
+        if self.of == "input":
+            return self.native(forward_func)
+        return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
+
+    def options(self, inputs: Tensor | tuple[Tensor, ...], chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """Arguments of the native entry for these inputs, beside them and the target.
+
+        Args:
+            inputs: as the entry takes them.
+            chosen: arguments, which go before the plain choice; among them may be `n_segments` and `compactness` where
+                the search space has them: they become the `feature_mask` of `superpixels`, for which the inputs must be
+                images.
+        """
+        options = self.needs(inputs if isinstance(inputs, tuple) else (inputs,))
+        if not isinstance(inputs, tuple):
+            options = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
+        options |= {"nt_type": self.nt_type} if self.nt_type else {}
+        slic = {
+            name: chosen[name] for name in ("n_segments", "compactness") if name in chosen and name in self.search_space
+        }
+        if slic:
+            options["feature_mask"] = superpixels(inputs, **slic)  # type: ignore[arg-type]
+        return options | {name: value for name, value in chosen.items() if name not in slic}
+
 
 # Arguments without which a native method cannot be called: a plain choice of them, from the inputs alone.
 
@@ -94,141 +250,118 @@ _TUNNEL: dict[str, Any] = {
 _SUPERPIXELS: dict[str, Any] = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
 _SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
 
+
+def _method(family: str, source: Any, *, name: str = "", **facts: Any) -> Row:
+    """A row under the name of the native class, unless another is given."""
+    native = source.partition(":")[2] if isinstance(source, str) else source.__name__
+    return Row(name or native, source, family=family, **facts)
+
+
+_gradient, _perturbation, _representation, _approximation = (partial(_method, family) for family in FAMILIES)
+
 _ROWS = (
-    Row(
-        "IG",
+    _gradient(
         attr.IntegratedGradients,
-        family="gradient",
+        name="IG",
         citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
         summary="Integral of gradients from a baseline straight to the input, times their difference.",
-        delta=True,
         search_space={"n_steps": (10, 25, 50, 100), "method": _RULES, "multiply_by_inputs": (True, False)},
     ),
-    Row(
-        "Saliency",
+    _gradient(
         attr.Saliency,
-        family="gradient",
         citation="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
         summary="Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
         leaf_inputs=True,
         search_space={"abs": (True, False)},
     ),
-    Row(
-        "InputXGradient",
+    _gradient(
         attr.InputXGradient,
-        family="gradient",
         citation="Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
         summary="Input times the gradient with respect to it.",
         leaf_inputs=True,
     ),
-    Row(
-        "GuidedBackprop",
+    _gradient(
         attr.GuidedBackprop,
-        family="gradient",
         citation="Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
         summary="Gradient in which each ReLU also stops negative gradients.",
         hooks=True,
         needs_relu=True,
         leaf_inputs=True,
     ),
-    Row(
-        "Deconvolution",
+    _gradient(
         attr.Deconvolution,
-        family="gradient",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Gradient in which each ReLU stops negative gradients and passes all others.",
         hooks=True,
         needs_relu=True,
         leaf_inputs=True,
     ),
-    Row(
-        "DeepLift",
+    _gradient(
         attr.DeepLift,
-        family="gradient",
         citation="Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
         summary="Differences from a baseline carried back through the activations (the rescale rule).",
         hooks=True,
         leaf_inputs=True,
-        delta=True,
         search_space={"multiply_by_inputs": (True, False), "eps": [1e-10, 1e-4]},
     ),
-    Row(
-        "DeepLiftShap",
+    _gradient(
         attr.DeepLiftShap,
-        family="gradient",
         citation=_SHAP_PAPER,
         summary="Mean of DeepLift over a set of baselines.",
         hooks=True,
-        delta=True,
         search_space={"multiply_by_inputs": (True, False)},
         needs=zero_baselines,
     ),
-    Row(
-        "LRP",
+    _gradient(
         attr.LRP,
-        family="gradient",
         citation="Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
         summary="The output handed back layer by layer to what made it (layer-wise relevance propagation).",
         hooks=True,
         writes=True,
         leaf_inputs=True,
-        delta=True,
     ),
-    Row(
-        "SmoothGrad",
+    _gradient(
         attr.NoiseTunnel,
-        family="gradient",
+        name="SmoothGrad",
         citation="Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
         summary="Mean of an explanation over inputs with Gaussian noise.",
         stochastic=True,
-        delta=True,
         nt_type="smoothgrad",
         search_space=_TUNNEL,
     ),
-    Row(
-        "VarGrad",
+    _gradient(
         attr.NoiseTunnel,
-        family="gradient",
+        name="VarGrad",
         citation="Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
         summary="Variance of an explanation over inputs with Gaussian noise.",
         stochastic=True,
-        delta=True,
         nt_type="vargrad",
         search_space=_TUNNEL,
     ),
-    Row(
-        "GradientShap",
+    _gradient(
         attr.GradientShap,
-        family="gradient",
         citation=_SHAP_PAPER,
         summary="Mean gradient at random points between noisy inputs and baselines, times their difference.",
         stochastic=True,
-        delta=True,
         search_space={"n_samples": (5, 10, 25, 50), "stdevs": [0.0, 1.0], "multiply_by_inputs": (True, False)},
         needs=zero_baselines,
     ),
-    Row(
-        "Occlusion",
+    _perturbation(
         attr.Occlusion,
-        family="perturbation",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a window of the input is replaced by a baseline.",
         search_space={"sliding_window_shapes": ((3, 1, 1), (3, 32, 32)), "strides": ((3, 1, 1), (3, 32, 32))},
         needs=windows,
     ),
-    Row(
-        "FeatureAblation",
+    _perturbation(
         attr.FeatureAblation,
-        family="perturbation",
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a group of features is replaced by a baseline.",
         search_space=_SUPERPIXELS,
         needs=groups,
     ),
-    Row(
-        "FeaturePermutation",
+    _perturbation(
         attr.FeaturePermutation,
-        family="perturbation",
         citation="Breiman: Random Forests, Machine Learning 45, 2001",
         summary="Change of the output when a group of features is shuffled among the examples of the batch.",
         stochastic=True,
@@ -236,70 +369,54 @@ _ROWS = (
         search_space=_SUPERPIXELS,
         needs=groups,
     ),
-    Row(
-        "ShapleyValueSampling",
+    _perturbation(
         attr.ShapleyValueSampling,
-        family="perturbation",
         citation=_SAMPLING_PAPER,
         summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
         stochastic=True,
         search_space={**_SUPERPIXELS, "n_samples": (5, 10, 25, 50)},
         needs=groups,
     ),
-    Row(
-        "ShapleyValues",
+    _perturbation(
         attr.ShapleyValues,
-        family="perturbation",
         citation="Shapley: A Value for n-Person Games, 1953",
         summary="Mean contribution of a group of features over all orders: for a handful of groups.",
         needs=few_groups,
     ),
-    Row(
-        "KernelShap",
+    _perturbation(
         attr.KernelShap,
-        family="perturbation",
         citation=_SHAP_PAPER,
         summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
         stochastic=True,
         search_space=_SURROGATE,
         needs=groups,
     ),
-    Row(
-        "Lime",
+    _approximation(
         attr.Lime,
-        family="approximation",
         citation=_LIME_PAPER,
         summary="Weights of a sparse linear model fitted to the output around the input.",
         stochastic=True,
         search_space=_SURROGATE,
         needs=groups,
     ),
-    Row(
-        "GradCAM",
+    _representation(
         GradCAM,
-        family="representation",
         citation=_GRADCAM_PAPER,
         summary="A layer's channels added up, weighted by their mean gradients.",
-        library="safexplain",
         of="layer",
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
-        "GradCAMPlusPlus",
+    _representation(
         GradCAMPlusPlus,
-        family="representation",
         citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
         summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
-        library="safexplain",
         of="layer",
         hooks=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
-        "GuidedGradCam",
+    _representation(
         attr.GuidedGradCam,
-        family="representation",
         citation=_GRADCAM_PAPER,
         summary="Guided backpropagation times the enlarged Grad-CAM map.",
         of="layer",
@@ -308,14 +425,11 @@ _ROWS = (
         leaf_inputs=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
     ),
-    Row(
-        "Anchors",
-        "AnchorTabular",
-        family="perturbation",
+    _perturbation(
+        "alibi.explainers:AnchorTabular",
+        name="Anchors",
         citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
         summary="Conditions on a few features under which the prediction stays as it is.",
-        library="alibi",
-        entry="explain",
         stochastic=True,
         search_space={
             "threshold": [0.0, 1.0],
@@ -324,76 +438,49 @@ _ROWS = (
             "batch_size": (50, 100, 200),
             "coverage_samples": (1_000, 10_000),
             "beam_size": (1, 2, 4),
-            "segmentation_fn": ("slic", "felzenszwalb", "quickshift"),
-            "p_sample": [0.0, 1.0],
         },
     ),
-    Row(
-        "ProtoDash",
-        "ProtodashExplainer",
-        family="approximation",
+    _approximation(
+        "aix360.algorithms.protodash:ProtodashExplainer",
+        name="ProtoDash",
         citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
         summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
-        library="aix360",
-        entry="explain",
         search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
     ),
-    Row(
-        "LimeTabular",
+    _approximation(
         "lime.lime_tabular:LimeTabularExplainer",
-        family="approximation",
+        name="LimeTabular",
         citation=_LIME_PAPER,
         summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
-        library="lime",
-        entry="explain_instance",
         stochastic=True,
         search_space={"num_samples": (500, 1_000, 5_000)},
     ),
-    Row(
-        "AlibiKernelShap",
-        "KernelShap",
-        family="perturbation",
+    _perturbation(
+        "alibi.explainers:KernelShap",
+        name="AlibiKernelShap",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        library="alibi",
-        entry="explain",
         stochastic=True,
     ),
-    Row(
-        "TreeShap",
-        "TreeShap",
-        family="perturbation",
+    _perturbation(
+        "alibi.explainers:TreeShap",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
-        library="alibi",
-        entry="explain",
     ),
-    Row(
-        "TreeExplainer",
-        "TreeExplainer",
-        family="perturbation",
+    _perturbation(
+        "shap:TreeExplainer",
         citation=_TREE_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
-        library="shap",
-        entry="shap_values",
     ),
-    Row(
-        "LinearExplainer",
-        "LinearExplainer",
-        family="perturbation",
+    _perturbation(
+        "shap:LinearExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
-        library="shap",
-        entry="shap_values",
     ),
-    Row(
-        "KernelExplainer",
-        "KernelExplainer",
-        family="perturbation",
+    _perturbation(
+        "shap:KernelExplainer",
         citation=_SHAP_PAPER,
         summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        library="shap",
-        entry="shap_values",
         stochastic=True,
     ),
 )
@@ -406,91 +493,54 @@ _INFLUENCE = "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations
 _CONDUCTANCE = "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233"
 
 
-def _derived(of: str, source: Any, base: str, summary: str, **more: Any) -> Row:
-    """A row with what it has in common with the method for inputs that it is made from."""
-    row = _INPUT_ROWS[base]
-    kept = {"stochastic": row.stochastic, "mixes_batch": row.mixes_batch, "needs_relu": row.needs_relu}
-    facts = {"family": "representation", "citation": row.citation, "hooks": True, **kept, **more}
-    return Row(source.__name__, source, summary=summary, of=of, **facts)
+def _inner(source: Any, summary: str, base: str = "", **more: Any) -> Row:
+    """A row with what it has in common with the method for inputs that it is made from, if there is one."""
+    name = source.__name__
+    of = "neuron" if name.startswith("Neuron") else "layer"
+    facts: dict[str, Any] = {"family": "representation", "hooks": True}
+    if row := _INPUT_ROWS.get(base or name.removeprefix("Layer").removeprefix("Neuron")):
+        facts |= {"citation": row.citation, "stochastic": row.stochastic, "mixes_batch": row.mixes_batch}
+        facts |= {"needs_relu": row.needs_relu, "writes": row.writes}
+        facts |= {"leaf_inputs": row.leaf_inputs} if of == "neuron" else {}
+    facts |= {"needs": neuron} if of == "neuron" else {}
+    return Row(name, source, summary=summary, of=of, **facts | more)
 
 
-def _layer(source: Any, base: str, summary: str, **more: Any) -> Row:
-    return _derived("layer", source, base, summary, **more)
-
-
-def _neuron(source: Any, base: str, summary: str, needs_of: Any = neuron, **more: Any) -> Row:
-    row = _INPUT_ROWS[base]
-    facts = {"target": False, "leaf_inputs": row.leaf_inputs, "needs_relu": row.needs_relu, **more}
-    return _derived("neuron", source, base, summary, needs=needs_of, **facts)
-
-
-_LAYER_ROWS = (
-    Row(
-        "LayerActivation",
-        attr.LayerActivation,
-        family="representation",
-        citation="none: the layer's output itself",
-        summary="The output of a layer.",
-        of="layer",
-        target=False,
-        hooks=True,
+_INNER_ROWS = (
+    _inner(attr.LayerActivation, "The output of a layer.", citation="none: the layer's output itself"),
+    _inner(
+        attr.InternalInfluence, "Integral of a layer's gradients from a baseline to the input.", citation=_INFLUENCE
     ),
-    Row(
-        "InternalInfluence",
-        attr.InternalInfluence,
-        family="representation",
-        citation=_INFLUENCE,
-        summary="Integral of a layer's gradients from a baseline to the input.",
-        of="layer",
-        hooks=True,
-    ),
-    Row(
-        "LayerConductance",
+    _inner(
         attr.LayerConductance,
-        family="representation",
+        "How much of the integrated gradients flows through each unit of a layer.",
         citation=_CONDUCTANCE,
-        summary="How much of the integrated gradients flows through each unit of a layer.",
-        of="layer",
-        hooks=True,
-        delta=True,
     ),
-    Row(
-        "LayerGradCam",
-        attr.LayerGradCam,
-        family="representation",
-        citation=_INPUT_ROWS["GuidedGradCam"].citation,
-        summary="Grad-CAM, as Captum has it: without enlarging.",
-        of="layer",
-        hooks=True,
-    ),
-    _layer(attr.LayerGradientXActivation, "InputXGradient", "A layer's output times its gradient."),
-    _layer(attr.LayerIntegratedGradients, "IntegratedGradients", "Integrated gradients of a layer.", delta=True),
-    _layer(attr.LayerDeepLift, "DeepLift", "DeepLift of a layer.", delta=True),
-    _layer(attr.LayerDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a layer.", delta=True, needs=zero_baselines),
-    _layer(attr.LayerGradientShap, "GradientShap", "GradientShap of a layer.", delta=True, needs=zero_baselines),
-    _layer(attr.LayerFeatureAblation, "FeatureAblation", "Change of the output when a layer's units are replaced."),
-    _layer(
-        attr.LayerFeaturePermutation, "FeaturePermutation", "Change of the output when a layer's units are shuffled."
-    ),
-    _layer(attr.LayerLRP, "LRP", "LRP of a layer.", delta=True, writes=True, leaf_inputs=True),
-    _neuron(
+    _inner(attr.LayerGradCam, "Grad-CAM, as Captum has it: without enlarging.", citation=_GRADCAM_PAPER),
+    _inner(attr.LayerGradientXActivation, "A layer's output times its gradient.", "InputXGradient"),
+    _inner(attr.LayerIntegratedGradients, "Integrated gradients of a layer."),
+    _inner(attr.LayerDeepLift, "DeepLift of a layer."),
+    _inner(attr.LayerDeepLiftShap, "DeepLiftShap of a layer.", needs=zero_baselines),
+    _inner(attr.LayerGradientShap, "GradientShap of a layer.", needs=zero_baselines),
+    _inner(attr.LayerFeatureAblation, "Change of the output when a layer's units are replaced."),
+    _inner(attr.LayerFeaturePermutation, "Change of the output when a layer's units are shuffled."),
+    _inner(attr.LayerLRP, "LRP of a layer.", leaf_inputs=True),
+    _inner(
         attr.NeuronConductance,
-        "IntegratedGradients",
         "How much of the output reaches a neuron from each input feature.",
         citation=_CONDUCTANCE,
-        target=True,
     ),
-    _neuron(attr.NeuronGradient, "Saliency", "Gradient of a neuron."),
-    _neuron(attr.NeuronIntegratedGradients, "IntegratedGradients", "Integrated gradients of a neuron."),
-    _neuron(attr.NeuronDeepLift, "DeepLift", "DeepLift of a neuron."),
-    _neuron(attr.NeuronDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a neuron.", neuron_and_zero),
-    _neuron(attr.NeuronGradientShap, "GradientShap", "GradientShap of a neuron.", neuron_and_zero),
-    _neuron(attr.NeuronGuidedBackprop, "GuidedBackprop", "Guided backpropagation from a neuron."),
-    _neuron(attr.NeuronDeconvolution, "Deconvolution", "Deconvolution from a neuron."),
-    _neuron(attr.NeuronFeatureAblation, "FeatureAblation", "Change of a neuron when features are replaced."),
+    _inner(attr.NeuronGradient, "Gradient of a neuron.", "Saliency"),
+    _inner(attr.NeuronIntegratedGradients, "Integrated gradients of a neuron."),
+    _inner(attr.NeuronDeepLift, "DeepLift of a neuron."),
+    _inner(attr.NeuronDeepLiftShap, "DeepLiftShap of a neuron.", needs=neuron_and_zero),
+    _inner(attr.NeuronGradientShap, "GradientShap of a neuron.", needs=neuron_and_zero),
+    _inner(attr.NeuronGuidedBackprop, "Guided backpropagation from a neuron."),
+    _inner(attr.NeuronDeconvolution, "Deconvolution from a neuron."),
+    _inner(attr.NeuronFeatureAblation, "Change of a neuron when features are replaced."),
 )
 
-CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_LAYER_ROWS)})
+CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_INNER_ROWS)})
 """Every method, by name."""
 
 REFUSED: Mapping[str, str] = MappingProxyType(

@@ -21,11 +21,11 @@ from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import completeness, model_checks
 from safexplain.explain.captum.explainers import Gradient
+from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import NUMBERS, as_asked, query_of
-from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 

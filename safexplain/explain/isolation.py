@@ -39,8 +39,7 @@ from safexplain._digest.model_state import network_of
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.gradients import gradients, gradients_in_blocks, is_plain
 from safexplain.explain.captum.model_checks import in_training_mode
-from safexplain.explain.catalog import CATALOG
-from safexplain.explain.row import Row
+from safexplain.explain.catalog import CATALOG, Row
 
 __all__ = ["Touch", "explainers_in", "lend", "one_at_a_time", "own_state", "private_copy", "touch_of"]
 

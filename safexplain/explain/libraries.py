@@ -19,7 +19,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import MissingExtraError
+from safexplain.errors import brought_by
 
 __all__ = [
     "ONE_AT_A_TIME",
@@ -42,7 +42,6 @@ __all__ = [
     "listing_outputs",
     "load",
     "load_alibi",
-    "load_protodash",
     "load_shap",
     "no_failed_searches",
     "private_copy",
@@ -140,21 +139,19 @@ def defined_in(kind: type, *libraries: str) -> bool:
 def listing_outputs(explainer: Any) -> Any:
     """A private copy of an Alibi explainer whose Shapley values are a list with an array for each output.
 
-    Alibi expects such a list, as shap gave it before 0.45; since then it gives one array, outputs last.
+    Alibi expects such a list, as shap gave it before 0.45; since then it gives one array (rows, features, outputs).
     """
     inner = getattr(explainer, "_explainer", None)
-    for name, dimensions in (("get_explanation", 3), ("shap_values", 3), ("shap_interaction_values", 4)):
+    for name in ("get_explanation", "shap_values"):
         if hasattr(inner, name):
-            vars(inner)[name] = _listed(getattr(inner, name), dimensions)
+            vars(inner)[name] = _listed(getattr(inner, name))
     return explainer
 
 
-def _listed(method: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
+def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
     def listed(*args: Any, **kwargs: Any) -> Any:
         found = method(*args, **kwargs)
-        if isinstance(found, np.ndarray) and found.ndim == dimensions:
-            return [found[..., j] for j in range(found.shape[-1])]
-        return found
+        return list(np.moveaxis(found, -1, 0)) if isinstance(found, np.ndarray) and found.ndim == 3 else found
 
     return listed
 
@@ -177,9 +174,13 @@ def no_failed_searches() -> Iterator[None]:
         log.removeFilter(others)
 
 
-_AIX360 = frozenset({"aix360", "cvxpy", "lime", "osqp", "requests", "skimage", "tqdm"})
+_NOT_NEEDED = {"alibi": "ray", "aix360": "xport"}
+"""Library -> what it imports and only needs for things that nobody asks it for here."""
+
+_PARTS = {"alibi": "alibi.explainers", "shap": "shap.explainers._tree"}
+"""Library -> a module of it that is imported with it."""
+
 _LAST_APACHE = (0, 9, 4)
-_log = logging.getLogger(__name__)
 _importing = threading.RLock()
 
 
@@ -187,76 +188,57 @@ class AlibiLicenceWarning(UserWarning):
     """The installed alibi is under the Business Source Licence 1.1, which is no open-source licence."""
 
 
+@cache
 def load(name: str) -> Any:
-    """Import a module of the extra `aix360`, which brings lime too.
+    """Import a module of alibi, aix360, lime or shap; what of it draws random numbers draws the running call's.
 
     Raises:
-        MissingExtraError: a distribution of the extra is not installed. Any other failure of the import stays as it is.
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name not in _AIX360:
-            raise
-        raise MissingExtraError(
-            f'{name} needs {error.name}, which is not installed: pip install "safexplain[aix360]"', name=error.name
-        ) from error
-
-
-def load_protodash() -> Any:
-    """`aix360.algorithms.protodash`, with or without xport; raises as `load` does."""
-    with _importing, _without("xport", "aix360.algorithms.protodash"):
-        return load("aix360.algorithms.protodash")
-
-
-def load_alibi() -> Any:
-    """The module alibi, with `alibi.explainers` imported.
-
-    Raises:
-        MissingExtraError: it is not installed, or cannot be imported; the message says which.
+        MissingExtraError: it, or something that it needs, is not installed. Any other failure stays as it is.
 
     Warns:
-        AlibiLicenceWarning: once a process, for releases after 0.9.4.
+        AlibiLicenceWarning: once a process, for releases of alibi after 0.9.4.
     """
-    with _importing:
-        return _loaded("alibi", "alibi.explainers")
-
-
-def load_shap() -> Any:
-    """The module shap, whose kernel method draws from the running call's generator; raises as `load_alibi` does."""
-    with _importing:
-        return _loaded("shap", "shap.explainers._tree")
-
-
-@cache
-def _loaded(library: str, part: str) -> Any:
-    try:
-        with warnings.catch_warnings(), _without("ray", "alibi.explainers") if library == "alibi" else nullcontext():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module, inner = import_module(library), import_module(part)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == library:
-            raise MissingExtraError(
-                f'The explainers of {library} need it, and it is not installed: pip install "safexplain[{library}]"',
-                name=library,
-            ) from None
-        raise MissingExtraError(
-            f"{library} is installed, but importing it fails: {type(error).__name__}: {error}. The extra"
-            f" safexplain[{library}] brings what it needs",
-            name=getattr(error, "name", None),
-        ) from error
+    library = name.partition(".")[0]
+    with (
+        _importing,
+        brought_by("aix360" if library == "lime" else library),
+        _without(_NOT_NEEDED.get(library), library),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module, last = import_module(name), import_module(_PARTS.get(name, name))
     _give_own_generators()
-    if library == "alibi":
-        _state_licence(str(module.__version__))
-    elif (decode := getattr(inner, "decode_ubjson_buffer", None)) is not None:
-        vars(inner)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
+    if name == "alibi":
+        _state_licence(module.__version__)
+    if (decode := getattr(last, "decode_ubjson_buffer", None)) is not None:
+        vars(last)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
     return module
 
 
+def load_alibi() -> Any:
+    """The module alibi, with `alibi.explainers` imported; raises and warns as `load` does."""
+    return load("alibi")
+
+
+def load_shap() -> Any:
+    """The module shap, which reads current XGBoost models; raises as `load` does."""
+    return load("shap")
+
+
+def _state_licence(version: str) -> None:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) > _LAST_APACHE:
+        warnings.warn(
+            f"alibi {version} is under the Business Source Licence 1.1: production use needs a licence from Seldon,"
+            " except by non-profit educational institutions. 0.9.4 is the last release under the Apache Licence 2.0.",
+            AlibiLicenceWarning,
+            stacklevel=4,
+        )
+
+
 @contextmanager
-def _without(name: str, reader: str) -> Iterator[None]:
-    """Let `import name` succeed within a package where there is none; afterwards nothing is left of what it got."""
-    if reader in sys.modules or name in sys.modules or find_spec(name) is not None:
+def _without(name: str | None, library: str) -> Iterator[None]:
+    """Let `import name` succeed within a library where there is none; afterwards nothing is left of what it got."""
+    if name is None or name in sys.modules or find_spec(name) is not None:
         yield
         return
     stand_in = sys.modules[name] = ModuleType(name)
@@ -266,7 +248,7 @@ def _without(name: str, reader: str) -> Iterator[None]:
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
         for path, module in list(sys.modules.items()):
-            if path.startswith(reader) and getattr(module, name, None) is stand_in:
+            if path.startswith(library) and getattr(module, name, None) is stand_in:
                 delattr(module, name)
 
 
@@ -280,15 +262,3 @@ def _with_one_base_score(model: Any) -> Any:
     if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
         parameters["base_score"] = score.strip("[]").partition(",")[0]
     return model
-
-
-def _state_licence(version: str) -> None:
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) <= _LAST_APACHE:
-        _log.info("alibi %s is under the Apache Licence 2.0", version)
-        return
-    warnings.warn(
-        f"alibi {version} is under the Business Source Licence 1.1: production use needs a licence from Seldon, except"
-        " by non-profit educational institutions. 0.9.4 is the last release under the Apache Licence 2.0.",
-        AlibiLicenceWarning,
-        stacklevel=2,
-    )

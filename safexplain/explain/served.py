@@ -25,7 +25,7 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
 from safexplain.explain.alibi import HardenedAnchorTabular
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
-from safexplain.explain.catalog import find_row
+from safexplain.explain.catalog import Row, find_row
 from safexplain.explain.certified import (
     NOTHING,
     Pinned,
@@ -38,7 +38,6 @@ from safexplain.explain.certified import (
 )
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
-from safexplain.explain.row import Row
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued

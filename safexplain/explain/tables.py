@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from safexplain._digest import sha256
 from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
+from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.certified import Audited, check_unchanged, load_audited, refuse_others, same, shown
-from safexplain.explain.row import EXTRAS, Row
 from safexplain.hardening.hardening import Hardening
 
 __all__ = ["MADE_WITH", "AskedRows", "Background", "MadeOf", "OfTables", "Predict", "feature_names", "pin", "pinned"]

@@ -22,11 +22,10 @@ from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
 from safexplain.explain.alibi.base import HardenedAlibi
 from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.catalog import CATALOG, REFUSED
+from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.libraries import defined_in
-from safexplain.explain.row import Row
 from safexplain.explain.shap import harden_shap
 from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from safexplain.audit.question import Method
-from safexplain.explain.row import Row
+from safexplain.explain.catalog import Row
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet

@@ -16,7 +16,7 @@ from audit.pages.reference import attacks, explainers, mechanisms, parts, sectio
 from audit.shared.run import module_at
 from safexplain.audit import attacks as public_attacks
 from safexplain.explain import CATALOG
-from safexplain.explain.row import Row
+from safexplain.explain.catalog import Row
 from safexplain.hardening.hardening import SLOTS
 
 ROOT = Path(__file__).parents[2]

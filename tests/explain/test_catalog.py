@@ -19,8 +19,8 @@ import safexplain.captum
 from safexplain import superpixels
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain.catalog import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.hardened import Hardened
-from safexplain.explain.row import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.wrap import HARDENED
 
 pytestmark = quiet
@@ -95,14 +95,10 @@ def test_options_to_search_are_parameters_of_the_native_class(library):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what the library imports
-                sources = [row.native]
-                if row.name == "Anchors":
-                    from alibi.explainers import AnchorImage
-
-                    sources.append(AnchorImage)
+                native = row.native
         except ImportError as error:
             pytest.skip(f"{row.library} cannot be imported: {error}")
-        functions = [f for source in sources for f in (source.__init__, getattr(source, row.entry))]
+        functions = (native.__init__, getattr(native, row.entry))
         known = known_to_all.union(*(inspect.signature(f).parameters for f in functions))
         assert set(row.search_space) <= known, row.name
 

@@ -13,7 +13,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from safexplain import Hardening
 from safexplain.errors import NotHardenedError
-from safexplain.explain.alibi.rules import ROWS
+from safexplain.explain.alibi.rules import REFUSED, ROWS
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -75,24 +75,16 @@ def test_alibis_shapley_values() -> None:
     assert not {"expected_value", "raw"} & set(explanation.data)
 
 
-def test_alibis_curves_and_importances() -> None:
-    alibi = pytest.importorskip("alibi")
-    from safexplain.alibi import ALE, PartialDependence, PermutationImportance, plot_ale
-
-    assert plot_ale is alibi.explainers.plot_ale
-    explanation = ALE(MODEL.predict_proba, feature_names=NAMES, target_names=["no", "yes"]).explain(X)
-    assert len(explanation.ale_values) == 4
-    explanation = PartialDependence(predictor=MODEL.predict_proba, feature_names=NAMES).explain(X, features=[0, 1])
-    assert len(explanation.pd_values) == 2
-    importance = PermutationImportance(MODEL.predict, score_fns=["accuracy"], feature_names=NAMES)
-    explanation = importance.explain(X, Y, kind="difference", n_repeats=3)
-    assert len(explanation.feature_importance[0]) == 4
-
-
 def test_every_alibi_explainer_with_a_rule_can_be_imported() -> None:
     import safexplain.alibi
 
-    assert {name for name in safexplain.alibi.__all__ if not name.startswith("plot_")} == set(ROWS)
+    assert set(safexplain.alibi.__all__) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened(name: str) -> None:
+    with pytest.raises(NotHardenedError, match="it describes the model over a whole data set, not one decision"):
+        exec(f"from safexplain.alibi import {name}")
 
 
 # --- AIX360 and lime -------------------------------------------------------------------------------------------------
@@ -177,6 +169,7 @@ def test_shaps_trees_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         ("captum", "NoiseTunnel"),
         ("captum", "LLMAttribution"),
         ("alibi", "CEM"),
+        ("alibi", "ALE"),
         ("aix360", "CEMExplainer"),
         ("lime", "RecurrentTabularExplainer"),
         ("shap", "PermutationExplainer"),

@@ -123,14 +123,14 @@ def test_lime_warns_of_the_model_behind_its_function():
 
 def test_alibi_warns_of_the_model_behind_its_predictor():
     pytest.importorskip("alibi")
-    from alibi.explainers import ALE
+    from alibi.explainers import AnchorTabular
 
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))
 
     def predict(x):
         return model(torch.from_numpy(x).float()).detach().numpy()
 
-    assert len(told(lambda: harden(ALE(predict), NOISY))) == 1
+    assert len(told(lambda: harden(AnchorTabular(predict, list("abcd")), NOISY))) == 1
 
 
 def test_a_certificate_is_loaded_for_a_probability_of_a_model_in_evaluation_mode_without_a_warning(tmp_path):

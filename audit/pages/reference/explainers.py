@@ -12,7 +12,7 @@ from typing import Any
 import safexplain
 from safexplain.errors import MissingExtraError
 from safexplain.explain import CATALOG
-from safexplain.explain.row import EXTRAS, Row
+from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED, build
 

@@ -60,8 +60,8 @@ from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, val
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.base import anchor_hardening
+from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
-from safexplain.explain.row import Row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.outputs import EstimatorModule, are_probabilities

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
+from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
 from safexplain.explain.libraries import defined_in
@@ -37,11 +37,6 @@ AIX360: Mapping[str, type[OfTables]] = MappingProxyType({"ProtodashExplainer": H
 """AIX360's name of an explainer -> the hardened class."""
 
 
-def is_aix360(native: object) -> bool:
-    """Whether an object is an AIX360 or LIME explainer, found out without importing either."""
-    return defined_in(type(native), "aix360", "lime")
-
-
 def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> OfTables:
     """A hardened version of an AIX360 explainer, or of one of the `lime` package; `native` is left as it is.
 
@@ -53,24 +48,17 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
 
     Raises:
         RefusedError: another explainer.
-        ConfigurationError: ProtoDash without `public`.
-        ConfigurationTypeError: hardened already, or no AIX360 explainer.
+        ConfigurationTypeError: hardened already, no AIX360 explainer, or ProtoDash without `public`.
     """
     kind = type(native)
-    hardened: Any = AIX360.get(kind.__name__) if kind.__module__.partition(".")[0] in ("aix360", "lime") else None
-    if hardened is HardenedProtoDash:
-        if "public" not in options:
-            raise ConfigurationError(
-                "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
-                " harden(ProtodashExplainer(), public=rows)"
-            )
-        return HardenedProtoDash(hardening=hardening, **options)
-    if hardened is not None:
-        wrapped: OfTables = hardened.around(native, hardening, **options)
-        return wrapped
-    if not is_aix360(native):
+    if not defined_in(kind, "aix360", "lime"):
         raise ConfigurationTypeError(f"expected an AIX360 or LIME explainer, got {kind.__name__}")
-    raise RefusedError(
-        f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
-        " hardening makes fit to leave. The page on AIX360 in the documentation says why each of the others does not"
-    )
+    hardened: Any = AIX360.get(kind.__name__)
+    if hardened is None or kind.__module__.partition(".")[0] not in ("aix360", "lime"):  # or derived from one
+        raise RefusedError(
+            f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
+            " hardening makes fit to leave. The page on AIX360 in the documentation says why each of the others does"
+            " not"
+        )
+    wrapped: OfTables = hardened.around(native, hardening, **options)
+    return wrapped

@@ -8,6 +8,7 @@ No noise on weights mends that, so `HardenedProtoDash` selects from a set that w
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import warnings
 from collections import Counter
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import load_protodash
 from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
@@ -70,7 +70,7 @@ class HardenedProtoDash(OfTables):
         if public is None:
             raise ConfigurationTypeError(
                 "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
-                " ProtodashExplainer(public=rows)"
+                " ProtodashExplainer(public=rows) or harden(native, public=rows)"
             )
         if not isinstance(progress, bool):
             raise ConfigurationError(f"progress must be True or False, got {progress!r}")
@@ -80,9 +80,14 @@ class HardenedProtoDash(OfTables):
         self.public.flags.writeable = False
         self.progress = progress
 
+    @classmethod
+    def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Self:
+        """The hardened version of a native explainer, which has no state of its own."""
+        return cls(hardening=hardening, **options)
+
     @property
     def _native(self) -> Any:
-        return load_protodash().ProtodashExplainer
+        return CATALOG["ProtoDash"].native
 
     def explain(
         self,
@@ -117,16 +122,15 @@ class HardenedProtoDash(OfTables):
         Warns:
             UserWarning: a sigma was given that has no effect.
         """
-        if self._pinned is not None:
-            given = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
-            signature, defaults = self._signature(), {"m": 10, "kernelType": "other", "sigma": 2, "optimizer": "cvxpy"}
-            asked = {name: value for name, value in given.items() if value != defaults[name]}
-            options = self._pinned.complete(signature, asked, frozenset())
-            rows = self._rows(X)
-            if Y is not None or len(rows) != 1:
-                raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
-            return self._explain(rows, **options)
-        return self._explain(X, Y, m, kernelType, sigma, optimizer)
+        options: dict[str, Any] = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
+        if self._pinned is None:
+            return self._explain(X, Y, **options)
+        parameters, rows = inspect.signature(self.explain).parameters, self._rows(X)
+        given = {name: value for name, value in options.items() if value != parameters[name].default}
+        options = self._pinned.complete(self._signature(), given, frozenset())
+        if Y is not None or len(rows) != 1:
+            raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
+        return self._explain(rows, **options)
 
     def _explain(
         self, X: Any, Y: Any = None, m: int = 10, kernelType: str = "other", sigma: float = 2, optimizer: str = "cvxpy"
@@ -134,7 +138,9 @@ class HardenedProtoDash(OfTables):
         X = _rows("X", X)
         if not self.hardening.is_none:
             X = as_hashed(torch.from_numpy(np.array(X))).numpy()
-        candidates = self.public if Y is None else self._allowed(_rows("Y", Y))
+        candidates = self.public if Y is None else _rows("Y", Y)
+        if Y is not None:
+            self._check_public(candidates)
         gaussian = _check_options(X, candidates, m, kernelType, sigma, optimizer)
         if not (gaussian or self.hardening.is_none):
             X = X.mean(axis=0, keepdims=True)
@@ -168,18 +174,14 @@ class HardenedProtoDash(OfTables):
             "weights": weights[chosen].tolist(),
         }
 
-    def _allowed(self, Y: Rows) -> Rows:
-        if Y.shape == self.public.shape and np.array_equal(Y, self.public):
-            return Y
-        known = {_digest(row) for row in self.public}
-        others = sum(_digest(row) not in known for row in Y)
-        if others:
+    def _check_public(self, candidates: Rows) -> None:
+        known = set(map(_digest, self.public))
+        if others := sum(_digest(row) not in known for row in candidates):
             raise RefusedError(
-                f"{others} of the {len(Y)} rows of Y are not rows of the declared public set. ProtoDash returns rows of"
-                " Y themselves: with Y = training set, whoever asks reads off exactly who is in it. Leave Y out to"
-                " choose from the public set, or declare these rows public: HardenedProtoDash(public=...)"
+                f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash"
+                " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from"
+                " the public set, or declare these rows public: HardenedProtoDash(public=...)"
             )
-        return Y
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
         """Weights are a function of the query and the prototypes alone, and so is their noise.
@@ -196,11 +198,10 @@ def _rows(name: str, values: Any) -> Rows:
     rows = np.asarray(values)
     if rows.dtype.kind in "biu":  # natively, products of uint8 overflow
         rows = rows.astype(np.float64)
-    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-        raise InputError(
-            f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {rows.shape}"
-            f"{' with NaN or infinity' if rows.dtype.kind == 'f' and rows.size and rows.ndim == 2 else ''}"
-        )
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
+        raise InputError(f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise InputError(f"{name} must be an array of finite numbers, got NaN or infinity")
     return rows
 
 

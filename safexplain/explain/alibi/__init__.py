@@ -2,8 +2,8 @@
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
 `meta`). A hardened explainer (`base`) holds a native one and is no instance of its class; a call runs a private copy of
-it with random numbers of its own; `rules` has a row for each native class that lists what leaves, and `release` builds
-the answer from it, its numbers with keyed noise. `tables` has the explainers of rows as they are audited and certified.
+it with random numbers of its own; `rules` has a row for each native class that lists what leaves, and builds the answer
+from it, its numbers with keyed noise. `tables` has the explainers of rows as they are audited and certified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from safexplain.explain.alibi.base import anchor_hardening as anchor_hardening
 from safexplain.explain.alibi.rules import kind_of
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.alibi.tables import HardenedAnchors as HardenedAnchors
-from safexplain.explain.libraries import defined_in
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
@@ -45,43 +44,11 @@ class HardenedAnchorText(FromArguments, HardenedAnchors):
     _kind, _row = "AnchorText", None
 
 
-class HardenedALE(FromArguments):
-    """Hardened ALE: its arguments, and `hardening`. Curves leave at grid points that you give."""
-
-    _kind = "ALE"
-
-
-class HardenedPartialDependence(FromArguments):
-    """Hardened PartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
-
-    _kind = "PartialDependence"
-
-
-class HardenedTreePartialDependence(FromArguments):
-    """Hardened TreePartialDependence: its arguments, and `hardening`. Curves leave at grid points that you give."""
-
-    _kind = "TreePartialDependence"
-
-
-class HardenedPartialDependenceVariance(FromArguments):
-    """Hardened PartialDependenceVariance: its arguments, and `hardening`. Curves leave at grid points that you give."""
-
-    _kind = "PartialDependenceVariance"
-
-
-class HardenedPermutationImportance(FromArguments):
-    """Hardened PermutationImportance: its arguments, and `hardening`. Curves leave at grid points that you give."""
-
-    _kind = "PermutationImportance"
-
-
 ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
     {
         kind._kind: kind
         for kind in (
             *(HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText),
-            *(HardenedALE, HardenedPartialDependence, HardenedTreePartialDependence),
-            *(HardenedPartialDependenceVariance, HardenedPermutationImportance),
             *(HardenedAlibiKernelShap, HardenedTreeShap),
         )
     }
@@ -96,8 +63,7 @@ def harden_alibi(
 
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
-        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended()` for values of each
-            row, and `Hardening.ranked()` for curves and importances over all rows.
+        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended()` with another.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Raises:
@@ -105,7 +71,6 @@ def harden_alibi(
         ConfigurationError: an anchor explainer, and a hardening that does not fit it, see `HardenedAnchors`.
         RefusedError: no hardening makes what it returns fit to leave, or nobody has said what may.
     """
-    kind = ALIBI.get(kind_of(native), HardenedAlibi) if defined_in(type(native), "alibi") else HardenedAlibi
-    hardened = kind.__new__(kind)
+    hardened = object.__new__(ALIBI[kind_of(native)])
     hardened._adopt(native, hardening, model_digest)
     return hardened

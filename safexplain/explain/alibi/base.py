@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 from contextlib import nullcontext
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from safexplain._digest import checked_digest, explained_digest
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.explain.alibi.release import Query, maps_of, query_tensors, release, selection
-from safexplain.explain.alibi.rules import ROWS, Rules, kind_of
+from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.explain.alibi.rules import ROWS, kind_of, maps_of, query_tensors, release
 from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.libraries import ONE_AT_A_TIME, defined_in, draw_from, listing_outputs, load_alibi, private_copy
+from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, listing_outputs, load_alibi, private_copy
 from safexplain.explain.orientation import Direction
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
@@ -79,22 +78,31 @@ class HardenedAlibi:
 
     def _explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
         load_alibi()
-        kind = kind_of(self._explainer)
-        check_mode(attrgetter(ROWS[kind].predictor)(self._explainer))
-        rules, quiet = ROWS[kind], self.hardening.is_none
+        kind, quiet = kind_of(self._explainer), self.hardening.is_none
+        rules, predictor = ROWS[kind], self._explainer.predictor
+        check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
         bound.apply_defaults()
-        if isinstance(grid := bound.arguments.get("grid_points"), dict):
-            bound.arguments["grid_points"] = dict(grid)  # alibi sorts within it
+        if bound.arguments.get("interactions"):
+            raise RefusedError("interactions of features are not released; ask for Shapley values of single features")
         if not quiet:
             bound.arguments.update({name: as_asked(bound.arguments.get(name)) for name in rules.inputs})
-        query = self._query(kind, rules, bound.arguments)
-        with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
+        method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
+        inputs = query_tensors((bound.arguments.get(name) for name in rules.inputs), per_row=not rules.anchors)
+        digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
+
+        def harden(numbers: Tensor, field: str, output: int | None) -> Tensor:
+            of_field = f"{method} {field}"
+            return self.hardening(numbers, inputs=inputs, target=output, model_digest=digest, method=of_field)
+
+        generator = None if quiet else self._generator(inputs, digest, method)
+        with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(generator):
             explanation = listing_outputs(private_copy(self._explainer)).explain(*bound.args, **bound.kwargs)
         self._in_favour(explanation, target, direction)
-        for maps in maps_of(explanation, rules, query.batch):
-            watch().add(attrgetter(rules.predictor)(self._explainer), kind, (maps,), inputs=query.inputs)
-        return release(explanation, rules, self.hardening, query, bound.arguments)
+        for maps in maps_of(explanation, rules).values():
+            for of_output in maps:
+                watch().add(predictor, kind, (of_output,), inputs=inputs)
+        return release(explanation, rules, None if quiet else harden)
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
@@ -110,13 +118,10 @@ class HardenedAlibi:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        if not defined_in(type(native), "alibi"):
-            raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
-        rules = ROWS[kind_of(native)]
-        default = Hardening.recommended if rules.per_row else Hardening.ranked
-        hardening = hardening_or_default(hardening, anchor_hardening if rules.anchors else default)
+        anchors = ROWS[kind_of(native)].anchors
+        hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
         for step in (hardening.clip, hardening.mask):
-            if rules.anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
+            if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
                 raise ConfigurationError(
                     f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
                     " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
@@ -125,22 +130,14 @@ class HardenedAlibi:
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
 
-    def _query(self, kind: str, rules: Rules, options: dict[str, Any]) -> Query:
-        predictor = attrgetter(rules.predictor)(self._explainer)
-        return Query(
-            inputs=query_tensors((options.get(name) for name in rules.inputs), per_row=rules.per_row),
-            method=f"alibi.{kind} {selection(options, rules.selects)}",
-            model_digest=b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest),
-        )
-
-    def _generator(self, query: Query) -> np.random.RandomState:
+    def _generator(self, inputs: tuple[Tensor, ...], digest: bytes, method: str) -> np.random.RandomState:
         noise = self.hardening.noise
         seeds = query_seeds(
             b"no noise, no key" if noise is None else resolve_key(noise.key),
-            inputs=query.inputs,
+            inputs=inputs,
             target=None,
-            model_digest=query.model_digest,
-            method=f"samples of {query.method} seed={getattr(self._explainer, 'seed', None)}",
+            model_digest=digest,
+            method=f"samples of {method} seed={getattr(self._explainer, 'seed', None)}",
             configuration=self.hardening.to_json(),
         )
         return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))

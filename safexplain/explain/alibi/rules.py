@@ -1,20 +1,28 @@
-"""Which fields of an Alibi explanation leave, and how: one row for each native class.
+"""What leaves an Alibi explanation: a row of fields for each native class, and the new explanation built from them.
 
-A field or parameter that no row names does not leave. A row holds facts only; `safexplain.explain.alibi.release`
-applies them.
+Nothing is copied that no row names, neither fields nor metadata nor attributes, and nothing released refers to a native
+object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from safexplain.errors import RefusedError
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-__all__ = ["META", "ROWS", "Leave", "Rules", "kind_of"]
+from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain.libraries import defined_in
+
+__all__ = ["META", "PARAMS", "REFUSED", "ROWS", "Leave", "Rules", "kind_of", "maps_of", "query_tensors", "release"]
 
 
 class Leave(Enum):
@@ -25,13 +33,7 @@ class Leave(Enum):
     FRACTION = "fraction"
     """Numbers in [0, 1], hardened together as one vector and kept in [0, 1]."""
     HARDENED = "hardened"
-    """Arrays of numbers, however nested, hardened."""
-    GRID = "caller's grid"
-    """Only if the caller gave the grid points of every feature that is explained; absent otherwise."""
-    EMPTY = "empty"
-    """An empty array for each native one, because Alibi's plot functions ask for the field."""
-    NONE = "None"
-    """None, which is also the native value where the field was not asked for."""
+    """A list of arrays (batch, ...), one for each output, each hardened by itself."""
 
 
 @dataclass(frozen=True)
@@ -40,128 +42,194 @@ class Rules:
 
     Args:
         fields: name of a field of `Explanation.data` -> how it leaves.
-        params: names in `Explanation.meta["params"]` that leave, if their values are plain numbers, strings or
-            containers of such.
         inputs: arguments of `explain` that are what is explained.
-        selects: arguments of `explain` that select what is explained about the inputs.
-        parts: where a field holds dictionaries, the keys of those that are hardened and leave.
-        anchors: an anchor explainer.
-        per_row: `inputs` hold one example a row; otherwise all of them together are one example.
-        on_grid: a curve that is given between the grid points of the caller and others, to be read at the caller's.
-        predictor: attribute of the native explainer that holds what it explains.
+        anchors: an anchor explainer, asked about one example; the others are asked about one in each row.
         alone: one call at a time in a process, because calls share an object that cannot be copied.
     """
 
     fields: Mapping[str, Leave]
-    params: frozenset[str] = frozenset()
     inputs: tuple[str, ...] = ("X",)
-    selects: tuple[str, ...] = ()
-    parts: frozenset[str] = frozenset()
     anchors: bool = False
-    per_row: bool = False
-    on_grid: str | None = None
-    predictor: str = "predictor"
     alone: bool = False
 
 
 META = ("name", "type", "explanations", "version", "task")
 """Keys of `Explanation.meta` that leave, beside `params`."""
 
-_SEARCH = frozenset(
+PARAMS = frozenset(
     {"threshold", "delta", "tau", "batch_size", "coverage_samples", "beam_size", "stop_on_first", "max_anchor_size"}
     | {"min_samples_start", "n_covered_ex", "binary_cache_size", "cache_margin", "verbose", "verbose_every"}
+    | {"disc_perc", "p_sample", "image_shape", "segmentation_fn", "segmentation_kwargs", "custom_segmentation"}
+    | {"sample_proba", "top_n", "temperature", "use_proba", "filling", "frac_mask_templates", "batch_size_lm"}
+    | {"sample_punctuation", "summarise_background", "summarise_result", "link", "group_names", "grouped", "groups"}
+    | {"transpose", "model_output", "approximate", "interactions", "explain_loss", "algorithm"}
 )
-_SEGMENTS = frozenset({"p_sample", "image_shape", "segmentation_fn", "segmentation_kwargs", "custom_segmentation"})
-_WORDS = frozenset(
-    {"sample_proba", "top_n", "temperature", "use_proba", "filling", "frac_mask_templates", "batch_size_lm"}
-    | {"sample_punctuation"}
-)
-_NAMES = frozenset({"feature_names", "categorical_names", "target_names"})
-_CURVES = frozenset({"percentiles", "grid_resolution"}) | _NAMES
-_SHAP = frozenset({"summarise_background", "summarise_result"})
+"""Names in `Explanation.meta["params"]` that leave, if their values are plain numbers, text or containers of such."""
 
 _ANCHOR = {"anchor": Leave.AS_IS, "precision": Leave.FRACTION, "coverage": Leave.FRACTION}
-_GRID = {"feature_names": Leave.AS_IS, "feature_values": Leave.GRID, "feature_deciles": Leave.EMPTY}
-_PD = Rules(
-    fields={"pd_values": Leave.HARDENED, "ice_values": Leave.NONE, **_GRID},
-    params=_CURVES | {"kind"},
-    selects=("features", "kind", "grid_points"),
-)
+_SHAP = {"shap_values": Leave.HARDENED, "feature_names": Leave.AS_IS, "categorical_names": Leave.AS_IS}
 
 ROWS: Mapping[str, Rules] = MappingProxyType(
     {
-        "AnchorTabular": Rules(fields=_ANCHOR, params=_SEARCH | {"disc_perc"}, anchors=True),
-        "AnchorImage": Rules(
-            fields={**_ANCHOR, "segments": Leave.AS_IS}, params=_SEARCH | _SEGMENTS, inputs=("image",), anchors=True
-        ),
-        "AnchorText": Rules(fields=_ANCHOR, params=_SEARCH | _WORDS, inputs=("text",), anchors=True, alone=True),
-        "ALE": Rules(
-            fields={"ale_values": Leave.HARDENED, "target_names": Leave.AS_IS, **_GRID},
-            params=frozenset({"min_bin_points", "check_feature_resolution", "low_resolution_threshold"})
-            | {"extrapolate_constant", "extrapolate_constant_perc", "extrapolate_constant_min"},
-            selects=("features", "grid_points"),
-            on_grid="ale_values",
-        ),
-        "PartialDependence": _PD,
-        "TreePartialDependence": _PD,
-        "PartialDependenceVariance": Rules(
-            fields={
-                "pd_values": Leave.HARDENED,
-                "feature_importance": Leave.HARDENED,
-                "feature_interaction": Leave.HARDENED,
-                "conditional_importance": Leave.HARDENED,
-                "conditional_importance_values": Leave.HARDENED,
-                **_GRID,
-            },
-            params=_CURVES | {"method"},
-            selects=("features", "method", "grid_points"),
-            predictor="pd_explainer.predictor",
-        ),
-        "PermutationImportance": Rules(
-            fields={
-                "feature_importance": Leave.HARDENED,
-                "feature_names": Leave.AS_IS,
-                "metric_names": Leave.AS_IS,
-            },
-            params=frozenset({"feature_names", "method", "kind", "n_repeats"}),
-            inputs=("X", "y", "sample_weight"),
-            selects=("features", "kind"),
-            parts=frozenset({"mean"}),
-        ),
-        "KernelShap": Rules(
-            fields={"shap_values": Leave.HARDENED, "feature_names": Leave.AS_IS, "categorical_names": Leave.AS_IS},
-            params=_SHAP | {"link", "group_names", "grouped", "groups", "transpose"},
-            per_row=True,
-        ),
-        "TreeShap": Rules(
-            fields={
-                "shap_values": Leave.HARDENED,
-                "shap_interaction_values": Leave.HARDENED,
-                "feature_names": Leave.AS_IS,
-                "categorical_names": Leave.AS_IS,
-            },
-            params=_SHAP | {"model_output", "approximate", "interactions", "explain_loss", "algorithm"},
-            inputs=("X", "y"),
-            per_row=True,
-        ),
+        "AnchorTabular": Rules(_ANCHOR, anchors=True),
+        "AnchorImage": Rules({**_ANCHOR, "segments": Leave.AS_IS}, inputs=("image",), anchors=True),
+        "AnchorText": Rules(_ANCHOR, inputs=("text",), anchors=True, alone=True),
+        "KernelShap": Rules(_SHAP),
+        "TreeShap": Rules(_SHAP, inputs=("X", "y")),
     }
 )
 """Every Alibi explainer that can be hardened, by the name of its class."""
+
+_GLOBAL = ("ALE", "PartialDependence", "TreePartialDependence", "PartialDependenceVariance", "PermutationImportance")
+_PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        (*_GLOBAL, *_PLOTS),
+        "it describes the model over a whole data set, not one decision, and no audit says what that tells about the"
+        " rows of the data set",
+    )
+)
+"""Alibi's explainers of whole data sets, and their plots -> why they are not hardened."""
 
 
 def kind_of(native: Any) -> str:
     """The name of the row that an Alibi explainer, or an instance of a subclass of one, falls under.
 
     Raises:
+        ConfigurationTypeError: not an explainer of alibi.
         RefusedError: it falls under none.
     """
-    names = [kind.__name__ for kind in type(native).__mro__ if (kind.__module__ or "").partition(".")[0] == "alibi"]
+    if not defined_in(type(native), "alibi"):
+        raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
+    names = [kind.__name__ for kind in type(native).__mro__ if kind.__module__.partition(".")[0] == "alibi"]
     if "DistributedAnchorTabular" not in names:  # an AnchorTabular with its rows and random numbers in Ray workers
         for name in names:
             if name in ROWS:
                 return name
-    raise RefusedError(
-        f"{type(native).__name__} is refused: no rule says which of its fields may leave. There are rules for"
-        f" {', '.join(ROWS)}. What returns rows of the training set, or instances made from them, has none, because no"
-        " noise on numbers hides a row: use HardenedProtoDash over a set of public examples"
+    why = next(
+        (REFUSED[name] for name in names if name in REFUSED),
+        "no rule says which of its fields may leave. What returns training rows, or instances made from them, has none,"
+        " because no noise on numbers hides a row: use HardenedProtoDash over a set of public examples",
     )
+    raise RefusedError(f"{type(native).__name__} is refused: {why}. There are rules for {', '.join(ROWS)}")
+
+
+def query_tensors(values: Iterable[Any], *, per_row: bool) -> tuple[Tensor, ...]:
+    """What is explained as tensors of shape (batch, ...): numbers as they are, text as its UTF-8 bytes.
+
+    Args:
+        values: arrays, data frames, sparse matrices or text; None is left out.
+        per_row: the first of them holds one example a row, if it has two dimensions; otherwise all are one example.
+
+    >>> [tuple(t.shape) for t in query_tensors([np.ones((3, 4)), None, np.ones(3)], per_row=True)]
+    [(3, 4), (3,)]
+    >>> query_tensors(["no"], per_row=False)
+    (tensor([[110, 111]], dtype=torch.uint8),)
+    """
+    arrays = [_numbers(value) for value in values if value is not None]
+    rows = per_row and arrays[0].ndim > 1
+    return tuple(torch.from_numpy(array if rows else array[None]) for array in arrays)
+
+
+def _numbers(value: Any) -> NDArray[Any]:
+    if isinstance(value, str):
+        return np.frombuffer(value.encode(), np.uint8).copy()
+    array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    if array.dtype.kind not in "biuf":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            return _numbers(repr(array.tolist()))
+    return np.array(array, dtype=np.float64 if array.dtype.kind == "f" else np.int64)
+
+
+def maps_of(native: Any, rules: Rules) -> dict[str, list[Tensor]]:
+    """The native numbers of the fields that are hardened, floating point, (batch, ...) for each output.
+
+    Raises:
+        RefusedError: a field holds something else than numbers.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name in (name for name, leave in rules.fields.items() if leave is Leave.HARDENED and name in native.data):
+        arrays = [np.asarray(value) for value in native.data[name]]
+        if any(array.dtype.kind not in "biuf" for array in arrays):
+            raise RefusedError(f"expected numbers in {name}, got arrays of {', '.join(str(a.dtype) for a in arrays)}")
+        floats = [np.array(a, dtype=np.float32 if a.dtype == np.float32 else np.float64, ndmin=2) for a in arrays]
+        found[name] = [torch.from_numpy(array) for array in floats]
+    return found
+
+
+def release(native: Any, rules: Rules, harden: Callable[[Tensor, str, int | None], Tensor] | None) -> Any:
+    """A new `alibi.api.interfaces.Explanation` with what may leave the native one.
+
+    Args:
+        native: the native explanation.
+        rules: of the explainer's class.
+        harden: hardens numbers (batch, ...) of a field and an output; None to release the native ones.
+
+    Raises:
+        RefusedError: a field holds something else than its rule expects.
+    """
+    listed = {name: leave for name, leave in rules.fields.items() if name in native.data}
+    if harden is None:
+        data = {name: _plain(native.data[name]) for name in listed}
+    else:
+        maps = maps_of(native, rules)
+        fractions = {name: native.data[name] for name, leave in listed.items() if leave is Leave.FRACTION}
+        hardened = _fractions(fractions, harden) | {
+            name: [
+                harden(tensor, name, output).numpy().reshape(np.shape(value)).copy()
+                for output, (tensor, value) in enumerate(zip(maps[name], native.data[name], strict=True))
+            ]
+            for name in maps
+        }
+        data = {name: hardened[name] if name in hardened else _plain(native.data[name]) for name in listed}
+    meta = {key: _plain(native.meta[key], arrays=False) for key in META if key in native.meta}
+    meta["params"] = {}
+    for name, value in native.meta.get("params", {}).items():
+        with suppress(RefusedError):
+            if name in PARAMS:
+                meta["params"][name] = _plain(value, arrays=False)
+    return import_module("alibi.api.interfaces").Explanation(meta=meta, data=data)
+
+
+def _fractions(values: Mapping[str, Any], harden: Callable[[Tensor, str, int | None], Tensor]) -> dict[str, Any]:
+    """Numbers in [0, 1] as one vector, hardened and kept in [0, 1], in the native types."""
+    if not values:
+        return {}
+    numbers = [float(np.asarray(value, np.float64).reshape(-1)[0]) for value in values.values()]
+    out = harden(torch.tensor([numbers], dtype=torch.float64), ",".join(values), None).clamp(0.0, 1.0)[0].tolist()
+    return {name: _like(value, number) for (name, value), number in zip(values.items(), out, strict=True)}
+
+
+def _like(native: Any, number: float) -> Any:
+    if isinstance(native, np.ndarray):
+        return np.full(native.shape, number)
+    return type(native)(number) if isinstance(native, np.floating) else number
+
+
+_STORED = frozenset("biufU")
+"""NumPy's kinds of arrays that hold their elements themselves; an array of objects could hold anything."""
+
+
+def _plain(value: Any, *, arrays: bool = True) -> Any:
+    """A copy of plain values that shares nothing with them.
+
+    Raises:
+        RefusedError: the value is, or holds, something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in _STORED:
+        return value.copy()
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(_plain(item, arrays=arrays) for item in value)
+    if isinstance(value, dict):
+        return {_plain(key, arrays=False): _plain(item, arrays=arrays) for key, item in value.items()}
+    if arrays and isinstance(value, np.ndarray) and value.dtype.kind in _STORED:
+        return np.array(value, copy=True, subok=False)
+    raise RefusedError(f"expected numbers, strings or containers of such, got {type(value).__name__}")

@@ -20,7 +20,7 @@ from safexplain._digest import explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
 from safexplain.explain.alibi.rules import ROWS, kind_of
-from safexplain.explain.catalog import CATALOG
+from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.libraries import defined_in, draw_from, load_alibi, no_failed_searches
 from safexplain.explain.orientation import (
     Direction,
@@ -29,7 +29,6 @@ from safexplain.explain.orientation import (
     threshold_of_function,
     threshold_of_trees,
 )
-from safexplain.explain.row import Row
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import EstimatorModule

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360, protodash
-from safexplain.explain.libraries import load_protodash
+from safexplain.explain.libraries import load
 
 for needed in ("aix360", "cvxpy", "osqp"):
     pytest.importorskip(needed)
@@ -37,7 +37,7 @@ kernels = pytest.mark.parametrize("kernel", ["other", "Gaussian"])
 
 
 def native():
-    return load_protodash().ProtodashExplainer()
+    return load("aix360.algorithms.protodash").ProtodashExplainer()
 
 
 def noise_of(X, Y=None, m=3, public=PUBLIC, **options):
@@ -172,7 +172,7 @@ def test_the_public_set_is_a_copy_that_cannot_be_written():
 
 def test_nothing_that_is_planted_in_the_native_answer_leaves(monkeypatch):
     marker = 1234.56789012345
-    kind = load_protodash().ProtodashExplainer
+    kind = load("aix360.algorithms.protodash").ProtodashExplainer
     plain = kind.explain
 
     def planted(self, *args):
@@ -328,6 +328,6 @@ def test_repr_shows_method_and_hardening_and_no_rows_or_key():
 
 def test_the_contract_finds_what_it_needs():
     explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
-    assert explainer._native is load_protodash().ProtodashExplainer
+    assert explainer._native is load("aix360.algorithms.protodash").ProtodashExplainer
     assert callable(getattr(explainer, explainer._entry))
     assert explainer.hardening is NOISY

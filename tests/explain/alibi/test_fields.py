@@ -19,7 +19,7 @@ from safexplain import GaussianNoise, Hardening, RangeClip
 from safexplain.errors import RefusedError
 from safexplain.explain import anchor_hardening
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, harden_alibi
-from safexplain.explain.alibi.rules import META, ROWS, Leave
+from safexplain.explain.alibi.rules import META, PARAMS, ROWS, Leave
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER
 from safexplain.testing.markers import MARKER_TEXT as WORD
@@ -31,17 +31,13 @@ with warnings.catch_warnings():
     explainers = pytest.importorskip("alibi.explainers")
 interfaces = pytest.importorskip("alibi.api.interfaces")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning"),
-    pytest.mark.filterwarnings("ignore:the `interpolation=` argument:DeprecationWarning"),  # alibi's, about NumPy
-]
+pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
 
 KEY = b"a noise key of thirty-two bytes."
 PLAIN = Hardening(clip=RangeClip(-5.0, 5.0), noise=GaussianNoise(0.1, key=KEY))
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = (X[:, 0] > 0).astype(int)
 NAMES = list("abcd")
-GRID = {f: np.linspace(-3, 3, 5) for f in range(4)}
 
 
 def probabilities(x):
@@ -57,7 +53,8 @@ def stub(name, data, params=None):
     """An object whose class says that it was defined in alibi, and that returns an explanation of these fields."""
 
     def explain(self, X, y=None):
-        return interfaces.Explanation(meta={"name": name, "type": [], "params": dict(params or {})}, data=dict(data))
+        meta = {"name": name, "type": [], "params": dict(params or {})}
+        return interfaces.Explanation(meta=meta, data={"expected_value": [0.0], **data})
 
     return type(name, (), {"__module__": "alibi.stub", "explain": explain, "predictor": staticmethod(labels)})()
 
@@ -80,31 +77,8 @@ CASES = {
         FAST,
     ),
     "AnchorText": (text_explainer, ("a good book",), FAST),
-    "ALE": (lambda: explainers.ALE(probabilities, NAMES), (X,), {"grid_points": GRID}),
-    "PartialDependence": (
-        lambda: explainers.PartialDependence(probabilities, NAMES),
-        (X,),
-        {"kind": "both", "grid_points": GRID},
-    ),
-    "TreePartialDependence": (
-        lambda: explainers.TreePartialDependence(
-            GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y), NAMES
-        ),
-        (X,),
-        {"grid_points": GRID},
-    ),
-    "PartialDependenceVariance": (
-        lambda: explainers.PartialDependenceVariance(probabilities, NAMES),
-        (X,),
-        {"method": "interaction", "grid_points": GRID},
-    ),
-    "PermutationImportance": (
-        lambda: explainers.PermutationImportance(labels, score_fns="accuracy", feature_names=NAMES),
-        (X, Y),
-        {"n_repeats": 3},
-    ),
     "KernelShap": (lambda: stub("KernelShap", {"shap_values": [SHAP, -SHAP], "feature_names": NAMES}), (X,), {}),
-    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP], "shap_interaction_values": []}), (X,), {}),
+    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP, -SHAP], "shap_interaction_values": []}), (X,), {}),
 }
 """Native class -> how to make an explainer, and the arguments of `explain`."""
 
@@ -113,17 +87,10 @@ LISTED = {
     "AnchorTabular": {"anchor", "precision", "coverage"},
     "AnchorImage": {"anchor", "precision", "coverage", "segments"},
     "AnchorText": {"anchor", "precision", "coverage"},
-    "ALE": {"ale_values", "feature_names", "target_names", "feature_values", "feature_deciles"},
-    "PartialDependence": {"pd_values", "feature_names", "feature_values", "ice_values", "feature_deciles"},
-    "TreePartialDependence": {"pd_values", "feature_names", "feature_values", "ice_values", "feature_deciles"},
-    "PartialDependenceVariance": {"pd_values", "feature_names", "feature_values", "feature_deciles"}
-    | {"feature_importance", "feature_interaction", "conditional_importance", "conditional_importance_values"},
-    "PermutationImportance": {"feature_importance", "feature_names", "metric_names"},
     "KernelShap": {"shap_values", "feature_names", "categorical_names"},
-    "TreeShap": {"shap_values", "shap_interaction_values", "feature_names", "categorical_names"},
+    "TreeShap": {"shap_values", "feature_names", "categorical_names"},
 }
 """What may be among the released fields: written down a second time, so that a change of the table is seen here."""
-WITHOUT_CONTENT = {"feature_deciles": 11, "ice_values": 5}
 NEVER = {"seed", "kwargs", "images_background", "sample_weight", "weights", "punctuation", "stopwords"}
 
 
@@ -145,16 +112,10 @@ def with_secrets(explanation, kind):
     data, meta = dict(explanation.data), {**explanation.meta, "params": dict(explanation.meta.get("params", {}))}
     for name in set(data) - LISTED[kind]:
         data[name] = secrets()
-    for name, points in WITHOUT_CONTENT.items():
-        if name in data:
-            data[name] = [np.full(points, NUMBER)] * len(data["feature_names"])
-    for entry in data["feature_importance"][0] if kind == "PermutationImportance" else ():
-        entry.update(std=NUMBER, samples=np.full(3, NUMBER))
     for i, value in enumerate(secrets()):
         data[f"unlisted_{i}"] = meta[f"unlisted_{i}"] = meta["params"][f"unlisted_{i}"] = value
     data["raw"] = {"examples": secrets(), "instance": np.full(4, NUMBER), WORD: secrets()}
-    listed = sorted(ROWS[kind].params - {"feature_names", "target_names", "categorical_names"})
-    meta["params"].update(dict.fromkeys(listed[:3], np.full(3, NUMBER)))  # what is listed, but is no plain value
+    meta["params"].update(dict.fromkeys(sorted(PARAMS)[:3], np.full(3, NUMBER)))  # listed, but no plain value
     meta["params"].update(dict.fromkeys(NEVER, np.full(3, NUMBER)))
     result = interfaces.Explanation(meta=meta, data=data)
     result.secret = secrets()
@@ -185,11 +146,9 @@ def test_markers_planted_in_every_other_field_are_not_found_in_what_is_released(
     assert all(find_markers(told) for told in (found[0].raw, found[0].meta, repr(found[0]), pickle.dumps(found[0])))
     assert find_markers([released, repr(released), released.to_json(), pickle.dumps(released)]) == []
     assert set(released.data) <= LISTED[name] == set(ROWS[name].fields)
-    assert not NEVER & ROWS[name].params
-    if name == "PermutationImportance":
-        assert all(set(entry) == {"mean"} for entry in released.feature_importance[0])
+    assert not NEVER & PARAMS
     assert set(released.meta) <= {*META, "params"}
-    assert set(released.meta["params"]) <= ROWS[name].params
+    assert set(released.meta["params"]) <= PARAMS
     assert vars(released).keys() == {"meta", "data", *released.meta, *released.data}
     assert all(x.base is None for x in reachable(released) if isinstance(x, np.ndarray))
     assert not {id(x) for x in reachable(released)} & {id(x) for x in reachable(found[0]) if isinstance(x, np.ndarray)}
@@ -208,20 +167,9 @@ def test_every_field_of_every_class_leaves_in_the_way_that_is_listed(name):
         if leave is Leave.AS_IS and name != "AnchorTabular":
             assert np.array_equal(ours, theirs)
             assert type(ours) is type(theirs)
-        elif leave is Leave.NONE:
-            assert ours is None
-        elif leave is Leave.HARDENED and theirs is not None and len(theirs):
-            assert shapes(ours) == ([(5, 2)] * 4 if name == "ALE" else shapes(theirs))
+        elif leave is Leave.HARDENED:
+            assert [a.shape for a in ours] == [a.shape for a in theirs]
     assert "NaN" not in released.to_json()
-
-
-def shapes(value):
-    """The nesting of a value, with shapes for arrays and types for numbers; of dictionaries only the mean."""
-    if isinstance(value, dict):
-        return {"mean": shapes(value["mean"])}
-    if isinstance(value, list):
-        return [shapes(item) for item in value]
-    return value.shape if isinstance(value, np.ndarray) else type(value)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if not ROWS[name].anchors])
@@ -232,11 +180,10 @@ def test_numbers_of_other_explainers_are_hardened_and_the_same_when_asked_again(
     again = harden_alibi(make(), PLAIN).explain(*args, **options)
     assert loud.to_json() == again.to_json()
     field = next(field for field, leave in ROWS[name].fields.items() if leave is Leave.HARDENED)
-    if name != "PermutationImportance":  # random: quiet and loud saw other permutations
-        one, other = (np.concatenate([np.ravel(a) for a in e.data[field]]) for e in (loud, quiet))
-        noise = one - np.clip(other, -5, 5)
-        assert 0.05 < noise.std() < 0.2 or len(noise) < 20
-        assert (noise != 0).mean() > 0.5
+    one, other = (np.concatenate([np.ravel(a) for a in e.data[field]]) for e in (loud, quiet))
+    noise = one - np.clip(other, -5, 5)
+    assert 0.05 < noise.std() < 0.2
+    assert (noise != 0).mean() > 0.5
 
 
 def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
@@ -244,10 +191,10 @@ def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
         with pytest.raises(RefusedError, match="expected numbers, strings"):
             harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
     with pytest.raises(RefusedError, match="expected numbers"):
-        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])]}), PLAIN).explain(X[:1])
+        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])] * 2}), PLAIN).explain(X[:1])
 
 
-# Per-instance and global arrays.
+# Arrays of instances and outputs.
 
 
 def test_the_attributions_of_an_instance_do_not_depend_on_its_batch():
@@ -264,85 +211,15 @@ def test_outputs_get_noise_of_their_own():
     assert 0.12 < total.std() < 0.16
 
 
-def test_each_selection_of_features_has_noise_of_its_own_and_each_estimate_of_one_the_same():
-    """With the same noise for other features, the difference of two answers would be without noise."""
-    quiet, loud = (
-        harden_alibi(explainers.PartialDependence(probabilities, NAMES), h) for h in (Hardening.none(), PLAIN)
-    )
-
-    def noise(features, **options):
-        asked = [e.explain(X, features, grid_points=GRID, **options).pd_values[0] for e in (loud, quiet)]
-        return asked[0] - asked[1]
-
-    assert not np.allclose(noise([0]), noise([1]), atol=0.01)
-    assert np.allclose(noise([0]), noise([0], grid_resolution=7), atol=0.01)
-
-
 def test_tree_shap_of_the_shap_library_is_hardened():
     pytest.importorskip("shap")
     pytest.importorskip("ray")
     native = explainers.TreeShap(GradientBoostingClassifier(n_estimators=3).fit(X, Y), feature_names=NAMES).fit()
     released = harden_alibi(native, PLAIN).explain(X[:5])
     assert released.shap_values[0].shape == (5, 4)
-    assert set(released.data) == {"shap_values", "shap_interaction_values", "feature_names", "categorical_names"}
-
-
-@pytest.mark.parametrize("name", ["ALE", "PartialDependence", "PartialDependenceVariance", "TreePartialDependence"])
-def test_grid_points_leave_only_if_the_caller_gave_them(name):
-    make, args, options = CASES[name]
-    hardened = harden_alibi(make(), PLAIN)
-    given = hardened.explain(*args, **options)
-    flat = [v for values in given.feature_values for v in (values if isinstance(values, list) else [values])]
-    assert all(np.array_equal(values, GRID[0]) for values in flat)
-    for grid in (None, {}, {0: GRID[0]}):
-        assert "feature_values" not in hardened.explain(*args, **{**options, "grid_points": grid}).data
-    natively = make().explain(X).feature_values
-    assert any(np.isin(X[:, 0], values).any() for values in natively[:1])  # rows' own values
-
-
-def test_ale_is_read_at_the_callers_points_whatever_interval_holds_a_row():
-    """Natively, which points the curve has tells where X has values: an interval around one tests for it."""
-    value = X[3, 0]
-    grid = np.array([-9.0, value - 1e-6, value + 1e-6, 9.0])
-    without = np.delete(X, 3, 0)
-    native = explainers.ALE(probabilities, NAMES)
-    shapes = [len(native.explain(rows, [0], grid_points={0: grid}).feature_values[0]) for rows in (X, without)]
-    assert shapes[0] != shapes[1]
-    hardened = harden_alibi(native, Hardening.none())
-    for rows in (X, without):
-        released = hardened.explain(rows, [0], grid_points={0: grid})
-        assert np.array_equal(released.feature_values[0], grid)
-        assert released.ale_values[0].shape == (4, 2)
-    inner = np.linspace(np.sort(X[:, 0])[5], np.sort(X[:, 0])[-5], 4)
-    ours, theirs = (e.explain(X, [0], grid_points={0: inner}) for e in (hardened, native))
-    at = np.isin(theirs.feature_values[0], inner)
-    assert len(theirs.feature_values[0]) == 6  # with the least and the greatest value of X
-    assert np.allclose(ours.ale_values[0], theirs.ale_values[0][at])
-
-
-def test_plots_of_ale_curves_work_without_deciles():
-    plt = pytest.importorskip("matplotlib.pyplot")
-    plt.switch_backend("agg")
-    released = harden_alibi(explainers.ALE(probabilities, NAMES), PLAIN).explain(X, grid_points=GRID)
-    released.constant_value = 0.0  # as the page says
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert explainers.plot_ale(released).shape[1] >= 1
-    plt.close("all")
-    assert all(len(deciles) == 0 for deciles in released.feature_deciles)
-
-
-def test_the_callers_grid_is_not_sorted_in_place():
-    grid = {0: [3.0, -3.0, 0.0]}
-    harden_alibi(explainers.PartialDependence(probabilities, NAMES), PLAIN).explain(X, [0], grid_points=grid)
-    assert grid == {0: [3.0, -3.0, 0.0]}
-
-
-def test_curves_of_single_rows_are_refused():
-    hardened = harden_alibi(explainers.PartialDependence(probabilities, NAMES), PLAIN)
-    with pytest.raises(RefusedError, match="kind='average'"):
-        hardened.explain(X, kind="individual")
-    assert hardened.explain(X, kind="both", grid_points=GRID).ice_values is None
+    assert set(released.data) == {"shap_values", "feature_names", "categorical_names"}
+    with pytest.raises(RefusedError, match="interactions of features are not released"):
+        harden_alibi(native, PLAIN).explain(X[:5], interactions=True)
 
 
 # From end to end.
@@ -431,9 +308,6 @@ def test_the_table_of_the_page_lists_every_class_and_field():
         Leave.AS_IS: "leaves",
         Leave.FRACTION: "coarsened",
         Leave.HARDENED: "hardened",
-        Leave.GRID: "if you gave it",
-        Leave.EMPTY: "emptied",
-        Leave.NONE: "None",
     }
     for name, rules in ROWS.items():
         for field, leave in rules.fields.items():
