@@ -22,6 +22,9 @@ from .tasks import Task
 
 Rows = Callable[[Tensor], Tensor]
 
+SET, ORDERED = "TopKSet(k=4, fraction=.1)", "TopKSet(k=4, fraction=.1, ordered=True)"
+"""The default, and the same with its order."""
+
 
 @dataclass(frozen=True)
 class Release:
@@ -93,18 +96,6 @@ def nested(*shares: float) -> Rows:
     return rows
 
 
-def ordered(count: Callable[[int], int]) -> Rows:
-    """The largest positive values by their place: the first 1, the second (k - 1) / k, ..."""
-
-    def rows(native: Tensor) -> Tensor:
-        k = count(native.shape[1])
-        values, at = native.topk(k, dim=1)
-        place = torch.arange(k, 0, -1).expand_as(values) / k
-        return torch.zeros_like(native).scatter_(1, at, torch.where(values > 0, place, 0.0))
-
-    return rows
-
-
 def deepleak(rows: Tensor) -> Tensor:
     """DeepLeak's published default without its noise."""
     return ThresholdMask(1e-3)(RangeClip(-1, 1)(rows), None)
@@ -131,13 +122,13 @@ def releases(task: Task, explainer: str, d: int) -> dict[str, Release]:
     table = [
         Release("native", lambda rows: rows),
         Release("random map", lambda rows: rows, randomises=random_maps),
-        Release("TopKSet(k=4, fraction=.1)", clipped(TopKSet(k=4, fraction=0.1))),
+        Release(SET, clipped(TopKSet(k=4, fraction=0.1))),
         Release("Levels(3)", clipped(Levels(3))),
         Release("nested sets of 5, 10, 20, 40 %", nested(0.05, 0.1, 0.2, 0.4)),
         Release("rank norm 1.45, balanced", clipped(weibull)),
         Release("the same, grid .89 RMS", on_grid(weibull, 0.89 / float(np.sqrt(d))), tier=1),
         Release("Levels(5)", clipped(Levels(5)), tier=1),
-        Release("ordered list of the top 10 %", ordered(tenth), tier=1),
+        Release(ORDERED, clipped(TopKSet(k=4, fraction=0.1, ordered=True)), tier=1),
         Release("top 10 % by magnitude, signed", top_with_sign(tenth)),
         Release("0.1's default", lambda rows: rows, lambda k: 0.3 / float(np.sqrt(k)), filled_ranks),
         Release("unit norm", clipped(UnitNorm()), tier=2),

@@ -29,8 +29,10 @@ in it.
 Releases with noise are asked once with it, and often without: that is what averaging leaves. Null of the method: maps
 that are random, in the first rows of every table.
 
-    python -m audit.suites.releases [--task digits|heloc|heloc_trees|cifar10|gtsrb|all] [--full] [--device cuda]
-                                    [--data DIR] [--out FILE] [--cache DIR] [--quick]
+With `--order`, only whether the order of a set adds anything is measured: at 1 and 32 queries, on three data sets.
+
+    python -m audit.suites.releases [--task digits|heloc|heloc_trees|cifar10|gtsrb|all] [--full | --order]
+                                    [--device cuda] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
 from ...shared.resampling import interpolated_rates
 from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, write_json
-from .formats import Release, releases
+from .formats import ORDERED, SET, Release, releases
 from .tasks import NATIVE, TASKS, Asked, Models, Task, ask, predictions
 
 Floats = NDArray[np.floating[Any]]
@@ -72,6 +74,8 @@ FEWER = (1, 12)
 """Levels for all but the first explainer of a task, in small runs."""
 RESAMPLES = {"quick": 50, "small": 400, "full": 1000}
 PUBLIC, STUDENT = "public models", "student of the labels"
+ORDER = ("InputXGradient",)
+"""The explainers of `--order`."""
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
 """What the stored cells depend on, beside the code here."""
 
@@ -423,7 +427,9 @@ def run_cell(
     task, explainer = cell.task, cell.explainer
     chosen = releases(task, explainer, cell.native.maps.shape[3])
     if size == "quick":
-        chosen = {n: chosen[n] for n in ("native", "random map", "TopKSet(k=4, fraction=.1)")}
+        chosen = {n: chosen[n] for n in ("native", "random map", SET)}
+    if task.explainers == ORDER:
+        chosen, others = {n: chosen[n] for n in ("native", "random map", SET, ORDERED)}, {}
     if size == "small":
         tier = 0 if explainer != task.explainers[0] else 2 if task.name == "digits" else 1
         chosen = {n: r for n, r in chosen.items() if r.tier <= tier}
@@ -456,17 +462,23 @@ def main(argv: list[str] | None = None) -> int:
     p = parser("releases", __doc__)
     p.add_argument("--task", choices=(*TASKS, "all"), default="all")
     p.add_argument("--full", action="store_true", help="all models, targets and levels, and attacks on whole maps")
+    p.add_argument("--order", action="store_true", help="only what the order of a set adds")
     p.add_argument("--device", default="cpu", help="where networks are trained and asked")
     options = p.parse_args(argv)
+    if options.order:
+        options.name += "_order"
     warnings.filterwarnings("ignore", module="captum")
     size = "quick" if options.quick else "full" if options.full else "small"
     parts = Parts(options.cache / "releases", __package__, *CODE)
     out = destination(options)
     head = {"suite": "releases", "quick": options.quick, "full": options.full}
     results = earlier(out, options.quick)
-    for name in TASKS if options.task == "all" else (options.task,):
+    every = ("digits", "heloc", "cifar10") if options.order else tuple(TASKS)
+    for name in every if options.task == "all" else (options.task,):
         start = time.perf_counter()
         task = TASKS[name](size, options.data)
+        if options.order:
+            task = replace(task, explainers=ORDER, levels=(1, 32), students=False)
         found = run_task(task, size, options, parts)
         run = provenance(time.perf_counter() - start, options.device)
         results = {**results, name: {**found, "size": size, "data": task.source, "run": run}}
