@@ -74,8 +74,8 @@ FEWER = (1, 12)
 """Levels for all but the first explainer of a task, in small runs."""
 RESAMPLES = {"quick": 50, "small": 400, "full": 1000}
 PUBLIC, STUDENT = "public models", "student of the labels"
-ORDER = ("InputXGradient",)
-"""The explainers of `--order`."""
+ORDER_AT = (1, 32)
+"""Levels of `--order`."""
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
 """What the stored cells depend on, beside the code here."""
 
@@ -428,7 +428,7 @@ def run_cell(
     chosen = releases(task, explainer, cell.native.maps.shape[3])
     if size == "quick":
         chosen = {n: chosen[n] for n in ("native", "random map", SET)}
-    if task.explainers == ORDER:
+    if task.levels == ORDER_AT:
         chosen, others = {n: chosen[n] for n in ("native", "random map", SET, ORDERED)}, {}
     if size == "small":
         tier = 0 if explainer != task.explainers[0] else 2 if task.name == "digits" else 1
@@ -478,7 +478,7 @@ def main(argv: list[str] | None = None) -> int:
         start = time.perf_counter()
         task = TASKS[name](size, options.data)
         if options.order:
-            task = replace(task, explainers=ORDER, levels=(1, 32), students=False)
+            task = replace(task, explainers=("InputXGradient",), levels=ORDER_AT, students=False)
         found = run_task(task, size, options, parts)
         run = provenance(time.perf_counter() - start, options.device)
         results = {**results, name: {**found, "size": size, "data": task.source, "run": run}}
