@@ -28,8 +28,6 @@ with brought_by("kserve"):
     from fastapi import HTTPException
     from kserve import model_server
 
-__all__ = ["HardenedModel", "main"]
-
 
 class HardenedModel(kserve.Model):  # type: ignore[misc]
     """A service as a model of KServe, under the service's name; the server does not close it.

@@ -12,6 +12,7 @@ from safexplain.errors import (
     CertificateError,
     InputError,
     LedgerError,
+    ProhibitedReasonError,
     RefusedError,
     RequestError,
     UnavailableError,
@@ -71,6 +72,8 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, CertificateError | RefusedError):
         said = "the certificate does not hold for what is served; the operator is told in the log"
         return Problem(503, "certificate", "Nothing certified can be served", said)
+    if isinstance(error, ProhibitedReasonError):
+        return Problem(422, "reasons", "There are no reasons to give", "the operator is told why in the log")
     if isinstance(error, InputError):  # raised behind the checks of the service: its words may hold anything
         return Problem(422, "request", "The request cannot be answered", "the model cannot take this input")
     return Problem(500, "internal", "Internal error", "the request failed; the operator is told in the log")

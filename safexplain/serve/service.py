@@ -31,7 +31,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.errors import CertificateError, ConfigurationError, LedgerError, RefusedError, UnavailableError
+from safexplain.errors import ConfigurationError, InputError, LedgerError, SafexplainError, UnavailableError
 from safexplain.hardening.noise import as_hashed
 from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.budget import open_ledger
@@ -268,10 +268,11 @@ class Service(AbstractContextManager["Service"]):
             self.metrics.answers.labels("remembered").inc(remembered)
             return _assembled(operation, found, now)
         except BaseException as error:
-            status = problem_of(error).status
+            problem = problem_of(error)
+            status = problem.status
             setattr(error, "recorded", True)  # noqa: B010 (any exception may come)
-            if status >= 500:  # of other errors a library may have put any number into the words
-                ours = isinstance(error, UnavailableError | LedgerError | CertificateError | RefusedError)
+            if status >= 500 or problem.type == "reasons":  # into other words a library may have put any number
+                ours = isinstance(error, SafexplainError) and not isinstance(error, InputError)
                 _log.error("%s: %s%s", operation, type(error).__name__, f": {error}" if ours else "")
             raise
         finally:
@@ -383,8 +384,7 @@ class Service(AbstractContextManager["Service"]):
 
     def _watch(self) -> None:
         while not self._closing.wait(self._options.watch):
-            seen = self._options.files()
-            if seen != self._seen:
+            if self._options.files() != self._seen:
                 with suppress(Exception):  # it was told in `reload`, and the next change may be a good one
                     self.reload()
 

@@ -8,14 +8,16 @@ import shutil
 import threading
 import time
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from explain_nets import certificate
 from served_digits import KEY, Certified, certified, exported, trained
+from servers import listening
 from torch import nn
 
-from safexplain import Hardening, Probability
+from safexplain import Features, Hardening, Probability, TopKSet
 from safexplain.errors import (
     BudgetExhausted,
     CertificateError,
@@ -28,8 +30,9 @@ from safexplain.errors import (
 from safexplain.explain.wrap import HARDENED
 from safexplain.ledger import Ledger
 from safexplain.loading import load_model
-from safexplain.serve import Limits, Service
+from safexplain.serve import Limits, Service, app
 from safexplain.serve.service import SETTINGS
+from safexplain.verdict.certificate.read import load_certificate
 
 
 @pytest.fixture
@@ -577,3 +580,26 @@ def test_bad_files_are_clear_errors(made, tmp_path):
         Service.load(tmp_path / "none.pt2", made.certificate)
     with pytest.raises((InputError, CertificateError)):
         Service.load(made.model, tmp_path / "none.json")
+
+
+def test_a_prohibited_reason_is_no_answer_and_the_operator_learns_why(made, tmp_path, caplog):
+    names = [f"pixel-{i}" for i in range(64)]
+    model = load_model(made.model).model
+    plain = Hardening(clip=TopKSet(k=4, ordered=True))
+    with Service.load(
+        model, None, uncertified=True, explainer="Saliency", hardening=plain, input_shape=(64,)
+    ) as service:
+        maps = service.explain(made.rows[:50]).explanation
+    prohibited = names[int((maps != 0).sum(0).argmax())]
+    refused = (maps[:, names.index(prohibited)] != 0).tolist()
+    hardening = Hardening(clip=plain.clip, features=Features(names, prohibited=[prohibited]))
+    path = certificate(
+        tmp_path, model, explainer={"method": "Saliency", "options": {}, "shape": [64]}, hardening=hardening
+    )
+    assert prohibited in load_certificate(path).hardening["features"]["prohibited"]
+    with Service.load(model, path) as service, listening(app(service)) as url:
+        for row, no in zip(made.rows[:20], refused, strict=False):
+            answer = httpx.post(f"{url}/v1/models/model:explain", json={"instances": [row.tolist()]})
+            assert answer.status_code == (422 if no else 200)
+            assert (prohibited in answer.text) is False
+    assert f"{prohibited} is among the reasons" in caplog.text

@@ -1,0 +1,255 @@
+"""Reasons are for the decision that was made: in every library, through the drop-in, the service and the audit."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from explain_nets import quiet
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+
+from safexplain import Hardening, TopKSet
+from safexplain.errors import ConfigurationError, PredictedClassWarning
+from safexplain.explain import orientation
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.orientation import decided, speaking_for
+from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.wrap import HARDENED
+from safexplain.outputs import EstimatorModule
+
+pytestmark = [quiet, pytest.mark.filterwarnings("ignore:LightGBM binary classifier with TreeExplainer")]
+
+HARDENING = Hardening(clip=TopKSet(k=2, ordered=True))
+BACKGROUND = np.random.default_rng(0).normal(size=(40, 4))
+BACKGROUND[:, 2:] -= BACKGROUND[:, 2:].mean(0)
+
+
+@cache
+def model(name: str) -> Any:
+    """A classifier of two classes whose reasons are known."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 4)).astype(np.float32)
+    if name == "linear":
+        fitted = LogisticRegression().fit(X, X[:, 0] > 0)
+        fitted.coef_, fitted.intercept_ = np.array([[3.0, -2.0, 1.0, 0.0]]), np.zeros(1)
+        fitted.classes_ = np.array([0, 1])
+        return fitted
+    if name == "a tree of one split":
+        return DecisionTreeClassifier(max_depth=1).fit(X, (X[:, 0] > 0).astype(int))
+    X[:, 2:] = 0  # which are never split on
+    y = (X[:, 0] + X[:, 1] > 0).astype(int)
+    if name == "xgboost":
+        return pytest.importorskip("xgboost").XGBClassifier(n_estimators=20, max_depth=2, n_jobs=1).fit(X, y)
+    if name == "lightgbm":
+        return pytest.importorskip("lightgbm").LGBMClassifier(n_estimators=20, n_jobs=1, verbose=-1).fit(X, y)
+    kinds = {"boosting": GradientBoostingClassifier, "histograms": HistGradientBoostingClassifier}
+    return kinds.get(name, RandomForestClassifier)(random_state=0).fit(X, y)
+
+
+BOTH = {(2.0, 1.0, 0.0, 0.0): [{0, 1}], (-2.0, -1.0, 0.0, 0.0): [{0, 1}], (2.0, -0.7, 0.0, 0.0): [{0}]}
+REASONS: dict[str, dict[tuple[float, ...], list[Any]]] = {
+    "linear": {(1.0, 1.0, 1.0, 1.0): [0, 2], (-1.0, 1.0, -1.0, 1.0): [0, 1]},
+    "a tree of one split": {(1.0, 1.0, 1.0, 1.0): [0], (-1.0, 1.0, -1.0, 1.0): [0]},
+    "boosting": BOTH, "histograms": BOTH, "forest": BOTH, "xgboost": BOTH, "lightgbm": BOTH,
+}  # fmt: skip
+"""Model -> row -> its reasons, the strongest first; a set where the order is not known."""
+
+READS = {"LinearExplainer": ["linear"], "TreeExplainer": [*REASONS][1:], "TreeShap": [*REASONS][1:]}
+"""What explainers that read the model can read; others take any."""
+
+TABLES = [(name, of) for name, kind in OF_ROWS.items() if not kind._tells for of in READS.get(name, REASONS)]
+PERTURBING = ["FeatureAblation", "KernelShap", "ShapleyValues", "ShapleyValueSampling", "Lime"]
+
+
+FITTED = ("LimeTabular", "Lime", "KernelShap")
+"""Of a line through samples, the strongest reason is right, and the least may be an error of the fit."""
+
+
+def is_right(maps: np.ndarray, name: str, of: str) -> bool:
+    """Whether (n, d) ordered sets name the known reasons of the rows."""
+    for numbers, expected in zip(maps, REASONS[of].values(), strict=True):
+        order = [int(i) for i in np.argsort(-numbers, kind="stable") if numbers[i] > 0]
+        if name in FITTED and not isinstance(expected[0], set):
+            order, expected = order[:1], expected[:1]
+        if isinstance(expected[0], set):
+            if name in FITTED:
+                order = [i for i in order if i in expected[0]] if expected[0] & set(order) else order
+                if not set(order) <= expected[0] or order[0] not in expected[0]:
+                    return False
+            elif set(order) != expected[0]:
+                return False
+        elif order != expected:
+            return False
+    return True
+
+
+def rows_of(of: str) -> np.ndarray:
+    return np.array(list(REASONS[of]), dtype=np.float32)
+
+
+def dropped_in(name: str, of: str) -> np.ndarray:
+    """(n, d) what somebody gets who asks as the library's documentation does, about the predicted class."""
+    fitted, x = model(of), rows_of(of)
+    predicted = fitted.predict(x).astype(int)
+    kind = OF_ROWS[name]
+    if name == "LimeTabular":
+        explainer = kind(BACKGROUND, feature_selection="none", hardening=HARDENING)
+        found = [dict(explainer.explain_instance(row, fitted.predict_proba).local_exp[c])
+                 for row, c in zip(x, predicted, strict=True)]  # fmt: skip
+        return np.array([[weights.get(i, 0.0) for i in range(4)] for weights in found])
+    if name in ("TreeExplainer", "LinearExplainer", "KernelExplainer"):
+        made = {"TreeExplainer": (fitted,), "LinearExplainer": (fitted, BACKGROUND),
+                "KernelExplainer": (fitted.predict_proba, BACKGROUND)}[name]  # fmt: skip
+        values = kind(*made, hardening=HARDENING).shap_values(x)
+        return values if values.ndim == 2 else values[np.arange(len(x)), :, predicted]
+    explainer = kind(fitted if name == "TreeShap" else fitted.predict_proba, hardening=HARDENING)
+    explainer.fit(*(() if name == "TreeShap" else (BACKGROUND,)))
+    values = explainer.explain(x).data["shap_values"]
+    return values[0] if len(values) == 1 else np.stack(values)[predicted, np.arange(len(x))]
+
+
+def reads(name: str, of: str) -> None:
+    """Skip what the installed shap cannot read."""
+    library = CATALOG[name].library
+    if library == "lime":
+        pytest.importorskip("lime")
+    if library in ("alibi", "shap"):
+        pytest.importorskip("shap")
+    if library == "alibi":
+        pytest.importorskip("alibi")
+    if of == "xgboost" and name in ("TreeExplainer", "TreeShap"):
+        try:
+            pytest.importorskip("shap").TreeExplainer(model(of))
+        except ValueError as error:
+            pytest.skip(f"this shap does not read this xgboost: {error}")
+
+
+@pytest.mark.parametrize(("name", "of"), TABLES)
+def test_drop_in_service_and_audit_name_the_right_reasons_for_both_classes(name, of):
+    reads(name, of)
+    fitted, x = model(of), torch.from_numpy(rows_of(of))
+    predicted = torch.from_numpy(fitted.predict(x.numpy()).astype(int))
+    assert set(predicted.tolist()) == {0, 1}
+    public = BACKGROUND if OF_ROWS[name]._needs else None
+    audited = OF_ROWS[name].catalogued(public)(EstimatorModule(fitted), hardening=HARDENING)
+    asked = audited.attribute(x, target=predicted).numpy()
+    assert is_right(asked, name, of)
+    release = load_release(fitted, None, uncertified=True, method=name, hardening=HARDENING, public=public, shape=(4,))
+    assert release.explain(x, predicted).tobytes() == asked.tobytes()
+    assert is_right(dropped_in(name, of), name, of)
+
+
+@pytest.mark.parametrize("of", REASONS)
+@pytest.mark.parametrize("name", PERTURBING)
+def test_captums_explainers_of_tables_name_them_too(name, of):
+    fitted, x = model(of), torch.from_numpy(rows_of(of))
+    module = EstimatorModule(fitted)
+    predicted = module(x).argmax(1)
+    torch.manual_seed(0)
+    against = {"baselines": -x}  # somebody on the other side of every split
+    maps = HARDENED[name](module, hardening=HARDENING).attribute(x, target=predicted, **against)
+    assert is_right(maps.numpy(), name, of)
+    torch.manual_seed(0)
+    audited = HARDENED[name].catalogued()(module, hardening=HARDENING).attribute(x, target=predicted, **against)
+    assert CATALOG[name].stochastic or torch.equal(maps, audited)
+
+
+# one output for two classes, where a class is named, and numbers
+
+
+def boosted() -> Any:
+    pytest.importorskip("shap")
+    from safexplain.explain.shap import HardenedTreeExplainer
+
+    return HardenedTreeExplainer(model("boosting"), hardening=HARDENING)
+
+
+def test_a_named_class_goes_before_the_predicted_one():
+    x = rows_of("boosting")
+    for_one, for_none = (boosted().shap_values(x, target=c) for c in (1, 0))
+    assert (for_one[0] > 0).any()
+    assert not (for_one[0] > 0).all()
+    assert not for_none[0].any(), "nothing speaks for class 0 in a row that all speak for class 1"
+    assert np.array_equal(boosted().shap_values(x), boosted().shap_values(x, target=[1, 0, 1]))
+    for wrong in (2, [0, 1], "one"):
+        with pytest.raises(ConfigurationError, match="target"):
+            boosted().shap_values(x, target=wrong)
+    with pytest.raises(ConfigurationError, match="target=0"):
+        boosted().shap_values(x, direction="up")
+
+
+def test_it_is_said_once_that_the_predicted_class_decides(monkeypatch):
+    monkeypatch.setattr(orientation, "_warned", set())
+    with pytest.warns(PredictedClassWarning, match="speak for the class that is predicted"):
+        boosted().shap_values(rows_of("boosting"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        boosted().shap_values(rows_of("boosting"))
+
+
+def test_of_a_number_the_direction_says_why_it_is_high_or_low():
+    pytest.importorskip("shap")
+    from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
+
+    X = np.random.default_rng(2).normal(size=(300, 4))
+    line = LinearRegression().fit(X, X @ [3.0, -2.0, 1.0, 0.0])
+    trees = GradientBoostingRegressor(random_state=0).fit(X, X @ [3.0, -2.0, 1.0, 0.0])
+    x = np.array([[1.0, 1.0, 1.0, 1.0], [-1.0, 1.0, -1.0, 1.0]])
+    for explainer in (HardenedLinearExplainer(line, X, hardening=HARDENING),
+                      HardenedTreeExplainer(trees, hardening=HARDENING),
+                      HardenedKernelExplainer(line.predict, X[:50], hardening=HARDENING)):  # fmt: skip
+        up, down = explainer.shap_values(x), explainer.shap_values(x, direction="down")
+        assert int(up[0].argmax()) == 0
+        assert [int(i) for i in np.argmax(down, axis=1)] == [1, 0]
+        assert not ((up > 0) & (down > 0)).any()
+        with pytest.raises(ConfigurationError, match="no classes"):
+            explainer.shap_values(x, target=1)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda p: p[:, 1], lambda p: np.log(p[:, 1] / p[:, 0])], ids=["probability", "number"]
+)
+def test_a_function_of_one_output_is_about_classes_where_it_gives_probabilities(made):
+    pytest.importorskip("shap")
+    from safexplain.explain.shap import HardenedKernelExplainer
+
+    fitted, x = model("linear"), rows_of("linear")
+    maps = HardenedKernelExplainer(
+        lambda rows: made(fitted.predict_proba(rows)), BACKGROUND, hardening=HARDENING
+    ).shap_values(x)
+    assert is_right(maps, "KernelExplainer", "linear") == (made(np.array([[0.2, 0.8]]))[0] == 0.8)
+
+
+def test_lime_is_about_the_predicted_class_where_no_label_is_named():
+    pytest.importorskip("lime")
+    from safexplain.explain.aix360.lime import HardenedLimeTabular
+
+    fitted, x = model("linear"), rows_of("linear")
+    explainer = HardenedLimeTabular(BACKGROUND, feature_names=list("abcd"), hardening=HARDENING)
+    for row, c in zip(x, fitted.predict(x), strict=True):
+        assert explainer.explain_instance(row, fitted.predict_proba).available_labels() == [c]
+    named = explainer.explain_instance(x[0], fitted.predict_proba, labels=(0,))
+    assert named.available_labels() == [0]
+    assert named.as_list() == named.as_list(label=0)
+
+
+def test_of_two_classes_with_one_output_those_of_class_0_are_the_negatives():
+    values = np.arange(6.0).reshape(2, 3)
+    assert speaking_for(values, [0, 1]).tolist() == [[0, -1, -2], [3, 4, 5]]
+    assert torch.equal(
+        speaking_for(torch.from_numpy(values), [0, 1]), torch.tensor([[0.0, -1, -2], [3, 4, 5]]).double()
+    )
+    assert decided([0.2, -0.2], 0.0).tolist() == [1, 0]
+    assert decided([0.2, 0.8], 0.5).tolist() == [0, 1]
+    assert decided([5.0], None, direction="down").tolist() == [0]
