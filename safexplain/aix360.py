@@ -14,8 +14,4 @@ from safexplain.explain.drop_in import drop_in
 
 __all__ = sorted(AIX360)
 
-__getattr__ = drop_in(__name__, AIX360)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = drop_in(__name__, AIX360)

@@ -14,8 +14,4 @@ from safexplain.explain.drop_in import drop_in
 
 __all__ = sorted(ALIBI)
 
-__getattr__ = drop_in(__name__, ALIBI, refused=REFUSED)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = drop_in(__name__, ALIBI, refused=REFUSED)

@@ -23,8 +23,4 @@ _TUNNEL = {"NoiseTunnel": "it stands for several methods: use HardenedSmoothGrad
 
 __all__ = sorted(_CLASSES)
 
-__getattr__ = drop_in(__name__, _CLASSES, refused={**REFUSED, **_TUNNEL})
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = drop_in(__name__, _CLASSES, refused={**REFUSED, **_TUNNEL})

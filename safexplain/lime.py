@@ -19,8 +19,4 @@ lime_text = SimpleNamespace(LimeTextExplainer=LIME["LimeTextExplainer"])
 
 __all__ = [*sorted(LIME), "lime_image", "lime_tabular", "lime_text"]
 
-__getattr__ = drop_in(__name__, LIME)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = drop_in(__name__, LIME)

@@ -26,8 +26,4 @@ def _own(name: str) -> Any:
     return getattr(load_shap(), name)
 
 
-__getattr__ = drop_in(__name__, SHAP, _own)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = drop_in(__name__, SHAP, _own)

@@ -24,11 +24,11 @@ def drop_in(
     classes: Mapping[str, Any],
     others: Callable[[str], Any] | None = None,
     refused: Mapping[str, str] = _NONE,
-) -> Callable[[str], Any]:
-    """The `__getattr__` of a module named after a library.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a module named after a library.
 
-    For a name that is not there it raises AttributeError, which says that it is not hardened and what is. Python
-    replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
+    For a name that is not there, the first raises AttributeError, which says that it is not hardened and what is.
+    Python replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
     `NotHardenedError`, which is an ImportError. `classes` are by the library's names, `others` gives what stands there
     beside explainers or raises AttributeError, and `refused` says why an explainer cannot be hardened.
     """
@@ -49,7 +49,7 @@ def drop_in(
             raise NotHardenedError(message, name=name)
         raise AttributeError(message, name=name)
 
-    return find
+    return find, lambda: list(sys.modules[module].__all__)
 
 
 def _imports_from(frame: FrameType) -> bool:
