@@ -21,7 +21,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.explain.catalog import CATALOG, Row
-from safexplain.explain.libraries import defined_in, draw_from, load_alibi, no_failed_searches
+from safexplain.explain.libraries import defined_in, draw_from, load_alibi, load_shap, no_failed_searches
 from safexplain.explain.orientation import (
     Direction,
     decided,
@@ -222,6 +222,11 @@ class _ShapOfRows(FromArguments, OfTables):
         released = self._explain(rows[:1], **{**self._pinned.options, **self._quiet})
         data = {**released.data, "shap_values": list(values)}
         return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+
+    def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
+        """Fit the native explainer; returns the hardened one."""
+        load_shap()  # which makes it read what XGBoost writes today
+        return super().fit(*args, **kwargs)
 
     def _in_favour(self, explanation: Any, target: Any, direction: Direction | None) -> None:
         values, base = explanation.data["shap_values"], explanation.data["expected_value"]
