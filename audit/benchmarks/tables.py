@@ -119,3 +119,13 @@ def serving(found: dict[str, Any]) -> str:
               "HTTP and JSON alone", "hardened / Captum, requests a second", "Captum / hardened, processor time",
               "remembered / computed", "hardened / that of 0.2.0, requests a second")  # fmt: skip
     return markdown(header, rows)
+
+
+def reasons(found: dict[str, Any]) -> str:
+    """Share of right reasons by model, path and class."""
+    paths = ("drop-in", "service", "audit")
+    rows = [
+        (name, *(f"{r[path][c]:.1%}" for path in paths for c in ("0", "1")), "yes" if r["same_bytes"] else "no")
+        for name, r in found["results"].items()
+    ]
+    return markdown(("model", *(f"{path}, class {c}" for path in paths for c in (0, 1)), "audit = service"), rows)

@@ -176,6 +176,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
+    "reasons": ("reasons", benchmark_tables.reasons),
     "reference_training": ("reference_training", benchmark_tables.reference_training),
     **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
