@@ -28,7 +28,10 @@ from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.certified import Audited, check_unchanged, load_audited, refuse_others, same, shown
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["MADE_WITH", "AskedRows", "Background", "MadeOf", "OfTables", "Predict", "feature_names", "pin", "pinned"]
+__all__ = [
+    *("MADE_WITH", "AskedRows", "Background", "MadeOf", "OfTables"),
+    *("Predict", "feature_names", "near_cutoff", "pin", "pinned"),
+]
 
 MADE_WITH = "made_with"
 """Name, among a certificate's options, of what an explainer was made with."""
@@ -104,13 +107,14 @@ class OfTables:
         return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"
 
     @classmethod
-    def catalogued(cls, public: Any = None, **made: Any) -> MadeOf:
+    def catalogued(cls, public: Any = None, *, background: Any = None, **made: Any) -> MadeOf:
         """The explainer as `safexplain.audit.audit` makes and asks it, for each model anew.
 
             audit(model, ..., explainer=HardenedLimeTabular.catalogued(public=rows, feature_names=names), ...)
 
         Args:
             public: (n, d) rows that may be known to everybody.
+            background: the same, as what the values compare with: of trees, in their interventional form.
             **made: more that the explainer is made with, see the class.
 
         Raises:
@@ -120,6 +124,9 @@ class OfTables:
         row = cls._row
         if row is None:
             raise RefusedError(f"{cls.__name__} cannot be certified: only explainers of rows of tables can")
+        if background is not None:
+            public = background
+            made |= {"feature_perturbation": "interventional"} if "feature_perturbation" in cls._makes else {}
         if public is None and cls._needs:
             raise ConfigurationError(
                 f"{row.hardened_name} needs a background of public rows:"
@@ -353,6 +360,25 @@ def pin(
     explainer = of(forward, hardening=hardening).explainer
     explainer._pinned = PinnedRows(model, digest, options, Predict(forward))
     return explainer
+
+
+def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
+    """Those at or just above the cutoff, to compare an applicant with: a background.
+
+    Args:
+        rows: (m, d) of people that may be known to everybody.
+        scores: (m,) that decided, larger is better.
+        cutoff: from which on somebody passes.
+        n: how many, those nearest to it.
+
+    Raises:
+        InputError: nobody passes, or not as many scores as rows.
+    """
+    scores, rows = np.asarray(scores, dtype=np.float64), np.asarray(rows)
+    if scores.shape != (len(rows),) or not (scores >= cutoff).any():
+        raise InputError(f"expected a score for each of {len(rows)} rows, and one of {cutoff:g} or more")
+    passed = np.flatnonzero(scores >= cutoff)
+    return rows[passed[np.argsort(scores[passed], kind="stable")[:n]]]
 
 
 def feature_names(made: MadeOf) -> list[str]:

@@ -19,7 +19,6 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.features import Features, Reason
 from safexplain.hardening.masks import kth_largest, largest
 
-
 NOTHING = 1e-6
 """Of the largest magnitude: a number up to that counts for nothing, as methods that fit a regression leave it."""
 

@@ -19,8 +19,8 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
-from safexplain import Hardening, TopKSet
-from safexplain.errors import ConfigurationError, PredictedClassWarning
+from safexplain import Features, Hardening, TopKSet
+from safexplain.errors import ConfigurationError, InputError, PredictedClassWarning
 from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.orientation import decided, speaking_for
@@ -248,3 +248,42 @@ def test_of_two_classes_with_one_output_those_of_class_0_are_the_negatives():
     assert decided([0.2, -0.2], 0.0).tolist() == [1, 0]
     assert decided([0.2, 0.8], 0.5).tolist() == [0, 1]
     assert decided([5.0], None, direction="down").tolist() == [0]
+
+
+# against whom
+
+
+def test_values_compare_with_those_who_just_passed():
+    pytest.importorskip("shap")
+    from safexplain.explain import near_cutoff
+    from safexplain.explain.shap import HardenedKernelExplainer, HardenedTreeExplainer
+
+    rows = np.random.default_rng(3).normal(size=(500, 4))
+    fitted = model("boosting")
+    scores = fitted.predict_proba(rows)[:, 1]
+    background = near_cutoff(rows, scores, 0.5, n=20)
+    assert len(background) == 20
+    passed = np.sort(scores[scores >= 0.5])[:20]
+    assert np.allclose(np.sort(fitted.predict_proba(background)[:, 1]), passed)
+    x = rows_of("boosting")
+    given = HardenedTreeExplainer(fitted, background, feature_perturbation="interventional", hardening=HARDENING)
+    same = HardenedTreeExplainer(fitted, background=background, hardening=HARDENING)
+    assert np.array_equal(same.shap_values(x), given.shap_values(x))
+    asked = HardenedTreeExplainer.catalogued(background=background)
+    assert asked.made_with["feature_perturbation"] == "interventional"
+    assert asked.made_with["public"]["rows"] == 20
+    kernel = HardenedKernelExplainer(fitted.predict_proba, background=background, hardening=HARDENING)
+    assert kernel.shap_values(x).shape == (3, 4, 2)
+    with pytest.raises(InputError, match="score"):
+        near_cutoff(rows, scores, 2.0)
+
+
+def test_limes_weights_are_added_up_for_the_persons_columns():
+    pytest.importorskip("lime")
+    from safexplain.explain.aix360.lime import HardenedLimeTabular
+
+    features = Features(list("abcd"), {"both": ["a", "b"]})
+    hardening = Hardening(clip=TopKSet(k=2), features=features)
+    explainer = HardenedLimeTabular(BACKGROUND, feature_names=list("abcd"), hardening=hardening)
+    found = dict(explainer.explain_instance(rows_of("linear")[0], model("linear").predict_proba).as_list())
+    assert found["a"] == found["b"]

@@ -234,8 +234,12 @@ class _HardenedLime(OfTables):
         raw = sorted((int(feature), float(weight)) for feature, weight in raw)
         features = [feature for feature, _ in raw]
         weights = torch.tensor([[weight for _, weight in raw]], dtype=torch.float64)
-        hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)
-        pairs = zip(features, hardened[0].tolist(), strict=True)
+        if self.hardening.features is not None:  # which are all of the row's
+            chosen, weights = weights, weights.new_zeros(1, len(self.hardening.features.names))
+            weights[0, features] = chosen[0]
+        hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)[0]
+        own = hardened if self.hardening.features is None else hardened[features]
+        pairs = zip(features, own.tolist(), strict=True)
         return sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
 
 

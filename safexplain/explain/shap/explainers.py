@@ -335,9 +335,10 @@ class _OfModel(HardenedShap):
 class HardenedTreeExplainer(_OfModel):
     """Hardened `shap.TreeExplainer`: Shapley values of trees, exactly, and hardened.
 
-    For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without `data` the
-    values follow the paths of the training rows through the trees; with it, they are against these rows, of which
-    nothing leaves but what the values tell: use public ones.
+    For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without a background
+    the values follow the paths of the training rows through the trees: they compare with all who went the same way.
+    With one, they compare with these rows: all applicants, or those who just passed (`near_cutoff`), as the commentary
+    on Regulation B puts it. Nothing of them leaves but what the values tell; use public ones.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
     `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
@@ -345,6 +346,7 @@ class HardenedTreeExplainer(_OfModel):
     Args:
         model: the fitted model.
         data: (n, d) rows that features are replaced from; None: the paths of the trees.
+        background: the same, and `feature_perturbation="interventional"`.
         model_output: "raw", "probability", or a method of the model.
         feature_perturbation: "auto", "interventional" (with `data`) or "tree_path_dependent".
         feature_names: names of the columns.
@@ -367,10 +369,13 @@ class HardenedTreeExplainer(_OfModel):
         feature_perturbation: str = "auto",
         feature_names: Sequence[str] | None = None,
         *,
+        background: Any = None,
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
         shap = load_shap()
+        if background is not None:
+            data, feature_perturbation = background, "interventional"
         if model_output == "log_loss":
             raise RefusedError('model_output="log_loss" explains a loss, which tells members: explain "raw"')
         try:
@@ -503,7 +508,9 @@ class HardenedKernelExplainer(HardenedShap):
 
     Args:
         model: (n, d) rows -> (n,) or (n, outputs) numbers.
-        data: (n, d) rows that features are replaced from, or `shap.kmeans` or `shap.sample` of them: public ones.
+        data: (n, d) rows that features are replaced from, or `shap.kmeans` or `shap.sample` of them: public ones. The
+            values compare with them, as those of `HardenedTreeExplainer` with its background.
+        background: the same.
         feature_names: names of the columns.
         link: "identity" or "logit".
         hardening: of the values of each row and output; None for `Hardening.recommended()`.
@@ -527,14 +534,16 @@ class HardenedKernelExplainer(HardenedShap):
     def __init__(
         self,
         model: Any,
-        data: Any,
+        data: Any = None,
         feature_names: Sequence[str] | None = None,
         link: str = "identity",
         *,
+        background: Any = None,
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
         **kwargs: Any,
     ) -> None:
+        data = data if background is None else background
         native = load_shap().KernelExplainer(model, data, feature_names, link, **kwargs)
         self._adopt(native, hardening, model_digest)
 
