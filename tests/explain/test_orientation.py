@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from explain_nets import quiet
+from over_http import released_over_http
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -24,7 +25,7 @@ from safexplain.errors import ConfigurationError, InputError, PredictedClassWarn
 from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.orientation import decided, speaking_for
-from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.outputs import EstimatorModule
 
@@ -140,8 +141,9 @@ def test_drop_in_service_and_audit_name_the_right_reasons_for_both_classes(name,
     audited = OF_ROWS[name].catalogued(public)(EstimatorModule(fitted), hardening=HARDENING)
     asked = audited.attribute(x, target=predicted).numpy()
     assert is_right(asked, name, of)
-    release = load_release(fitted, None, uncertified=True, method=name, hardening=HARDENING, public=public, shape=(4,))
-    assert release.explain(x, predicted).tobytes() == asked.tobytes()
+    options = {"uncertified": True, "explainer": name, "hardening": HARDENING, "public": public, "input_shape": (4,)}
+    served = released_over_http(fitted, None, x, **options, input_range=(-9.0, 9.0))
+    assert served.tobytes() == asked.tobytes(), "byte for byte what the audit asked"
     assert is_right(dropped_in(name, of), name, of)
 
 
