@@ -1,10 +1,11 @@
 """Writes the stubs of `safexplain` and of its modules named after libraries: what type checkers and editors see.
 
-    PYTHONPATH=. python tests/typed/make_stubs.py
+    make stubs
 
 A hardened class takes its signatures from the native one, which only exist once a program runs. A type checker runs
 nothing, so they are written down here: for each row of the catalog the native parameters, in their order and with their
-types, without what hardening refuses. `tests/test_typing.py` tells whether the stubs are those that this writes.
+types, without what hardening refuses. They are not in git: `make stubs` writes them into the package, as every build of
+a wheel (`make dist`) or of the site does first. All optional libraries must be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import textwrap
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -423,17 +424,18 @@ STUBS = {
 }
 
 
-def stubs() -> Iterator[tuple[Path, str]]:
-    """(file, text) of every stub, as ruff formats it."""
-    note = "# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
+def write_stubs(folder: Path = PACKAGE) -> list[Path]:
+    """Write every stub into a folder, as ruff formats it."""
+    note = "# Written by `make stubs` from the catalog and the native signatures; change nothing here.\n\n"
+    paths = []
     for name, write in STUBS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             text = note + write()
-        path = PACKAGE / f"{name}.pyi"
+        path = folder / f"{name}.pyi"
         for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,F401,RUF022"], ["format"]):
             done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"],
+                [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(PACKAGE / path.name), "-"],
                 input=text,
                 capture_output=True,
                 text=True,
@@ -442,10 +444,10 @@ def stubs() -> Iterator[tuple[Path, str]]:
             if done.returncode:
                 raise RuntimeError(f"{path}: {done.stderr}\n{text}")
             text = done.stdout
-        yield path, text
+        path.write_text(text)
+        paths.append(path)
+    return paths
 
 
 if __name__ == "__main__":
-    for path, text in stubs():
-        path.write_text(text)
-        print(path)
+    print(*write_stubs(), sep="\n")
