@@ -12,38 +12,18 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from captum.attr import Attribution
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError
-from safexplain.explain.catalog import find_row
 from safexplain.explain.isolation import own_state
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.markers import parts_of
-
-__all__ = [
-    "KEY",
-    "Broken",
-    "Case",
-    "Query",
-    "Skip",
-    "Untried",
-    "accepts",
-    "attempt",
-    "build",
-    "difference",
-    "flat",
-    "released_tensors",
-    "seeded",
-    "take",
-    "tensors_of",
-]
 
 KEY = b"the key of contract tests, fixed"
 
@@ -60,32 +40,12 @@ class Untried(str):
     """Yielded by a clause: a part of it that could not be tried, and why."""
 
 
-@dataclass(frozen=True)
-class Query:
-    """One question to an explainer.
-
-    Args:
-        inputs: as its entry takes them.
-        target: None where it has none.
-        options: more keyword arguments.
-    """
+class Query(NamedTuple):
+    """One question to an explainer: inputs as its entry takes them, a target or None, and more keyword arguments."""
 
     inputs: Any
     target: Any
     options: Mapping[str, Any]
-
-
-def build(factory: Callable[..., Any], model: Any, hardening: Hardening) -> Any:
-    """The explainer that a factory makes: called with `hardening=`, with it as the second of two arguments, or without
-    it, and then it is set as an attribute.
-    """
-    if accepts(factory, "hardening"):
-        return factory(model, hardening=hardening)
-    if len(inspect.signature(factory).parameters) > 1:
-        return factory(model, hardening)
-    explainer = factory(model)
-    explainer.hardening = hardening
-    return explainer
 
 
 def attempt(run: Callable[[], Any]) -> Any:
@@ -104,7 +64,7 @@ def tensors_of(value: Any, what: str) -> tuple[Tensor, ...]:
     Raises:
         Skip: it is something else.
     """
-    tensors = value if isinstance(value, tuple) else (value,)
+    tensors = as_tuple(value)
     if not tensors or not all(isinstance(t, Tensor) and t.dim() > 0 for t in tensors):
         raise Skip(f"{what} are no tensors but {type(value).__name__}")
     return tensors
@@ -120,6 +80,11 @@ def released_tensors(value: Any) -> tuple[Tensor, ...]:
         return tensors_of(value, "results")
     except Skip as error:
         raise Broken(f"natively they are tensors; released {error}") from None
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A tuple as it is; anything else in a tuple of one."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def flat(result: Any) -> Tensor:
@@ -212,13 +177,19 @@ class Case:
     entry_name: str | None = None
     plant: Callable[[Any, Any], Any] | None = None
     given_hardening: Hardening | None = None
-    seed: int = 0
 
     # How explainers are made and asked.
 
     def make(self, hardening: Hardening | None = None) -> Any:
-        """A new explainer; None: with noise."""
-        return build(self.factory, self.model, self.noisy if hardening is None else hardening)
+        """A new explainer (None: with noise), from whatever kind of factory."""
+        hardening = self.noisy if hardening is None else hardening
+        if accepts(self.factory, "hardening"):
+            return self.factory(self.model, hardening=hardening)
+        if len(inspect.signature(self.factory).parameters) > 1:
+            return self.factory(self.model, hardening)
+        explainer = self.factory(self.model)
+        explainer.hardening = hardening
+        return explainer
 
     def make_native(self, explainer: Any) -> Any:
         """The native explainer behind a hardened one.
@@ -237,13 +208,14 @@ class Case:
 
     def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:
         """What an explainer answers, with every global generator seeded for the time of the call."""
-        with seeded(self.seed + seed):
+        with seeded(seed):
             return self.ask_unseeded(explainer, query, **more)
 
-    def ask_unseeded(self, explainer: Any, query: Query | None = None, **more: Any) -> Any:
-        """What an explainer answers; for threads, which share the global generators."""
-        query = query or self.query
-        entry = getattr(explainer, self.entry)
+    def ask_unseeded(
+        self, explainer: Any, query: Query | None = None, *, entry: Callable[..., Any] | None = None, **more: Any
+    ) -> Any:
+        """What an explainer answers, or another way into it; for threads, which share the global generators."""
+        query, entry = query or self.query, entry or getattr(explainer, self.entry)
         target = {"target": query.target} if query.target is not None and accepts(entry, "target") else {}
         return entry(query.inputs, **{**target, **query.options, **more})
 
@@ -276,7 +248,7 @@ class Case:
 
     def with_inputs(self, inputs: Any) -> Query:
         """The question about other inputs of the same batch size."""
-        return replace(self.query, inputs=inputs, options=self._options(inputs, None))
+        return self.query._replace(inputs=inputs, options=self._options(inputs, None))
 
     def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Tensors in the structure of the inputs."""
@@ -289,13 +261,8 @@ class Case:
             if index is None:
                 return self.options
             return {name: take(value, index, self.batch) for name, value in self.options.items()}
-        try:
-            row = find_row(self.kind.__name__)
-        except ConfigurationError:
-            return {}
-        if not isinstance(inputs, Tensor | tuple):
-            return {}
-        return row.options(inputs)
+        row = getattr(self.kind, "_row", None)
+        return row.options(inputs) if row is not None and isinstance(inputs, Tensor | tuple) else {}
 
     # What it is.
 
@@ -369,10 +336,6 @@ class Case:
             return self.given_hardening
         return Hardening(noise=GaussianNoise(self.scale, key=KEY), grid=self.scale * 2.0**-20)
 
-    def needs_tensors(self) -> None:
-        """Raise `Skip` unless natively results are tensors."""
-        tensors_of(self.native_answer, "results")
-
     @property
     def never_ran(self) -> str:
         """The sentence for an entry in which something was planted and that was not run."""
@@ -400,7 +363,7 @@ class Case:
         """
         if self.noisy.clip is not None or self.noisy.mask is not None or self.noisy.noise is None:
             raise Skip("noise can be told from the map only under a hardening of noise alone")
-        self.needs_tensors()
+        tensors_of(self.native_answer, "results")
         explainer = explainer or self.hardened
         raw = self.ask(self.make_native(explainer), query, seed=seed) if raw is None else raw
         return flat(self.ask(explainer, query, seed=seed)) - flat(raw)

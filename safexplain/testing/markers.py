@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,6 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError
-
-__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "find_markers", "parts_of", "planted", "says_marker"]
 
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
 """What to plant where text goes."""
@@ -118,23 +117,17 @@ def _behind(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".base", value.base
     elif isinstance(value, Tensor):
         yield from ((("._base", value._base), (".grad", value.grad)) if value.is_leaf else (("._base", value._base),))
-    elif isinstance(value, functools.partial):
-        yield from ((".args", value.args), (".keywords", value.keywords))
 
 
 Plant = Callable[[Any, Any], Any]
 """(native result, native explainer) -> the result with something planted in it."""
 
 
+@dataclass
 class Planting:
-    """How often a planted entry was run.
+    """How often a planted entry was run; calls that it makes to itself are not counted."""
 
-    Attributes:
-        calls: number of calls; calls that the entry makes to itself are not counted.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
+    calls: int = 0
 
 
 @contextmanager
@@ -182,9 +175,8 @@ def planted(native: type, entry: str, transform: Plant) -> Iterator[Planting]:
     try:
         yield planting
     finally:
-        if inherited:
-            delattr(native, entry)
-        else:
+        delattr(native, entry)
+        if not inherited:
             setattr(native, entry, method)
 
 
@@ -230,11 +222,7 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
         "a delta for each example, returned beside the map": _extra(
             lambda t: torch.full((len(t),), MARKER_NUMBER, device=t.device)
         ),
-        "text returned beside the map": _extra(lambda t: {"secret": MARKER_TEXT}),
-        "records returned beside the map": _extra(
-            lambda t: np.array([("raw", MARKER_NUMBER)] * max(1, len(t)), dtype=[("name", "U3"), ("value", "f8")])
-        ),
-        "an object returned beside the map": _extra(lambda t: SimpleNamespace(notes=[{"raw": MARKER_NUMBER}])),
+        "an object returned beside the map": _extra(lambda t: SimpleNamespace(notes=[MARKER_TEXT, MARKER_NUMBER])),
         "attributes of the native explainer": _explainer,
     }
 )
