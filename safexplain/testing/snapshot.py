@@ -14,22 +14,12 @@ from safexplain.testing.case import difference
 
 
 class Snapshot:
-    """What a model and some values are at the moment when this is made.
-
-    Attributes, hooks and training mode of each submodule; values, `requires_grad` and `.grad` of parameters, buffers
-    and the tensors and arrays in the values.
+    """What a model and some values are at the moment when this is made: attributes, hooks and training mode of each
+    submodule; values, `requires_grad` and `.grad` of parameters, buffers and of the tensors and arrays in the values.
 
     Args:
         model: anything in which modules can be found, see `safexplain._digest.modules_of`.
         values: inputs and options: tensors and arrays in tuples, lists and dictionaries.
-
-    >>> net, x = torch.nn.Linear(2, 1), torch.ones(3, 2)
-    >>> before = Snapshot(net, {"inputs": x})
-    >>> _ = x.mul_(2), net.eval()
-    >>> before.differences()
-    ['training of Linear changed', 'values of inputs changed']
-    >>> before.restore(); bool(net.training), before.differences()
-    (True, [])
     """
 
     def __init__(self, model: object, values: Mapping[str, Any] | None = None) -> None:
@@ -65,13 +55,13 @@ class Snapshot:
         for _, array, facts in self._arrays:
             if not difference(facts, _facts(array)):
                 continue
-            if isinstance(array, Tensor):
-                array.detach().copy_(facts["values"])
-                if array.is_leaf:
-                    array.requires_grad_(facts["requires_grad"])
-                    array.grad = copy.deepcopy(facts["grad"])
-            elif array.flags.writeable:
+            if isinstance(array, np.ndarray):
                 array[...] = facts["values"]
+                continue
+            array.detach().copy_(facts["values"])
+            if array.is_leaf:
+                array.requires_grad_(facts["requires_grad"])
+                array.grad = copy.deepcopy(facts["grad"])
 
 
 def _ids(value: Any) -> Any:
@@ -79,14 +69,10 @@ def _ids(value: Any) -> Any:
 
 
 def _facts(array: Any) -> dict[str, Any]:
-    if not isinstance(array, Tensor):
+    if isinstance(array, np.ndarray):
         return {"values": array.copy()}
-    grad = array.grad if array.is_leaf else None
-    return {
-        "values": array.detach().clone(),
-        "requires_grad": array.requires_grad,
-        "grad": None if grad is None else grad.detach().clone(),
-    }
+    grad = copy.deepcopy(array.grad) if array.is_leaf else None
+    return {"values": array.detach().clone(), "requires_grad": array.requires_grad, "grad": grad}
 
 
 def tensors_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
