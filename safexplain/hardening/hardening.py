@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
@@ -84,12 +84,7 @@ def from_plain(slot: str, plain: Any) -> Any:
     }
     if "key" in values:
         raise ConfigurationError("a noise key does not belong into JSON; give it with Hardening.with_key(key)")
-    try:
-        return kinds[plain["kind"]](**values)
-    except TypeError as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"{slot}: {plain['kind']} has no such fields ({error})") from None
+    return from_table(kinds[plain["kind"]], values, slot)
 
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
