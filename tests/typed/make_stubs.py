@@ -42,6 +42,7 @@ MAPS = "Tensor | tuple[Tensor, ...]"
 
 WRITTEN = {
     "Inputs": ONE_OR_MANY,
+    "Direction": 'Literal["up", "down"]',
     "TensorOrTupleOfTensorsGeneric": ONE_OR_MANY,
     "ModuleOrModuleList": "nn.Module | list[nn.Module]",
 }
@@ -282,8 +283,16 @@ def of_library(name: str, kind: type, native: Any, entries: Mapping[str, str], e
     for entry, result in entries.items():
         if hasattr(native, entry):
             asked = [parameter(p) for p in given(inspect.signature(getattr(native, entry)))]
-            lines.append(method(entry, asked, result))
+            added = _keywords_added(kind, entry)
+            lines.append(method(entry, with_hardening(asked, added) if added else asked, result))
     return "\n".join(lines)
+
+
+def _keywords_added(kind: type, entry: str) -> list[str]:
+    """Keywords that a hardened method takes beside the native ones."""
+    methods = [vars(owner)[entry] for owner in reversed(kind.__mro__) if inspect.isfunction(vars(owner).get(entry))]
+    found = {p.name: p for m in methods for p in inspect.signature(m).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return [parameter(one) for one in found.values()]
 
 
 def alibi_stub() -> str:
