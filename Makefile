@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-serve test-gpu gpu check format docs clean
+.PHONY: help demo test test-all test-slow test-serve test-gpu gpu check format stubs dist docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -63,8 +63,15 @@ format: $(VENV)/.installed  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+stubs: $(VENV)/.installed  ## write the stubs that type checkers and editors read, which are not in git
+	PYTHONPATH=. $(BIN)/python tests/typed/make_stubs.py
+
+dist: stubs  ## the wheel and the source archive of a release, with the stubs
+	$(BIN)/python -m hatchling build
+
 docs: $(VENV)/.installed  ## serve the documentation
 	$(BIN)/mkdocs serve
 
 clean:  ## remove environments and caches
+	rm -f safexplain/*.pyi
 	rm -rf $(VENV) $(DEMO_VENV) .venv-kserve .venv-mlserver .venv-bentoml site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,9 @@ where mkdocs.yml names the overview of such a folder, the navigation gets all of
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -47,6 +49,13 @@ def _reference() -> Any:
 @cache
 def _sections() -> Any:
     return _reference().sections()
+
+
+def on_startup(**_: Any) -> None:
+    """Write the stubs, which are not in git: mkdocstrings reads the hardened classes there."""
+    writer = ROOT / "tests" / "typed" / "make_stubs.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, writer], env=environment, stdout=subprocess.DEVNULL, check=True)
 
 
 def on_config(config: Any) -> Any:

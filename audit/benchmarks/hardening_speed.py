@@ -37,8 +37,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask

@@ -27,12 +27,12 @@ from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module
 
 if TYPE_CHECKING:
-    from safexplain.verdict.certificate.read import Certificate
+    from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate
 
 __all__ = [
     "Audited",
     "Pinned",
-    "check_file",
+    "check_subject",
     "check_unchanged",
     "checked_model",
     "keyed",
@@ -41,6 +41,7 @@ __all__ = [
     "rows_of",
     "same",
     "shown",
+    "subject_of",
 ]
 
 FREE = frozenset({"inputs", "target"})
@@ -189,7 +190,6 @@ def load_audited(
         CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
     """
     from safexplain.verdict.certificate.read import load_certificate  # with SciPy's statistics: a second of importing
-    from safexplain.verdict.certificate.write import MODEL_DIGEST
 
     certificate = load_certificate(path, public_key=public_key)
     certificate.need_model(path)
@@ -204,16 +204,8 @@ def load_audited(
     if problems := compatibility(certificate.environment, certificate.libraries).problems:
         raise CertificateError(f"{path} cannot be served here: {' '.join(problems)}")
     model, digest = checked_model(model)
-    if digest.hex() not in certificate.digests(MODEL_DIGEST):
-        names = ", ".join(certificate.subject)
-        raise CertificateError(
-            f"{path} is about another model ({names}): expected the {MODEL_DIGEST}"
-            f" {', '.join(sorted(d[:12] for d in certificate.digests(MODEL_DIGEST)))}..., got {digest.hex()[:12]}...;"
-            " load the same file in the same way as for the audit"
-            f"{WITH_COLUMNS if isinstance(model, EstimatorModule) and model.columns is None else ''}"
-        )
-    if file is not None:
-        check_file(certificate.subject, digest, file, path)
+    hint = WITH_COLUMNS if isinstance(model, EstimatorModule) and model.columns is None else ""
+    check_subject(certificate, digest, path, file, hint)
     if certificate.softmax or certificate.output == "logit":
         model = without_softmax(model)  # it is put over it where the audit did
     try:
@@ -274,23 +266,48 @@ def _row_of(kind: type[Any], method: str, path: str | Path) -> Row:
     return own
 
 
-def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: str | Path, path: str | Path) -> None:
-    """Raise unless the certificate names the SHA-256 of this file for the model with this digest."""
+def subject_of(digest: bytes, file: str | Path | None) -> dict[str, str]:
+    """What a certificate calls a model with this digest, and its file: algorithm -> hexadecimal digest.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     from safexplain.verdict.certificate.write import MODEL_DIGEST
 
     try:
-        found = file_sha256(file)
+        return {MODEL_DIGEST: digest.hex()} | ({} if file is None else {"sha256": file_sha256(file)})
     except OSError as error:
         raise InputError(f"the model file {file} cannot be read: {error.strerror or error}") from None
-    named = sorted({d["sha256"] for d in subject.values() if d[MODEL_DIGEST] == digest.hex() and "sha256" in d})
+
+
+def check_subject(
+    certificate: Certificate | GuaranteeCertificate,
+    digest: bytes,
+    path: str | Path,
+    file: str | Path | None = None,
+    hint: str = "",
+) -> None:
+    """Raise `CertificateError` unless a certificate is about the model with this digest and, if given, from this file;
+    `hint` is what may help where it is about another model."""
+    own = subject_of(digest, file)
+    (kind, found), *_ = own.items()
+    if found not in certificate.digests(kind):
+        raise CertificateError(
+            f"{path} is about another model ({', '.join(certificate.subject)}): expected the {kind}"
+            f" {', '.join(sorted(d[:12] for d in certificate.digests(kind)))}..., got {found[:12]}...;"
+            f" load the same file in the same way as when the certificate was written{hint}"
+        )
+    if file is None:
+        return
+    named = sorted({d["sha256"] for d in certificate.subject.values() if d[kind] == found and "sha256" in d})
     if not named:
         raise CertificateError(
             f"{path} names no SHA-256 of the model's file: leave out file=, or make the certificate from the file"
         )
-    if found not in named:
+    if own["sha256"] not in named:
         raise CertificateError(
-            f"{file} is another file than the certificate's: expected the SHA-256 {', '.join(named)}, got {found};"
-            " load that file"
+            f"{file} is another file than the certificate's: expected the SHA-256 {', '.join(named)}, got"
+            f" {own['sha256']}; load that file"
         )
 
 

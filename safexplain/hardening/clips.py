@@ -1,4 +1,5 @@
-"""Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away.
+"""Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away; and amounts, which
+masks and noise have in the units of the attribution or relative to the clip.
 
 Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows. A new clip is
 one class with the two methods of `Clip`, and its name in `SLOTS` of `safexplain.hardening.hardening`.
@@ -9,15 +10,50 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._validate import check_number, keep_number
 from safexplain.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Relative:
+    """An amount in units of the clip's scale, where a plain float is absolute (in the units of the attribution).
+
+    The scale is what one coordinate can be after the clip: the larger end of a `RangeClip`, or, for a `NormClip` or
+    `UnitNorm` of size c over d features, the root mean square c / sqrt(d) of an explanation that fills it.
+
+    >>> from safexplain import UnitNorm
+    >>> UnitNorm(1.0).scale(d=64) * Relative(0.4).factor
+    0.05
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        keep_number(self, "factor", minimum=0.0)
+
+
+Amount = float | Relative
+"""A float is absolute, in the units of the attribution."""
+
+
+def absolute(amount: Amount, scale: float | None) -> float:
+    """An amount in the units of the attribution."""
+    if isinstance(amount, Relative):
+        if scale is None:
+            raise ConfigurationError(f"{amount!r} needs a clip to be relative to; add one or give a plain float")
+        return amount.factor * scale
+    return float(amount)
+
+
+def keep_amount(step: object, name: str) -> None:
+    """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`; see `keep_number`."""
+    if not isinstance(getattr(step, name), Relative):
+        keep_number(step, name, minimum=0.0)
 
 
 @runtime_checkable
@@ -189,78 +225,12 @@ def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Ten
 def _given_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
     """The numbers of a profile, each row's in the order of its keys; equal keys share the mean of theirs.
 
-    It takes the same steps whether keys are equal or not, so that time does not tell how many are.
-
     Args:
         keys: (rows, d), finite.
         totals: (d + 1,) sums of the profile's first numbers.
     """
-    if keys.device.type == "cpu":
-        step = max(1, _BLOCK // max(keys.shape[1], 1))
-        for start in range(0, len(keys) if keys.shape[1] else 0, step):
-            keys[start : start + step] = _given_on_cpu(keys[start : start + step], totals.numpy())
-        return keys
-    ordered, order = _whole_numbers(keys).sort(1)
+    ordered, order = keys.sort(1)
     return keys.scatter_(1, order, _shared_by_ties(ordered, totals).to(keys.dtype))
-
-
-def _whole_numbers(keys: Tensor) -> Tensor:
-    """Integers of the same size in the same order, equal where keys are: the bits of a float, those of negative ones
-    inverted (IEEE 754 floats of one sign are ordered as their bits are)."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[keys.element_size()]
-    bits = (keys + 0.0).view(kind)  # -0 + 0 = 0
-    return bits ^ ((bits >> 8 * keys.element_size() - 1) & torch.iinfo(kind).max)
-
-
-def _given_on_cpu(keys: Tensor, totals: NDArray[np.float64]) -> Tensor:
-    """All rows at once, one after the other in one array."""
-    n, d = keys.shape
-    bits = _whole_numbers(keys).view(-1).numpy()
-    order = _order(bits, n)
-    ordered = bits.take(order)
-    first = np.empty(n * d + 1, dtype=bool)  # of a run of equal keys; and the end
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
-    first[::d] = True
-    edges = np.flatnonzero(first)
-    upper, lower = (totals[1:], totals[:-1]) if n == 1 else (np.tile(totals[1:], n), np.tile(totals[:-1], n))
-    sums = upper.take(edges[1:] - 1) - lower.take(edges[:-1])
-    lengths = edges[1:] - edges[:-1]
-    values = torch.from_numpy(sums / lengths).to(keys.dtype)
-    if len(values) < n * d:
-        values = values.repeat_interleave(torch.from_numpy(lengths), output_size=n * d)
-    return values.new_empty(n * d).scatter_(0, torch.from_numpy(order), values).view(n, d)
-
-
-def _order(bits: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    """Indices that sort the numbers of each row, row after row.
-
-    Radix sorts, whose time depends on the count only: torch has one for many integers, NumPy one for integers of 16
-    bits, which is used word by word. Comparing sorts take three to ten times as long, and mispredict less where keys
-    are equal.
-
-    Args:
-        bits: (rows * d,) integers.
-        rows: at most 65,536.
-    """
-    if len(bits) >= _TORCHS_RADIX_SORT:
-        order: NDArray[np.int64] = torch.from_numpy(bits).sort().indices.numpy()
-    else:
-        top = bits.itemsize // 2 - 1
-        order = bits.astype(np.uint16 if top else np.int16).argsort(kind="stable")
-        for word in range(1, top + 1):
-            keys = (bits >> 16 * word).astype(np.int16 if word == top else np.uint16)
-            order = order.take(keys.take(order).argsort(kind="stable"))
-    if rows > 1:
-        row = np.repeat(np.arange(rows, dtype=np.uint16), len(bits) // rows)
-        order = order.take(row.take(order).argsort(kind="stable"))
-    return order
-
-
-_TORCHS_RADIX_SORT = 32_768
-"""The least count for which torch sorts integers so (at::internal::GRAIN_SIZE); fewer are compared."""
-
-_BLOCK = 65_536
-"""Numbers ranked at a time."""
 
 
 def _shared_by_ties(ordered: Tensor, totals: Tensor) -> Tensor:

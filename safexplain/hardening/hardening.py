@@ -17,16 +17,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.amounts import Relative, absolute
-from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
@@ -86,12 +84,7 @@ def from_plain(slot: str, plain: Any) -> Any:
     }
     if "key" in values:
         raise ConfigurationError("a noise key does not belong into JSON; give it with Hardening.with_key(key)")
-    try:
-        return kinds[plain["kind"]](**values)
-    except TypeError as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"{slot}: {plain['kind']} has no such fields ({error})") from None
+    return from_table(kinds[plain["kind"]], values, slot)
 
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
@@ -100,7 +93,7 @@ CHUNK = 1 << 15
 """Numbers worked on at a time, so that memory beside the result stays small."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Hardening:
     """Three slots, one order: clip, mask, noise; then rounding to a grid.
 
@@ -119,7 +112,7 @@ class Hardening:
             are prohibited where no set of reasons is released.
 
     >>> Hardening(clip=TopKSet(k=4))
-    Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None)  # wrong signs: none
+    Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None, features=None)
     """
 
     clip: Clip | None = None
@@ -215,23 +208,16 @@ class Hardening:
         >>> print(f"{noisy.sign_error_rate(10):.2f} {Hardening.recommended().sign_error_rate(10):.2f}")
         0.20 0.00
         """
-        plain = replace(self, features=None).to_json()
-        rates = _sign_errors(plain, check_whole("d", d, 1), check_whole("k", 4 if k is None else k, 1))
-        return rates[0 if k is None else 1]
-
-    def __repr__(self) -> str:
-        more = () if self.features is None else ("features",)
-        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*SLOTS, "grid", *more))
-        return f"Hardening({slots})  # wrong signs: {self.wrong_signs()}"
-
-    def wrong_signs(self) -> str:
-        """`sign_error_rate` in words, for a table of 10 features and a picture of 1,000."""
-        if self.is_none:
-            return "none"
-        rates = [(d, self.sign_error_rate(d), self.sign_error_rate(d, k=4)) for d in (10, 1000)]
-        if not any(of_all for _, of_all, _ in rates):
-            return "none"
-        return "; ".join(f"{a:.1%} of {d:,} features, in the top 4 of {top:.1%} of maps" for d, a, top in rates)
+        d = check_whole("d", d, 1)
+        hardening = replace(self, features=None).with_key(b"public: only counts")
+        native = torch.randn(max(64, 16_384 // d), d, generator=torch.Generator().manual_seed(0))
+        native *= min(hardening._scale(d) or 1.0, 1e30)
+        released = hardening(native, inputs=torch.arange(len(native), dtype=torch.float32)[:, None])
+        wrong = (released.sign() * native.sign()) < 0
+        if k is None:
+            return float(wrong.sum() / (released != 0).sum().clamp_min(1))
+        top = released.abs().topk(min(check_whole("k", k, 1), d), dim=1).indices
+        return float(wrong.gather(1, top).any(1).double().mean())
 
     def noise_std(self, d: int) -> float:
         """Standard deviation of the noise on one coordinate of an explanation of d features; 0 without noise."""
@@ -378,20 +364,6 @@ class Hardening:
         rows = self.features.spread(rows)
         self.features.check(rows)
         return rows
-
-
-@cache
-def _sign_errors(configuration: str, d: int, k: int) -> tuple[float, float]:
-    """Both rates of `Hardening.sign_error_rate`."""
-    hardening = Hardening.from_json(configuration).with_key(b"public: only counts")
-    maps = max(64, 16_384 // d)
-    native = torch.randn(maps, d, generator=torch.Generator().manual_seed(0))
-    native *= min(hardening._scale(d) or 1.0, 1e30)
-    released = hardening(native, inputs=torch.arange(maps, dtype=torch.float32)[:, None])
-    wrong = (released.sign() * native.sign()) < 0
-    top = released.abs().topk(min(k, d), dim=1).indices
-    of_all = wrong.sum() / (released != 0).sum().clamp_min(1)
-    return float(of_all), float(wrong.gather(1, top).any(1).double().mean())
 
 
 def hardening_or_default(hardening: object, default: Callable[[], Hardening] = Hardening.recommended) -> Hardening:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from safexplain._validate import keep_number
 from safexplain.errors import ConfigurationError
-from safexplain.hardening.amounts import Amount, absolute, keep_amount
+from safexplain.hardening.clips import Amount, absolute, keep_amount
 
 
 @runtime_checkable

@@ -50,7 +50,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
-from safexplain.hardening.amounts import Amount, keep_amount
+from safexplain.hardening.clips import Amount, keep_amount
 
 KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
 """Environment variable that supplies the noise key (as text) where the configuration carries none."""
@@ -203,12 +203,6 @@ def as_hashed(tensor: Tensor) -> Tensor:
         return t
     single = t.to(torch.float32)
     return torch.where(single.abs() < SMALLEST, 0.0, single).to(t.dtype)
-
-
-def standard_normal(seed: bytes, count: int, *, purpose: bytes = b"noise") -> NDArray[np.float64]:
-    """`count` independent standard normal numbers, a function of seed and purpose; see the module for how normal."""
-    numbers: NDArray[np.float64] = keyed_normal([seed], count, purpose, torch.empty(0, dtype=torch.float64))[0].numpy()
-    return numbers
 
 
 def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:

@@ -12,38 +12,18 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from captum.attr import Attribution
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError
-from safexplain.explain.catalog import find_row
 from safexplain.explain.isolation import own_state
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.testing.markers import parts_of
-
-__all__ = [
-    "KEY",
-    "Broken",
-    "Case",
-    "Query",
-    "Skip",
-    "Untried",
-    "accepts",
-    "attempt",
-    "build",
-    "difference",
-    "flat",
-    "released_tensors",
-    "seeded",
-    "take",
-    "tensors_of",
-]
+from safexplain.testing.markers import as_tuple, parts_of
 
 KEY = b"the key of contract tests, fixed"
 
@@ -52,79 +32,39 @@ class Skip(Exception):
     """Raised by a clause that does not apply; says why."""
 
 
-class Broken(Exception):
-    """Raised by a clause that cannot go on; says what is broken."""
-
-
 class Untried(str):
     """Yielded by a clause: a part of it that could not be tried, and why."""
 
 
-@dataclass(frozen=True)
-class Query:
-    """One question to an explainer.
-
-    Args:
-        inputs: as its entry takes them.
-        target: None where it has none.
-        options: more keyword arguments.
-    """
+class Query(NamedTuple):
+    """One question to an explainer: inputs as its entry takes them, a target or None, and more keyword arguments."""
 
     inputs: Any
     target: Any
     options: Mapping[str, Any]
 
 
-def build(factory: Callable[..., Any], model: Any, hardening: Hardening) -> Any:
-    """The explainer that a factory makes: called with `hardening=`, with it as the second of two arguments, or without
-    it, and then it is set as an attribute.
-    """
-    if accepts(factory, "hardening"):
-        return factory(model, hardening=hardening)
-    if len(inspect.signature(factory).parameters) > 1:
-        return factory(model, hardening)
-    explainer = factory(model)
-    explainer.hardening = hardening
-    return explainer
-
-
 def attempt(run: Callable[[], Any]) -> Any:
     """What a call returns, or the error that it raised."""
     try:
         return run()
-    except (Skip, Broken):
+    except Skip:
         raise
     except Exception as error:
         return error
 
 
-def tensors_of(value: Any, what: str) -> tuple[Tensor, ...]:
-    """A tensor or a tuple of tensors as a tuple.
-
-    Raises:
-        Skip: it is something else.
-    """
-    tensors = value if isinstance(value, tuple) else (value,)
+def tensors_of(value: Any, what: str, error: type[Exception] = Skip) -> tuple[Tensor, ...]:
+    """A tensor or a tuple of tensors as a tuple; `error` is raised where it is something else."""
+    tensors = as_tuple(value)
     if not tensors or not all(isinstance(t, Tensor) and t.dim() > 0 for t in tensors):
-        raise Skip(f"{what} are no tensors but {type(value).__name__}")
+        raise error(f"{what} are no tensors but {type(value).__name__}")
     return tensors
-
-
-def released_tensors(value: Any) -> tuple[Tensor, ...]:
-    """What was released where natively there are tensors.
-
-    Raises:
-        Broken: it is something else.
-    """
-    try:
-        return tensors_of(value, "results")
-    except Skip as error:
-        raise Broken(f"natively they are tensors; released {error}") from None
 
 
 def flat(result: Any) -> Tensor:
     """Results as one float64 tensor (batch, features) on the CPU."""
-    tensors = released_tensors(result)
+    tensors = tensors_of(result, "natively results are tensors; those released", TypeError)
     return torch.cat([t.detach().cpu().double().reshape(len(t), -1) for t in tensors], 1)
 
 
@@ -198,27 +138,65 @@ def difference(
     return next((sentence for sentence in found if sentence), None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Case:
-    """An explainer under test; the arguments are those of `check_explainer`."""
+    """An explainer under test; the arguments are those of `check_explainer`.
+
+    `prepare` makes and asks it, and sets the attributes that clauses read.
+
+    Attributes:
+        plain, hardened: the explainer without hardening, and with `noisy`.
+        noisy: the hardening that most clauses use: noise alone, as large as the native numbers.
+        native_class: None where nobody says it.
+        entry: name of the method that explains.
+        is_captum: whether it follows Captum's interface.
+        query: the whole question.
+        answer: what the explainer with noise says to it.
+        scale: a power of two of the size of the native numbers; 1 where they are no tensors or all zero.
+    """
 
     factory: Callable[..., Any]
     model: Any
     inputs: Any
-    target: Any = None
-    options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
-    native: type | None = None
-    native_factory: Callable[[Any], Any] | None = None
-    entry_name: str | None = None
-    plant: Callable[[Any, Any], Any] | None = None
-    given_hardening: Hardening | None = None
-    seed: int = 0
+    target: Any
+    options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None
+    native: type | None
+    native_factory: Callable[[Any], Any] | None
+    given_entry: str | None
+    plant: Callable[[Any, Any], Any] | None
+    given_hardening: Hardening | None
+
+    def prepare(self) -> None:
+        """Make the explainer, with and without noise, and ask it."""
+        self.plain = self.make(Hardening.none())
+        self.is_captum = isinstance(self.plain, Attribution)
+        found: Any = self.native or getattr(self.plain, "_native", None)
+        if found is None and self.native_factory is not None:
+            found = self.native_factory(self.model)
+        self.native_class: Any = found if isinstance(found, type) or found is None else type(found)
+        self.entry = str(self.given_entry or getattr(self.plain, "_entry", "attribute"))
+        self.query = Query(self.inputs, self.target, self._options(self.inputs, None))
+        try:
+            largest = max((float(t.detach().abs().max()) for t in self.native_tensors() if t.numel()), default=0.0)
+        except Skip:
+            largest = 0.0
+        self.scale = 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
+        noise = Hardening(noise=GaussianNoise(self.scale, key=KEY), grid=self.scale * 2.0**-20)
+        self.noisy = self.given_hardening or noise
+        self.hardened = self.make(self.noisy)
+        self.answer = self.ask(self.hardened)
 
     # How explainers are made and asked.
 
-    def make(self, hardening: Hardening | None = None) -> Any:
-        """A new explainer; None: with noise."""
-        return build(self.factory, self.model, self.noisy if hardening is None else hardening)
+    def make(self, hardening: Hardening) -> Any:
+        """A new explainer, from whatever kind of factory."""
+        if accepts(self.factory, "hardening"):
+            return self.factory(self.model, hardening=hardening)
+        if len(inspect.signature(self.factory).parameters) > 1:
+            return self.factory(self.model, hardening)
+        explainer = self.factory(self.model)
+        explainer.hardening = hardening
+        return explainer
 
     def make_native(self, explainer: Any) -> Any:
         """The native explainer behind a hardened one.
@@ -237,160 +215,68 @@ class Case:
 
     def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:
         """What an explainer answers, with every global generator seeded for the time of the call."""
-        with seeded(self.seed + seed):
+        with seeded(seed):
             return self.ask_unseeded(explainer, query, **more)
 
-    def ask_unseeded(self, explainer: Any, query: Query | None = None, **more: Any) -> Any:
-        """What an explainer answers; for threads, which share the global generators."""
-        query = query or self.query
-        entry = getattr(explainer, self.entry)
+    def ask_unseeded(
+        self, explainer: Any, query: Query | None = None, *, entry: Callable[..., Any] | None = None, **more: Any
+    ) -> Any:
+        """What an explainer answers, or another way into it; for threads, which share the global generators."""
+        query, entry = query or self.query, entry or getattr(explainer, self.entry)
         target = {"target": query.target} if query.target is not None and accepts(entry, "target") else {}
         return entry(query.inputs, **{**target, **query.options, **more})
 
     # What is asked.
 
-    @functools.cached_property
-    def query(self) -> Query:
-        """The whole question."""
-        return Query(self.inputs, self.target, self._options(self.inputs, None))
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The inputs.
-
-        Raises:
-            Skip: they are no tensors.
-        """
+        """The inputs; `Skip` is raised where they are no tensors."""
         return tensors_of(self.inputs, "inputs")
-
-    @property
-    def batch(self) -> int:
-        """Number of examples."""
-        return len(self.tensors[0])
 
     def part(self, index: Sequence[int]) -> Query:
         """The question about some of the examples, in this order."""
-        of = functools.partial(take, index=list(index), batch=self.batch)
-        inputs = self.like_inputs([t[list(index)] for t in self.tensors])
-        return Query(inputs, of(self.target), self._options(inputs, list(index)))
+        of = functools.partial(take, index=list(index), batch=len(self.tensors()[0]))
+        inputs = self.like_inputs([t[list(index)] for t in self.tensors()])
+        return Query(inputs, of(self.target), self._options(inputs, of))
 
-    def with_inputs(self, inputs: Any) -> Query:
+    def with_inputs(self, inputs: Sequence[Tensor]) -> Query:
         """The question about other inputs of the same batch size."""
-        return replace(self.query, inputs=inputs, options=self._options(inputs, None))
+        asked = self.like_inputs(inputs)
+        return self.query._replace(inputs=asked, options=self._options(asked, None))
 
     def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Tensors in the structure of the inputs."""
         return tuple(tensors) if isinstance(self.inputs, tuple) else tensors[0]
 
-    def _options(self, inputs: Any, index: list[int] | None) -> Mapping[str, Any]:
+    def _options(self, inputs: Any, of: Callable[[Any], Any] | None) -> Mapping[str, Any]:
         if callable(self.options):
             return self.options(inputs)
         if self.options is not None:
-            if index is None:
-                return self.options
-            return {name: take(value, index, self.batch) for name, value in self.options.items()}
-        try:
-            row = find_row(self.kind.__name__)
-        except ConfigurationError:
-            return {}
-        if not isinstance(inputs, Tensor | tuple):
-            return {}
-        return row.options(inputs)
+            return {name: of(value) if of else value for name, value in self.options.items()}
+        row = getattr(self.plain, "_row", None)
+        return row.options(inputs) if row is not None and isinstance(inputs, Tensor | tuple) else {}
 
-    # What it is.
-
-    @functools.cached_property
-    def plain(self) -> Any:
-        """The explainer without hardening."""
-        return self.make(Hardening.none())
-
-    @functools.cached_property
-    def hardened(self) -> Any:
-        """The explainer with noise."""
-        return self.make()
-
-    @property
-    def kind(self) -> type:
-        """The explainer's class."""
-        return type(self.plain)
-
-    @property
-    def is_captum(self) -> bool:
-        """Whether it follows Captum's interface."""
-        return isinstance(self.plain, Attribution)
-
-    @functools.cached_property
-    def native_class(self) -> Any:
-        """The native class, or None where nobody says it."""
-        found = self.native or getattr(self.plain, "_native", None)
-        if found is None and self.native_factory is not None:
-            found = self.native_factory(self.model)
-        return found if isinstance(found, type) or found is None else type(found)
-
-    @functools.cached_property
-    def entry(self) -> str:
-        """Name of the method that explains."""
-        return str(self.entry_name or getattr(self.plain, "_entry", "attribute"))
+    # What comes.
 
     @functools.cached_property
     def native_answer(self) -> Any:
         """What the native explainer says to the whole question."""
         return self.ask(self.make_native(self.plain))
 
-    @functools.cached_property
-    def answer(self) -> Any:
-        """What the explainer with noise says to the whole question."""
-        return self.ask(self.hardened)
+    def native_tensors(self) -> tuple[Tensor, ...]:
+        """What it says, as a tuple; `Skip` is raised where it says no tensors, or there is no native explainer."""
+        return tensors_of(self.native_answer, "results")
 
     @functools.cached_property
     def stochastic(self) -> bool:
         """Whether the method draws from the global generators, so that other seeds give another answer."""
-        try:
-            asked = self.make_native(self.plain)
-        except Skip:
-            asked = self.plain
-        first = self.ask(asked)
-        return any(difference(first, self.ask(asked, seed=seed), 1e-5 * self.scale) for seed in (1, 2))
-
-    @functools.cached_property
-    def scale(self) -> float:
-        """A power of two of the size of the native numbers; 1 where they are no tensors or all zero."""
-        try:
-            answer = tensors_of(self.native_answer, "results")
-        except Skip:
-            return 1.0
-        largest = max((float(t.detach().abs().max()) for t in answer if t.numel()), default=0.0)
-        return 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
-
-    @functools.cached_property
-    def noisy(self) -> Hardening:
-        """The hardening that most clauses use: noise alone, as large as the native numbers."""
-        if self.given_hardening is not None:
-            return self.given_hardening
-        return Hardening(noise=GaussianNoise(self.scale, key=KEY), grid=self.scale * 2.0**-20)
-
-    def needs_tensors(self) -> None:
-        """Raise `Skip` unless natively results are tensors."""
-        tensors_of(self.native_answer, "results")
-
-    @property
-    def never_ran(self) -> str:
-        """The sentence for an entry in which something was planted and that was not run."""
-        return (
-            f"{self.native_class.__name__}.{self.entry} was never run, so that nothing could be planted in its results;"
-            " say with native= and entry= which class and method it runs"
-        )
+        first, *others = (self.ask(self.plain, seed=seed) for seed in (0, 1, 2))
+        return any(difference(first, other, 1e-5 * self.scale) for other in others)
 
     @property
     def atol(self) -> float:
         """How far two answers may lie apart where the arithmetic is done in another order."""
-        kinds = [t.dtype for t in tensors_of(self.native_answer, "results") if t.is_floating_point()]
+        kinds = [t.dtype for t in self.native_tensors() if t.is_floating_point()]
         return self.scale * max([1e-3, *(16 * torch.finfo(kind).eps for kind in kinds)])
-
-    @functools.cached_property
-    def own_noise(self) -> Tensor:
-        """The noise on the answer to the whole question."""
-        return self.noise()
 
     def noise(self, query: Query | None = None, *, explainer: Any = None, raw: Any = None, seed: int = 0) -> Tensor:
         """(batch, features): what was released minus what is native (`raw` where it is known), with the same seeds.
@@ -400,7 +286,7 @@ class Case:
         """
         if self.noisy.clip is not None or self.noisy.mask is not None or self.noisy.noise is None:
             raise Skip("noise can be told from the map only under a hardening of noise alone")
-        self.needs_tensors()
+        self.native_tensors()
         explainer = explainer or self.hardened
         raw = self.ask(self.make_native(explainer), query, seed=seed) if raw is None else raw
         return flat(self.ask(explainer, query, seed=seed)) - flat(raw)

@@ -6,15 +6,15 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from safexplain.errors import ConfigurationError, SafexplainError
 from safexplain.hardening.hardening import Hardening
-from safexplain.testing import leaks, noises, states, values
-from safexplain.testing.case import Broken, Case, Skip, Untried, seeded
-from safexplain.testing.states import Snapshot
+from safexplain.testing import clauses
+from safexplain.testing.case import Case, Skip, Untried, seeded
+from safexplain.testing.snapshot import Snapshot
 
-__all__ = ["CLAUSES", "Clause", "ContractError", "ContractReport", "Outcome", "check_explainer"]
+State = Literal["passed", "skipped", "broken"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Outcome:
 
     clause: str
     promise: str
-    state: Literal["passed", "skipped", "broken"]
+    state: State
     details: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -54,7 +54,8 @@ class ContractReport:
         return {outcome.clause: outcome for outcome in self.outcomes}[clause]
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{len(names)} {state}" for state, names in self._states.items() if names)
+        states = [outcome.state for outcome in self.outcomes]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states)
         rest = ["no clause can see:", *(f"          {sentence}" for sentence in self.unchecked)]
         return "\n".join([f"{self.explainer}: {counts}", *map(str, self.outcomes), *rest])
 
@@ -66,22 +67,20 @@ class ContractReport:
     @property
     def passed(self) -> tuple[str, ...]:
         """Names of the clauses that hold."""
-        return self._states["passed"]
+        return self._in_state("passed")
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """Names of the clauses that do not apply, or could not be tried; the outcome says why."""
-        return self._states["skipped"]
+        return self._in_state("skipped")
 
     @property
     def broken(self) -> tuple[str, ...]:
         """Names of the clauses that do not hold."""
-        return self._states["broken"]
+        return self._in_state("broken")
 
-    @property
-    def _states(self) -> dict[str, tuple[str, ...]]:
-        states = ("passed", "skipped", "broken")
-        return {state: tuple(o.clause for o in self.outcomes if o.state == state) for state in states}
+    def _in_state(self, state: State) -> tuple[str, ...]:
+        return tuple(outcome.clause for outcome in self.outcomes if outcome.state == state)
 
 
 class ContractError(SafexplainError, AssertionError):
@@ -97,68 +96,34 @@ class ContractError(SafexplainError, AssertionError):
         head = f"{report.explainer} breaks {len(broken)} of {len(report.outcomes)} clauses of the contract"
         super().__init__("\n".join([head, *broken]))
 
-    def __reduce__(self) -> tuple[type[ContractError], tuple[ContractReport]]:
-        return type(self), (self.report,)
 
+_NOISE = ("equals_native_without_hardening", "asking_again_gives_the_same_answer")
 
-@dataclass(frozen=True)
-class Clause:
-    """One promise.
-
-    Args:
-        check: yields a sentence for each thing that is broken, and `Untried` for what could not be tried; its first
-            line of documentation is the promise.
-        needs: names of clauses without which this one cannot be told.
-    """
-
-    check: Callable[[Case], Iterable[str]]
-    needs: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The name by which it can be skipped."""
-        return self.check.__name__
-
-    @property
-    def promise(self) -> str:
-        """What it says."""
-        return (inspect.getdoc(self.check) or "").partition("\n")[0]
-
-
-_EXACT = "equals_native_without_hardening"
-_AGAIN = "asking_again_gives_the_same_answer"
-
-CLAUSES: tuple[Clause, ...] = (
-    Clause(values.answers),
-    Clause(values.equals_native_without_hardening),
-    Clause(leaks.keeps_native_signatures),
-    Clause(values.returns_native_types),
-    Clause(values.no_examples_no_answers),
-    Clause(noises.asking_again_gives_the_same_answer),
-    Clause(values.clips_then_masks_then_noises, (_EXACT, _AGAIN)),
-    Clause(noises.noise_belongs_to_the_query, (_EXACT, _AGAIN)),
-    Clause(noises.noise_ignores_the_batch, (_EXACT, _AGAIN)),
-    Clause(values.memory_layout_changes_nothing, (_EXACT, _AGAIN)),
-    Clause(noises.double_precision_is_no_way_around, (_EXACT, _AGAIN)),
-    Clause(values.nan_and_infinity_do_not_leave),
-    Clause(leaks.only_listed_arrays_leave),
-    Clause(leaks.nothing_is_said_beside_the_answer),
-    Clause(leaks.released_arrays_are_detached),
-    Clause(leaks.no_way_around_the_hardening),
-    Clause(states.leaves_nothing_behind),
-    Clause(states.threads_get_right_answers, (_AGAIN,)),
-    Clause(noises.works_in_any_gradient_mode, (_AGAIN,)),
-    Clause(noises.a_pickled_copy_answers_alike, (_AGAIN,)),
-)
-"""What any hardened explainer has to keep, in the order in which it is checked."""
+CLAUSES: Mapping[Callable[[Case], Iterable[str]], tuple[str, ...]] = {
+    clauses.answers: (),
+    clauses.equals_native_without_hardening: (),
+    clauses.no_examples_no_answers: (),
+    clauses.asking_again_gives_the_same_answer: (),
+    clauses.clips_then_masks_then_noises: _NOISE,
+    clauses.noise_belongs_to_the_query: _NOISE,
+    clauses.noise_ignores_the_batch: _NOISE,
+    clauses.only_listed_arrays_leave: (),
+    clauses.released_arrays_are_detached: (),
+    clauses.no_way_around_the_hardening: (),
+    clauses.leaves_nothing_behind: (),
+    clauses.threads_get_right_answers: _NOISE[1:],
+    clauses.works_in_any_gradient_mode: _NOISE[1:],
+}
+"""What any hardened explainer has to keep, in the order in which it is checked, and the clauses without which a clause
+cannot be told. The first line of a clause's documentation is its promise."""
 
 UNCHECKED: tuple[str, ...] = (
     "whether the noise is large enough: `safexplain audit` measures what an attacker finds",
     "how long an answer takes, and the memory that it needs: both can depend on secrets",
-    "files, network connections, other processes, and loggers that do not hand their records to the root logger",
+    "what is printed, logged or warned of, files, network connections and other processes",
     "functions, classes and modules within an answer, and what they refer to",
-    f"batches of more than {noises.LARGEST_BATCH} examples, and shapes, types and devices other than those given",
-    "options other than those given, and inputs that nearly are the same question",
+    "shapes, types, devices, layouts in memory, precisions, batch sizes and options other than those given",
+    "inputs that nearly are the same question, and native numbers that are NaN or infinite",
     "what happens after a certain time, or only at certain inputs, or only after more calls than are made here",
     "an explainer that recognises this test",
 )
@@ -178,12 +143,12 @@ def check_explainer(
     plant: Callable[[Any, Any], Any] | None = None,
     hardening: Hardening | None = None,
     skip: Collection[str] = (),
-    seed: int = 0,
 ) -> ContractReport:
     """Check a hardened explainer against every clause of the contract.
 
     It asks a few hundred times and changes the model for moments (hooks, training mode, parameters), and puts it back.
-    While it runs, nobody else should use the model, and the native class is planted with markers in the whole process.
+    The global generators are seeded for each call, and afterwards as before. While it runs, nobody else should use the
+    model, and the native class is planted with markers in the whole process.
 
     Args:
         explainer_factory: (model, hardening=...) -> explainer, as a hardened class is; or (model, hardening); or
@@ -202,7 +167,6 @@ def check_explainer(
             secrets would be. Needed where results are no tensors.
         hardening: the hardening of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
         skip: names of clauses to leave out.
-        seed: of the global generators for each call, which afterwards are as before.
 
     Returns:
         The outcome of each clause; none is broken.
@@ -211,51 +175,44 @@ def check_explainer(
         ContractError: a clause is broken; the message lists all that are, `report` holds the outcomes.
         ConfigurationError: `skip` names no clause.
     """
-    unknown = set(skip) - {clause.name for clause in CLAUSES}
-    if unknown:
-        names = ", ".join(clause.name for clause in CLAUSES)
-        raise ConfigurationError(f"skip: expected names of clauses, got {sorted(unknown)}; there are {names}")
-    case = Case(
-        explainer_factory, model, inputs, target, options, native, native_factory, entry, plant, hardening, seed
-    )
+    names = [clause.__name__ for clause in CLAUSES][1:]
+    if unknown := set(skip) - set(names):
+        raise ConfigurationError(f"skip: expected names of clauses, got {sorted(unknown)}; of {', '.join(names)}")
+    case = Case(explainer_factory, model, inputs, target, options, native, native_factory, entry, plant, hardening)
     outcomes: dict[str, Outcome] = {}
     before = Snapshot(model, {"inputs": inputs, "target": target})
-    with seeded(seed), warnings.catch_warnings():
+    with seeded(0), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Captum's, about hooks and leaf tensors
-        for clause in CLAUSES:
-            outcomes[clause.name] = _outcome(clause, case, skip, outcomes)
+        for clause, needs in CLAUSES.items():
+            name, promise = clause.__name__, (inspect.getdoc(clause) or "").partition("\n")[0]
+            cannot = [n for n in ("answers", *needs) if n in outcomes and outcomes[n].state == "broken"]
+            if name in skip:
+                outcomes[name] = Outcome(name, promise, "skipped", ("left out by skip=",))
+            elif cannot:
+                outcomes[name] = Outcome(name, promise, "skipped", (f"cannot be told while {cannot[0]} is broken",))
+            else:
+                outcomes[name] = Outcome(name, promise, *_result(clause, case))
             if before.differences():  # what one clause found must not spoil the next
                 before.restore()
-    name = case.kind.__name__ if outcomes["answers"].state != "broken" else _name(explainer_factory)
-    report = ContractReport(name, tuple(outcomes.values()))
+    made = type(case.plain) if outcomes["answers"].state != "broken" else explainer_factory
+    report = ContractReport(getattr(made, "__name__", type(made).__name__), tuple(outcomes.values()))
     if report.broken:
         raise ContractError(report)
     return report
 
 
-def _outcome(clause: Clause, case: Case, skip: Collection[str], before: Mapping[str, Outcome]) -> Outcome:
-    if clause.name in skip:
-        return Outcome(clause.name, clause.promise, "skipped", ("left out by skip=",))
-    for name in ("answers", *clause.needs):
-        if name in before and before[name].state == "broken":
-            return Outcome(clause.name, clause.promise, "skipped", (f"cannot be told while {name} is broken",))
+def _result(clause: Callable[[Case], Iterable[str]], case: Case) -> tuple[State, tuple[str, ...]]:
+    """How a clause comes out, and the details."""
     details: list[str] = []
     try:
-        for sentence in clause.check(case):
+        for sentence in clause(case):
             details.append(sentence)
     except Skip as reason:
         if not details:
-            return Outcome(clause.name, clause.promise, "skipped", (str(reason),))
+            return "skipped", (str(reason),)
         details.append(Untried(reason))
-    except Broken as error:
-        details.append(str(error))
     except Exception as error:
         details.append(f"expected an answer, got {type(error).__name__}: {error!s:.200}")
-    broken = [d for d in details if not isinstance(d, Untried)]
-    if broken:
-        return Outcome(clause.name, clause.promise, "broken", tuple(broken))
-    return Outcome(clause.name, clause.promise, "passed", tuple(f"not tried: {d}" for d in details))
-
-
-def _name(factory: Any) -> str:
-    return str(getattr(factory, "__name__", None) or type(factory).__name__)
+    if broken := [d for d in details if not isinstance(d, Untried)]:
+        return "broken", tuple(broken)
+    return "passed", tuple(f"not tried: {d}" for d in details)

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,15 +22,13 @@ from torch import Tensor
 
 from safexplain.errors import ConfigurationError
 
-__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "find_markers", "parts_of", "planted", "says_marker"]
-
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
 """What to plant where text goes."""
 
 MARKER_NUMBER = 7391.4658203125
 """What to plant where numbers go; float32 holds it exactly, and with 2 decimals it still is like no other."""
 
-_TEXTS = re.compile(rf"{MARKER_TEXT}|(?<![\d.])7391\.[45]|(?<![\d.])7\.39\d*[eE]\+?0*3")
+_TEXT = re.compile(rf"{MARKER_TEXT}|(?<![\d.])7391\.[45]|(?<![\d.])7\.39\d*[eE]\+?0*3")
 _PACKED = tuple(np.array(MARKER_NUMBER, kind).tobytes() for kind in ("<f4", ">f4", "<f8", ">f8"))
 
 
@@ -62,17 +61,12 @@ def find_markers(obj: object, *, name: str = "released") -> list[str]:
     return sorted(found)
 
 
-def says_marker(text: str) -> bool:
-    """Whether `MARKER_TEXT`, or `MARKER_NUMBER` however it is rounded, stands in a text."""
-    return _TEXTS.search(text) is not None
-
-
 def _is_marked(value: Any) -> bool:
     if isinstance(value, str):
-        return says_marker(value)
+        return bool(_TEXT.search(value))
     if isinstance(value, bytes | bytearray | memoryview):
         raw = bytes(value)
-        return says_marker(raw.decode("latin-1")) or any(packed in raw for packed in _PACKED)
+        return bool(_TEXT.search(raw.decode("latin-1"))) or any(packed in raw for packed in _PACKED)
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
@@ -82,12 +76,7 @@ def _is_marked(value: Any) -> bool:
         return plain.dtype.kind in "fc" and bool((plain == np.asarray(MARKER_NUMBER, plain.dtype)).any())
     if isinstance(value, int | float | complex):
         return value == MARKER_NUMBER
-    return not isinstance(value, Mapping | Sequence | Set) and says_marker(_shown(value))
-
-
-def _shown(value: object) -> str:
-    """What an object shows of itself; nothing where that is only its type and place."""
-    return "" if type(value).__repr__ is object.__repr__ else repr(value)
+    return not isinstance(value, Mapping | Sequence | Set) and bool(_TEXT.search(repr(value)))
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -99,9 +88,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, Set):
         yield from (("{...}", part) for part in value)
-    elif isinstance(value, np.ndarray | np.void) and value.dtype.names:  # records
-        yield from ((f"[{name!r}]", value[name]) for name in value.dtype.names)
-    elif isinstance(value, np.ndarray) and value.dtype.kind not in "fciub":
+    elif isinstance(value, np.ndarray | np.void) and value.dtype.kind not in "fciub":  # objects, texts, records
         yield from ((f".flat[{i}]", part) for i, part in enumerate(value.ravel().tolist()))
     elif isinstance(value, BaseException):
         yield from ((".args", value.args), (".__cause__", value.__cause__), (".__context__", value.__context__))
@@ -117,24 +104,18 @@ def _behind(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, np.ndarray):
         yield ".base", value.base
     elif isinstance(value, Tensor):
-        yield from ((("._base", value._base), (".grad", value.grad)) if value.is_leaf else (("._base", value._base),))
-    elif isinstance(value, functools.partial):
-        yield from ((".args", value.args), (".keywords", value.keywords))
+        yield from (("._base", value._base), (".grad", value.grad if value.is_leaf else None))
 
 
 Plant = Callable[[Any, Any], Any]
 """(native result, native explainer) -> the result with something planted in it."""
 
 
+@dataclass
 class Planting:
-    """How often a planted entry was run.
+    """How often a planted entry was run; calls that it makes to itself are not counted."""
 
-    Attributes:
-        calls: number of calls; calls that the entry makes to itself are not counted.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
+    calls: int = 0
 
 
 @contextmanager
@@ -182,60 +163,38 @@ def planted(native: type, entry: str, transform: Plant) -> Iterator[Planting]:
     try:
         yield planting
     finally:
-        if inherited:
-            delattr(native, entry)
-        else:
+        delattr(native, entry)
+        if not inherited:
             setattr(native, entry, method)
 
 
-def _attributes(tensor: Tensor) -> Tensor:
-    marked = tensor.detach().clone()
-    marked.secret = MARKER_TEXT  # type: ignore[attr-defined]
-    marked.raw = torch.full_like(marked, MARKER_NUMBER)  # type: ignore[attr-defined]
-    return marked
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A tuple as it is; anything else in a tuple of one."""
+    return value if isinstance(value, tuple) else (value,)
 
 
-def _values(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, MARKER_NUMBER, requires_grad=False)
+def _in_each(plant: Callable[[Tensor], Tensor]) -> Plant:
+    return lambda result, explainer: tuple(map(plant, result)) if isinstance(result, tuple) else plant(result)
 
 
-def _each(plant: Callable[[Tensor], Tensor]) -> Plant:
-    """The plant in every tensor of a result."""
-
-    def transform(result: Any, explainer: Any) -> Any:
-        return tuple(plant(t) for t in result) if isinstance(result, tuple) else plant(result)
-
-    return transform
+def _beside(extra: Callable[[Tensor], Any]) -> Plant:
+    return lambda result, explainer: (*as_tuple(result), extra(as_tuple(result)[0]))
 
 
-def _extra(extra: Callable[[Tensor], Any]) -> Plant:
-    def transform(result: Any, explainer: Any) -> Any:
-        results = result if isinstance(result, tuple) else (result,)
-        return (*results, extra(results[0]))
-
-    return transform
-
-
-def _explainer(result: Any, explainer: Any) -> Any:
-    explainer.secret = MARKER_TEXT
-    explainer.raw = torch.full((8,), MARKER_NUMBER)
+def _mark(result: Any, explainer: Any) -> Any:
+    """Markers in the attributes of the native explainer, or of whatever comes second."""
+    explainer.secret, explainer.raw = MARKER_TEXT, torch.full((8,), MARKER_NUMBER)
     return result
 
 
 VALUES = "the native numbers themselves"
 PLANTS: Mapping[str, Plant] = MappingProxyType(
     {
-        VALUES: _each(_values),
-        "Python attributes of the native tensor": _each(_attributes),
-        "a delta for each example, returned beside the map": _extra(
-            lambda t: torch.full((len(t),), MARKER_NUMBER, device=t.device)
-        ),
-        "text returned beside the map": _extra(lambda t: {"secret": MARKER_TEXT}),
-        "records returned beside the map": _extra(
-            lambda t: np.array([("raw", MARKER_NUMBER)] * max(1, len(t)), dtype=[("name", "U3"), ("value", "f8")])
-        ),
-        "an object returned beside the map": _extra(lambda t: SimpleNamespace(notes=[{"raw": MARKER_NUMBER}])),
-        "attributes of the native explainer": _explainer,
+        VALUES: _in_each(lambda t: torch.full_like(t, MARKER_NUMBER, requires_grad=False)),
+        "Python attributes of the native tensor": _in_each(lambda t: _mark(marked := t.detach().clone(), marked)),
+        "a delta for each example, returned beside the map": _beside(lambda t: t.new_full((len(t),), MARKER_NUMBER)),
+        "an object returned beside the map": _beside(lambda t: SimpleNamespace(notes=[MARKER_TEXT, MARKER_NUMBER])),
+        "attributes of the native explainer": _mark,
     }
 )
 """Where the contract puts markers in the results of Captum's explainers; the keys say it."""

@@ -25,84 +25,43 @@ DEFAULTS = "the default cost is an object, and scikit-learn expects numbers, tex
 COPIED = "a public vector is copied, so that nobody writes to it afterwards"
 KEPT = "what is public is part of a guarantee and does not change"
 
-_TWO_CLASSES = (
-    "check_dict_unchanged",
-    "check_dont_overwrite_parameters",
-    "check_dtype_object",
-    "check_estimators_dtypes",
-    "check_estimators_fit_returns_self",
-    "check_estimators_overwrite_params",
-    "check_f_contiguous_array_estimator",
-    "check_fit2d_1feature",
-    "check_fit2d_predict1d",
-    "check_fit_score_takes_y",
-    "check_methods_sample_order_invariance",
-    "check_methods_subset_invariance",
-    "check_n_features_in_after_fitting",
-    "check_pipeline_consistency",
-    "check_positive_only_tag_during_fit",
-    "check_readonly_memmap_input",
-)
-_ONE_WIDTH = (
-    "check_complex_data",
-    "check_estimator_sparse_array",
-    "check_estimator_sparse_matrix",
-    "check_estimator_sparse_tag",
-    "check_estimators_empty_data_messages",
-    "check_estimators_nan_inf",
-    "check_estimators_pickle",
-    "check_fit2d_1sample",
-)
-_DECLARED = (
-    "check_complex_data",
-    "check_dict_unchanged",
-    "check_dtype_object",
-    "check_estimator_sparse_tag",
-    "check_estimators_dtypes",
-    "check_estimators_empty_data_messages",
-    "check_estimators_nan_inf",
-    "check_estimators_overwrite_params",
-    "check_estimators_pickle",
-    "check_f_contiguous_array_estimator",
-    "check_fit1d",
-    "check_fit2d_predict1d",
-    "check_fit_idempotent",
-    "check_fit_score_takes_y",
-    "check_methods_sample_order_invariance",
-    "check_methods_subset_invariance",
-    "check_n_features_in",
-    "check_n_features_in_after_fitting",
-    "check_pipeline_consistency",
-    "check_transformer_data_not_an_array",
-    "check_transformer_general",
-    "check_transformer_preserve_dtypes",
-    "check_transformers_unfitted_stateless",
-)
+_TWO_CLASSES = """
+check_dict_unchanged check_dont_overwrite_parameters check_dtype_object check_estimators_dtypes
+check_estimators_fit_returns_self check_estimators_overwrite_params check_f_contiguous_array_estimator
+check_fit2d_1feature check_fit2d_predict1d check_fit_score_takes_y check_methods_sample_order_invariance
+check_methods_subset_invariance check_n_features_in_after_fitting check_pipeline_consistency
+check_positive_only_tag_during_fit check_readonly_memmap_input
+"""
+_THREE_CLASSES = """
+check_dtype_object check_classifiers_classes check_classifiers_train check_decision_proba_consistency
+"""
+_ONE_WIDTH = """
+check_complex_data check_estimator_sparse_array check_estimator_sparse_matrix check_estimator_sparse_tag
+check_estimators_empty_data_messages check_estimators_nan_inf check_estimators_pickle check_fit2d_1sample
+"""
+_DECLARED = """
+check_complex_data check_dict_unchanged check_dtype_object check_estimator_sparse_tag check_estimators_dtypes
+check_estimators_empty_data_messages check_estimators_nan_inf check_estimators_overwrite_params
+check_estimators_pickle check_f_contiguous_array_estimator check_fit1d check_fit2d_predict1d check_fit_idempotent
+check_fit_score_takes_y check_methods_sample_order_invariance check_methods_subset_invariance check_n_features_in
+check_n_features_in_after_fitting check_pipeline_consistency check_transformer_data_not_an_array
+check_transformer_general check_transformer_preserve_dtypes check_transformers_unfitted_stateless
+"""
 _MECHANISM = {
     "check_do_not_raise_errors_in_init_or_set_params": MADE,
     "check_parameters_default_constructible": DEFAULTS,
 }
-_SCORE = dict.fromkeys(
-    ("check_fit_score_takes_y", "check_n_features_in_after_fitting", "check_pipeline_consistency"), SCORE
-)
+_SCORES = "check_fit_score_takes_y check_n_features_in_after_fitting check_pipeline_consistency"
 
 EXPECTED: dict[str, dict[str, str]] = {
-    "DPLogisticRegression": dict.fromkeys(
-        (
-            "check_dtype_object",
-            "check_classifiers_classes",
-            "check_classifiers_train",
-            "check_decision_proba_consistency",
-        ),
-        LABELS,
-    ),
+    "DPLogisticRegression": dict.fromkeys(_THREE_CLASSES.split(), LABELS),
     "PrivateModelRecourse": _MECHANISM,
-    "LaplaceScore": dict.fromkeys(_TWO_CLASSES, LABELS) | _SCORE | _MECHANISM,
-    "PublicDirection": dict.fromkeys(_TWO_CLASSES, LABELS)
-    | dict.fromkeys(_ONE_WIDTH, WIDTH)
+    "LaplaceScore": dict.fromkeys(_TWO_CLASSES.split(), LABELS) | dict.fromkeys(_SCORES.split(), SCORE) | _MECHANISM,
+    "PublicDirection": dict.fromkeys(_TWO_CLASSES.split(), LABELS)
+    | dict.fromkeys(_ONE_WIDTH.split(), WIDTH)
     | {"check_set_params": COPIED}
     | _MECHANISM,
-    "Preprocessing": dict.fromkeys(_DECLARED, COLUMNS)
+    "Preprocessing": dict.fromkeys(_DECLARED.split(), COLUMNS)
     | {
         "check_do_not_raise_errors_in_init_or_set_params": MADE,
         "check_no_attributes_set_in_init": MADE,
@@ -115,17 +74,10 @@ with a private model with five, 0 to 4; with others, `expected_failed_checks` ad
 are not listed then."""
 
 _LISTED = {"DPLogisticRegression": range(3), "PrivateModelRecourse": range(5)}
-_OTHER_LABELS = (
-    *_TWO_CLASSES,
-    "check_classifier_data_not_an_array",
-    "check_estimators_nan_inf",
-    "check_estimators_pickle",
-    "check_fit2d_1sample",
-    "check_fit_check_is_fitted",
-    "check_fit_idempotent",
-    "check_n_features_in",
-    "check_supervised_y_2d",
-)
+_OTHER_LABELS = """
+check_classifier_data_not_an_array check_estimators_nan_inf check_estimators_pickle check_fit2d_1sample
+check_fit_check_is_fitted check_fit_idempotent check_n_features_in check_supervised_y_2d
+"""
 
 
 def expected_failed_checks(estimator: Any) -> dict[str, str]:
@@ -134,5 +86,5 @@ def expected_failed_checks(estimator: Any) -> dict[str, str]:
     found = dict(EXPECTED.get(name, {}))
     classes = getattr(estimator, "classes", None)
     if name in _LISTED and classes is not None and not set(_LISTED[name]) <= set(np.asarray(classes).tolist()):
-        found |= {check: LABELS for check in _OTHER_LABELS if check not in found}
+        found |= {check: LABELS for check in _OTHER_LABELS.split() if check not in found}
     return found

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from safexplain.audit.question import Method
 from safexplain.explain.catalog import Row
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask

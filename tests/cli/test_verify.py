@@ -74,7 +74,7 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
         "The policy allows 20.0%; bounds hold with 95% confidence",
         "not signed",
         "IG of the predicted probability, n_steps=25",
-        "Hardening(clip=TopKSet(k=4, fraction=0.1, positive=True)) (wrong signs: none)",
+        "Hardening(clip=TopKSet(k=4, fraction=0.1, positive=True))",
         "which 4 features, or 10% of all if these are more, count most for the class",
         f"more than {audited().bound:.1%} of members beyond labels alone, at 10% false positives",
         "asked 200 times: labels alone ",

@@ -13,8 +13,7 @@ from safexplain.errors import RefusedError
 from safexplain.explain import grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
 from safexplain.explain.wrap import HARDENED, HardenedFeatureAblation
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import NormClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise

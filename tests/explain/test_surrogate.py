@@ -51,24 +51,6 @@ EXPLAINERS: dict[str, Any] = {
 }
 
 
-class Own:
-    """An explainer that nobody knows, which hooks the model, counts who is inside and gives a gradient."""
-
-    inside = most = 0
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def attribute(self, x: Tensor, target: Any) -> Tensor:
-        Own.inside += 1
-        Own.most = max(Own.most, Own.inside)
-        x.requires_grad_()
-        chosen = self.model(x).gather(1, torch.as_tensor(target).expand(len(x))[:, None])
-        (gradient,) = torch.autograd.grad(chosen.sum(), x)
-        Own.inside -= 1
-        return gradient
-
-
 def net(seed: int, d: int = 8, classes: int = 3, width: int = 16) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(d, width), nn.ReLU(), nn.Linear(width, classes)).eval()
@@ -127,6 +109,11 @@ def test_the_students_weights_and_maps_follow_from_the_labels_alone() -> None:
     assert torch.equal(student(sharper).attribute(X), found[0].attribute(X))
 
 
+def test_nobody_can_hand_a_student_probabilities() -> None:
+    with pytest.raises(TypeError, match="labels"):
+        student(labels=PRIVATE(rows(80, 9)).softmax(1))
+
+
 def test_other_labels_give_another_student() -> None:
     assert model_digest(student(net(77)).student) != model_digest(student().student)
 
@@ -151,12 +138,6 @@ def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradie
 
     PublicExplainer(label, PUBLIC, captum.attr.IntegratedGradients).attribute(X, n_steps=7)
     assert asked == [(len(X), False, False)]
-
-
-@pytest.mark.parametrize("answer", [{"labels": PRIVATE(rows(80, 9)).softmax(1)}, {"labels": "soft"}])
-def test_soft_labels_are_refused_with_the_measured_reason(answer: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match=r"repeats its teacher.*2\.8 to 4\.4 points"):
-        student(**answer)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +283,7 @@ def test_models_in_training_mode_get_a_warning_each_once_and_keep_their_statisti
         warnings.simplefilter("always")
         explainer = PublicExplainer(private, public, IXG)
         explainer.attribute(images(4))
-        PublicExplainer(private, public, Own).attribute(images(4))
+        PublicExplainer(private, public, captum.attr.Saliency).attribute(images(4))
     told = [w for w in seen if w.category is TrainingModeWarning]
     assert len(told) == 2
     assert {w.filename for w in told} == {__file__}
@@ -332,17 +313,6 @@ def test_threads_get_the_answers_that_one_gets_and_predictions_beside_them_are_r
     Gate.passed.set()
     thread.join()
     assert torch.equal(meanwhile, gradient)
-
-
-def test_calls_of_an_unknown_explainer_take_turns() -> None:
-    Own.inside = Own.most = 0
-    explainer = PublicExplainer(PRIVATE, PUBLIC[0], Own)
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: explainer.attribute(X), range(32)))
-    assert Own.most == 1
-    assert all(torch.equal(a, answers[0]) for a in answers)
-    native = captum.attr.Saliency(PUBLIC[0]).attribute(X.clone().requires_grad_(), target=LABELS, abs=False)
-    assert torch.allclose(answers[0], native)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -381,20 +351,18 @@ def test_models_may_share_a_public_backbone() -> None:
 def test_an_explainer_of_the_private_model_is_refused() -> None:
     with pytest.raises(RefusedError, match="explainer holds the private model"):
         PublicExplainer(PRIVATE, PUBLIC, lambda m: IXG(PRIVATE))
-    with pytest.raises(RefusedError, match="explainer holds the private model"):
-        PublicExplainer(PRIVATE, PUBLIC, lambda m: Own(PRIVATE))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((PRIVATE, [], IXG), ConfigurationError, "at least one model"),
+        ((PRIVATE, [], IXG), ConfigurationTypeError, "torch modules, got none"),
         ((PRIVATE, None, IXG), ConfigurationTypeError, "torch modules, got NoneType"),
         ((PRIVATE, [PUBLIC[0], lambda x: x], IXG), ConfigurationTypeError, "torch modules, got function"),
         ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
         ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "give its class"),
         ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
-        ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "to have attribute"),
+        ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "with Captum's interface"),
     ],
 )
 def test_what_cannot_be_used_is_said(arguments: Any, error: type[Exception], said: str) -> None:
@@ -405,12 +373,11 @@ def test_what_cannot_be_used_is_said(arguments: Any, error: type[Exception], sai
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda x: torch.zeros(len(x)), r"got a tensor of torch.float32 of shape \(12,\) for 12 inputs"),
+        (lambda x: torch.zeros(len(x)), r"got torch.float32 of shape \(12,\) for 12 inputs"),
         (lambda x: torch.zeros(len(x), 1), "of a single output make two"),
         (lambda x: torch.zeros(3, dtype=torch.long), "for 12 inputs"),
         (lambda x: "yes", "got str"),
-        (lambda x: torch.full((len(x),), 3), "predicts class 3, and the public models know classes 0 to 2"),
-        (lambda x: torch.full((len(x),), -1), "predicts class"),
+        (lambda x: torch.full((len(x),), -1), "whole numbers from 0 on"),
     ],
 )
 def test_answers_that_are_no_labels_are_said(answer: Any, said: str) -> None:
@@ -439,24 +406,15 @@ def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
         PublicExplainer(lambda x: np.array(["yes"] * len(x)), PUBLIC, IXG).attribute(X)
 
 
-def test_public_models_of_other_classes_or_shapes_are_said() -> None:
-    with pytest.raises(InputError, match="public models of the same classes"):
-        PublicExplainer(PRIVATE, [PUBLIC[0], net(5, classes=4)], IXG).attribute(X)
+def test_inputs_that_are_no_tensors_are_said() -> None:
     with pytest.raises(InputError, match="must be a tensor"):
         PublicExplainer(PRIVATE, PUBLIC, IXG).attribute([1.0])
 
 
-def test_convergence_deltas_and_other_things_that_are_no_maps_do_not_leave() -> None:
+def test_convergence_deltas_do_not_leave() -> None:
     explainer = PublicExplainer(PRIVATE, PUBLIC, captum.attr.IntegratedGradients)
     with pytest.raises(RefusedError, match="delta"):
         explainer.attribute(X, return_convergence_delta=True)
-
-    class Odd(Own):
-        def attribute(self, x: Tensor, target: Any) -> Any:
-            return super().attribute(x, target), target
-
-    with pytest.raises(RefusedError, match="1 maps of 12 examples were expected"):
-        PublicExplainer(PRIVATE, PUBLIC, Odd).attribute(X)
 
 
 # --- students --------------------------------------------------------------------------------------------------------
@@ -478,16 +436,6 @@ def test_equal_seeds_give_equal_students_and_the_callers_random_numbers_stay() -
     assert torch.equal(state, torch.random.get_rng_state())
     assert model_digest(one.student) == model_digest(again.student)
     assert model_digest(one.student) != model_digest(other.student)
-
-
-def test_answers_that_were_asked_before_are_taken() -> None:
-    labels = PRIVATE(rows(80, 9)).argmax(1)
-
-    def never(x: Tensor) -> Tensor:
-        raise AssertionError("asked")
-
-    for given in (labels, labels.numpy(), labels.int()):
-        assert model_digest(student(never, labels=given).student) == model_digest(student().student)
 
 
 def test_students_may_be_trained_by_any_function_and_made_under_inference_mode() -> None:
@@ -515,20 +463,16 @@ def test_students_may_be_trained_by_any_function_and_made_under_inference_mode()
         ({"x": rows(1)}, InputError, "at least 2"),
         ({"x": torch.zeros(5)}, InputError, r"inputs \(n, ...\)"),
         ({"x": torch.zeros(9, 8)}, InputError, "all 9 public inputs get the label"),
-        ({"labels": torch.zeros(3, dtype=torch.long)}, InputError, r"expected \(80,\)"),
-        ({"labels": -torch.ones(80, dtype=torch.long)}, InputError, "from 0 on"),
-        ({"labels": torch.arange(80) % 4}, InputError, "3 outputs, and the model predicts class 3"),
-        ({"recipe": "adam"}, ConfigurationTypeError, "safexplain.audit.Recipe or a function"),
+        ({"recipe": "adam"}, ConfigurationTypeError, r"Recipe and build\(seed\), or a function"),
         (
             {"recipe": Recipe},
             ConfigurationTypeError,
-            r"train\(x, y, generator\), got type",
+            r"train\(x, y, generator\); got recipe <class",
         ),
         ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
-        ({"recipe": lambda x, y, g: PRIVATE}, RefusedError, "the student is the private model"),
-        ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is the private model, a copy"),
+        ({"recipe": lambda x, y, g: PRIVATE}, RefusedError, "the student is, copies or holds the private model"),
+        ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is, copies or holds"),
         ({"seed": -1}, ConfigurationError, "seed"),
-        ({"batch_size": 0}, ConfigurationError, "batch_size"),
         ({"model": 3}, ConfigurationTypeError, "module or a function"),
     ],
 )
@@ -538,7 +482,7 @@ def test_what_no_student_learns_from_is_said(arguments: Any, error: type[Excepti
 
 
 def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
-    with pytest.raises(ConfigurationTypeError, match="give build"):
+    with pytest.raises(ConfigurationTypeError, match=r"build\(seed\), or a function"):
         StudentExplainer(PRIVATE, rows(80), None, Recipe(epochs=1), IXG)
     with pytest.raises(RefusedError, match="build an untrained one"):
         StudentExplainer(PRIVATE, rows(80), lambda seed: copied(PRIVATE), Recipe(epochs=1), IXG)
@@ -552,15 +496,15 @@ def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
 def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
     x, private = rows(60, 2), Probability(PRIVATE)
     explainer = PublicExplainer(private, [Probability(p) for p in PUBLIC], IXG)
-    measured = explainer.measure(x, fraction=0.25, batch_size=17, seed=3)
+    measured = explainer.measure(x, fraction=0.25, batch_size=17)
     labels = PRIVATE(x).argmax(1)
     together = torch.stack([p(x).softmax(1) for p in PUBLIC]).mean(0).argmax(1)
     agree = int((together == labels).sum())
     assert (measured.examples, measured.agreement.value) == (60, agree / 60)
     assert (measured.agreement.low, measured.agreement.high) == clopper_pearson(agree, 60)
     native = IXG(private).attribute(x.clone().requires_grad_(), target=labels).detach()
-    ours = faithfulness(private, x, labels, explainer.attribute(x), fraction=0.25, seed=3)
-    theirs = faithfulness(private, x, labels, native, fraction=0.25, seed=3)
+    ours = faithfulness(private, x, labels, explainer.attribute(x), fraction=0.25)
+    theirs = faithfulness(private, x, labels, native, fraction=0.25)
     for found, values in (
         (measured.deletion, ours.deletion),
         (measured.insertion, ours.insertion),
@@ -571,9 +515,6 @@ def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
         assert found is not None
         assert found.value == pytest.approx(values.mean(), abs=1e-5)
         assert found.low < found.value < found.high
-    given = explainer.measure(x, fraction=0.25, batch_size=60, seed=3, native=native)
-    assert given.native_deletion is not None
-    assert given.native_deletion.value == pytest.approx(measured.native_deletion.value, abs=1e-6)  # in other batches
 
 
 def test_of_a_label_api_the_agreement_is_measured_alone() -> None:
@@ -644,7 +585,7 @@ def test_other_models_explainers_and_files_are_refused(tmp_path: Path) -> None:
         load(PRIVATE, [*PUBLIC[:2], net(9)], path, IXG)
     with pytest.raises(CertificateError, match="other explaining models"):
         load(PRIVATE, PUBLIC[:2], path, IXG)
-    with pytest.raises(CertificateError, match="is about InputXGradient, got IntegratedGradients"):
+    with pytest.raises(CertificateError, match=r"expected InputXGradient of .* got IntegratedGradients of"):
         load(PRIVATE, PUBLIC, path, HardenedIG)
     with pytest.raises(CertificateError, match="names no SHA-256"):
         load(PRIVATE, PUBLIC, path, IXG, file=weights)

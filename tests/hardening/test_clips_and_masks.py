@@ -14,8 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening import clips
-from safexplain.hardening.amounts import Relative, absolute
-from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
 
 NUMBERS = st.one_of(
@@ -84,7 +83,7 @@ def test_rank_norm_tells_nothing_but_order():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "d"), [(1, 7), (3, 500), (200, 60), (2, 40_000), (40_000, 4), (5, 0), (0, 5)])
 def test_rows_are_ranked_whatever_their_number_and_length(n, d, dtype):
-    """Against `argsort`, with ties, zeros of both signs and infinities; and the way of a GPU gives the same bits."""
+    """Against `argsort`, with ties, zeros of both signs and infinities."""
     rows = (3 * torch.randn(n, d, generator=torch.Generator().manual_seed(d))).round().div(2).to(dtype)
     rows[:, ::3] = torch.randn(rows[:, ::3].shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows[:, 1::50], rows[:, 2::50] = -0.0, math.inf
@@ -99,8 +98,6 @@ def test_rows_are_ranked_whatever_their_number_and_length(n, d, dtype):
             expected[key == value] = expected[key == value].mean()
         some = torch.ones(d, dtype=torch.bool) if d < 1000 else torch.isin(key, key[::97])
         assert torch.allclose(row[some].double(), expected[some].to(dtype).double(), rtol=1e-9, atol=1e-12)
-    numbers, at = clips._whole_numbers(rows).sort(1)
-    assert torch.equal(rows.clone().scatter_(1, at, clips._shared_by_ties(numbers, totals).to(dtype)), found)
 
 
 @given(ROWS, SIZES, st.floats(0.2, 3), st.integers(2, 6))

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 import safexplain
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask

@@ -21,11 +21,10 @@ from scipy import stats as distributions
 
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
 from safexplain.hardening import noise
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
-from safexplain.hardening.noise import GaussianNoise, as_hashed, query_seeds, standard_normal
+from safexplain.hardening.noise import GaussianNoise, as_hashed, keyed_normal, query_seeds
 
 KEY = b"a secret of thirty-two bytes...."
 FINE = 2.0**-24
@@ -36,6 +35,10 @@ def drawn(inputs, *, d=4, hardening=PLAIN, **query):
     """What noise meets explanations that are zero: (batch, d)."""
     first = inputs[0] if isinstance(inputs, tuple) else inputs
     return hardening(torch.zeros(len(first), d), inputs=inputs, **query)
+
+
+def standard_normal(seed, count, purpose=b"noise"):
+    return keyed_normal([seed], count, purpose, torch.empty(0, dtype=torch.float64))[0].numpy()
 
 
 def images(batch=5, seed=0):
@@ -425,7 +428,7 @@ import torch
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.clips import RankNorm
-from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import Relative
 x = torch.arange(12.0).reshape(3, 4)
 h = Hardening(noise=GaussianNoise(1.0))
 out = {"keyed": Hardening.deepleak(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()}

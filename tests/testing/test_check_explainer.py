@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import logging
 import os
-import pickle
 import random
 import re
-import sys
-import time
-import warnings
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -31,7 +25,7 @@ from safexplain.testing import check_explainer
 from safexplain.testing.check import CLAUSES, ContractError, ContractReport
 from safexplain.testing.markers import MARKER_TEXT
 
-NAMES = [clause.name for clause in CLAUSES]
+PROMISES = {clause.__name__: clause.__doc__.partition("\n")[0] for clause in CLAUSES}
 CAPTUM_ROWS = [row for row in CATALOG.values() if getattr(row, "library", "captum") in ("captum", "safexplain")]
 
 
@@ -87,8 +81,7 @@ def check_row(row, batch, **more):
 @pytest.mark.parametrize("row", CAPTUM_ROWS, ids=lambda row: row.name)
 def test_every_hardened_captum_explainer_keeps_the_contract(row):
     report = check_row(row, 3, options=functools.partial(quick, row))
-    may_be_skipped = {"threads_get_right_answers", "memory_layout_changes_nothing"}
-    assert set(report.skipped) <= may_be_skipped
+    assert set(report.skipped) <= {"threads_get_right_answers"}
     assert report.broken == ()
 
 
@@ -129,10 +122,6 @@ def never_answers(self, honest, x, *args, **kwargs):
     raise RuntimeError("out of order")
 
 
-def requires_gradients(self, honest, x, *args, **kwargs):
-    return each(torch.Tensor.requires_grad_, honest(x, *args, **kwargs))
-
-
 def keeps_the_graph(self, honest, x, *args, **kwargs):
     released = honest(x, *args, **kwargs)
     if not plain_question(self, x) or not torch.is_grad_enabled():
@@ -151,10 +140,6 @@ def each(function, result):
 
 def fresh_noise(self, honest, *args, **kwargs):
     return each(lambda t: t + entropy(t.shape).to(t) * noised(self), honest(*args, **kwargs))
-
-
-def noise_from_the_global_generator(self, honest, *args, **kwargs):
-    return each(lambda t: t + torch.randn(t.shape).to(t) * noised(self), honest(*args, **kwargs))
 
 
 def noise_by_place(self, honest, x, *args, **kwargs):
@@ -188,54 +173,11 @@ def batch_of_none_fails(self, honest, x, *args, **kwargs):
     return honest(x, *args, **kwargs)
 
 
-def wants_contiguous(self, honest, x, *args, **kwargs):
-    return honest(x if isinstance(x, tuple) else x.view(-1).view(x.shape), *args, **kwargs)
-
-
-def double_precision(self, honest, *args, **kwargs):
-    return each(torch.Tensor.double, honest(*args, **kwargs))
-
-
-def unpacks_tuples(self, honest, *args, **kwargs):
-    released = honest(*args, **kwargs)
-    return released[0] if isinstance(released, tuple) else released
-
-
-def lets_nan_through(self, honest, x, *args, **kwargs):
-    released = honest(x, *args, **kwargs)
-    if not plain_question(self, x):
-        return released
-    finite = torch.tensor(map_of(self, x, args, kwargs).isfinite().tolist())
-    return torch.where(finite, released, float("nan"))
-
-
-def keeps_the_map(self, honest, x, *args, **kwargs):
-    if plain_question(self, x):
-        self.last = map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
 def attaches_the_map(self, honest, x, *args, **kwargs):
     released = honest(x, *args, **kwargs)
     if plain_question(self, x):
         released.raw = map_of(self, x, args, kwargs)
     return released
-
-
-def passes_on_what_else_comes(self, honest, x, *args, **kwargs):
-    if not plain_question(self, x):
-        return honest(x, *args, **kwargs)
-    raw = map_of(self, x, args, kwargs)
-    if not isinstance(raw, tuple):
-        return honest(x, *args, **kwargs)
-    return (self.hardening(raw[0].detach(), inputs=x), *raw[1:])
-
-
-def view_of_more(self, honest, *args, **kwargs):
-    def within_more(t):
-        return t.new_zeros(t.numel() + 50)[: t.numel()].view(t.shape).copy_(t)
-
-    return each(within_more, honest(*args, **kwargs))
 
 
 def gives_a_delta(self, honest, x, *args, return_convergence_delta=False, **kwargs):
@@ -247,53 +189,11 @@ def do_nothing(*args):
     return None
 
 
-def leaves_a_hook(self, honest, *args, **kwargs):
-    self.forward_func.register_forward_hook(do_nothing)
-    return honest(*args, **kwargs)
-
-
-def leaves_a_note_on_the_model(self, honest, *args, **kwargs):
-    self.forward_func.first.note = 1
-    return honest(*args, **kwargs)
-
-
-def switches_to_evaluation(self, honest, *args, **kwargs):
-    self.forward_func.eval()
-    return honest(*args, **kwargs)
-
-
-def leaves_gradients_on_parameters(self, honest, *args, **kwargs):
-    for parameter in self.forward_func.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    return honest(*args, **kwargs)
-
-
 def leaves_a_hook_when_it_fails(self, honest, *args, **kwargs):
     handle = self.forward_func.register_forward_hook(do_nothing)
     released = honest(*args, **kwargs)
     handle.remove()
     return released
-
-
-def asks_inputs_for_gradients(self, honest, x, *args, **kwargs):
-    if isinstance(x, torch.Tensor) and x.is_leaf and not x.is_inference():
-        x.requires_grad_()
-    return honest(x, *args, **kwargs)
-
-
-def doubles(module, inputs, output):
-    return output * 2
-
-
-def hooks_the_shared_model(self, honest, x, *args, **kwargs):
-    if not self.forward_func.training and len(x):
-        handle = self.forward_func.first.register_forward_hook(doubles)
-        try:
-            with torch.no_grad():
-                self.forward_func(x[0] if isinstance(x, tuple) else x)
-        finally:
-            handle.remove()
-    return honest(x, *args, **kwargs)
 
 
 def keeps_the_question_on_itself(self, honest, x, *args, **kwargs):
@@ -310,50 +210,6 @@ def fails_in_inference_mode(self, honest, *args, **kwargs):
     return honest(*args, **kwargs)
 
 
-def passes_on_records(self, honest, x, *args, **kwargs):
-    if not plain_question(self, x):
-        return honest(x, *args, **kwargs)
-    raw = map_of(self, x, args, kwargs)
-    if not isinstance(raw, tuple) or isinstance(raw[1], torch.Tensor | dict):
-        return honest(x, *args, **kwargs)
-    released = self.hardening(raw[0].detach(), inputs=x)
-    released.about = raw[1]
-    return released
-
-
-def told(self, x, args, kwargs):
-    """What natively is the first number, where the question is a plain one."""
-    if not plain_question(self, x):
-        return "nothing"
-    raw = map_of(self, x, args, kwargs)
-    return f"{float((raw[0] if isinstance(raw, tuple) else raw).detach().reshape(-1)[0]):.2f}"
-
-
-def warns_of_large_maps(self, honest, x, *args, **kwargs):
-    warnings.warn(f"the map starts with {told(self, x, args, kwargs)}", UserWarning, stacklevel=2)
-    return honest(x, *args, **kwargs)
-
-
-def prints(self, honest, x, *args, **kwargs):
-    print("the map starts with", told(self, x, args, kwargs))
-    return honest(x, *args, **kwargs)
-
-
-def prints_to_standard_error(self, honest, x, *args, **kwargs):
-    print("the map starts with", told(self, x, args, kwargs), file=sys.stderr)
-    return honest(x, *args, **kwargs)
-
-
-def writes_to_a_descriptor(self, honest, x, *args, **kwargs):
-    os.write(2, told(self, x, args, kwargs).encode())
-    return honest(x, *args, **kwargs)
-
-
-def logs_it(self, honest, x, *args, **kwargs):
-    logging.getLogger("an explainer").debug("the map starts with %s", told(self, x, args, kwargs))
-    return honest(x, *args, **kwargs)
-
-
 def says_it_in_an_error(self, honest, x, *args, **kwargs):
     try:
         return honest(x, *args, **kwargs)
@@ -361,90 +217,20 @@ def says_it_in_an_error(self, honest, x, *args, **kwargs):
         raise RuntimeError(f"{error}: got {native_map(self, x, *args, **kwargs)}") from None
 
 
-def fails_for_nan_inputs(self, honest, x, *args, **kwargs):
-    if isinstance(x, torch.Tensor) and not x.isfinite().all():
-        raise ValueError("inputs must be finite")
-    return honest(x, *args, **kwargs)
-
-
-def native_for_large_batches(self, honest, x, *args, **kwargs):
-    if not isinstance(x, tuple) and len(x) > 64 and noised(self):
-        return map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
-def native_in_double_precision(self, honest, x, *args, **kwargs):
-    if not isinstance(x, tuple) and x.dtype == torch.float64 and plain_question(self, x) and noised(self):
-        return map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
-def noise_by_float64_bytes(self, honest, x, *args, **kwargs):
-    released = honest(x, *args, **kwargs)
-    if isinstance(x, tuple) or x.dtype != torch.float64 or not plain_question(self, x) or not noised(self):
-        return released
-    seed = int.from_bytes(hashlib.blake2b(x.detach().numpy().tobytes(), digest_size=4).digest(), "little")
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return map_of(self, x, args, kwargs).detach().clone() + noise * self.hardening.noise.std
-
-
-def native_for_parts_of_larger_tensors(self, honest, x, *args, **kwargs):
-    larger = isinstance(x, torch.Tensor) and x.is_contiguous() and x.storage_offset() > 0
-    if larger and plain_question(self, x) and noised(self):
-        return map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
-def native_for_every_other_column(self, honest, x, *args, **kwargs):
-    if isinstance(x, torch.Tensor) and x.dim() and x.stride(-1) == 2 and plain_question(self, x) and noised(self):
-        return map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
-SAID = {"nothing_is_said_beside_the_answer"}
-GLOBAL_GENERATOR = {"asking_again_gives_the_same_answer", "leaves_nothing_behind"}
 BROKEN = {
-    wrong_numbers: (HardenedSaliency, {"equals_native_without_hardening"}),
     never_answers: (HardenedSaliency, {"answers"}),
-    requires_gradients: (HardenedSaliency, {"released_arrays_are_detached"}),
-    keeps_the_graph: (HardenedInputXGradient, {"released_arrays_are_detached"}),
-    view_of_more: (HardenedSaliency, {"released_arrays_are_detached"}),
-    fresh_noise: (HardenedSaliency, {"asking_again_gives_the_same_answer"}),
-    noise_from_the_global_generator: (HardenedSaliency, GLOBAL_GENERATOR),
-    noise_by_place: (HardenedSaliency, {"noise_ignores_the_batch"}),
-    one_noise_for_all: (HardenedInputXGradient, {"noise_belongs_to_the_query"}),
-    noise_where_unmasked: (HardenedSaliency, {"clips_then_masks_then_noises"}),
+    wrong_numbers: (HardenedSaliency, {"equals_native_without_hardening"}),
     batch_of_none_fails: (HardenedSaliency, {"no_examples_no_answers"}),
-    wants_contiguous: (HardenedSaliency, {"memory_layout_changes_nothing"}),
-    double_precision: (HardenedSaliency, {"returns_native_types"}),
-    unpacks_tuples: (HardenedSaliency, {"returns_native_types"}),
-    lets_nan_through: (HardenedSaliency, {"nan_and_infinity_do_not_leave"}),
-    keeps_the_map: (HardenedSaliency, {"only_listed_arrays_leave"}),
+    fresh_noise: (HardenedSaliency, {"asking_again_gives_the_same_answer"}),
+    noise_where_unmasked: (HardenedSaliency, {"clips_then_masks_then_noises"}),
+    one_noise_for_all: (HardenedInputXGradient, {"noise_belongs_to_the_query"}),
+    noise_by_place: (HardenedSaliency, {"noise_ignores_the_batch"}),
     attaches_the_map: (HardenedSaliency, {"only_listed_arrays_leave"}),
-    passes_on_what_else_comes: (HardenedSaliency, {"only_listed_arrays_leave"}),
+    keeps_the_graph: (HardenedInputXGradient, {"released_arrays_are_detached"}),
     gives_a_delta: (HardenedIG, {"no_way_around_the_hardening"}),
-    leaves_a_hook: (HardenedSaliency, {"leaves_nothing_behind"}),
-    leaves_a_note_on_the_model: (HardenedSaliency, {"leaves_nothing_behind"}),
-    switches_to_evaluation: (HardenedSaliency, {"leaves_nothing_behind"}),
-    leaves_gradients_on_parameters: (HardenedSaliency, {"leaves_nothing_behind"}),
     leaves_a_hook_when_it_fails: (HardenedSaliency, {"leaves_nothing_behind"}),
-    asks_inputs_for_gradients: (HardenedSaliency, {"leaves_nothing_behind"}),
-    hooks_the_shared_model: (HardenedSaliency, {"threads_get_right_answers"}),
     keeps_the_question_on_itself: (HardenedSaliency, {"threads_get_right_answers"}),
     fails_in_inference_mode: (HardenedSaliency, {"works_in_any_gradient_mode"}),
-    passes_on_records: (HardenedSaliency, {"only_listed_arrays_leave"}),
-    warns_of_large_maps: (HardenedSaliency, SAID),
-    prints: (HardenedSaliency, SAID),
-    prints_to_standard_error: (HardenedSaliency, SAID),
-    writes_to_a_descriptor: (HardenedSaliency, SAID),
-    logs_it: (HardenedSaliency, SAID),
-    says_it_in_an_error: (HardenedSaliency, SAID | {"only_listed_arrays_leave", "leaves_nothing_behind"}),
-    fails_for_nan_inputs: (HardenedSaliency, {"nan_and_infinity_do_not_leave"}),
-    native_for_large_batches: (HardenedSaliency, {"noise_ignores_the_batch"}),
-    native_in_double_precision: (HardenedSaliency, {"double_precision_is_no_way_around"}),
-    noise_by_float64_bytes: (HardenedSaliency, {"double_precision_is_no_way_around"}),
-    native_for_parts_of_larger_tensors: (HardenedSaliency, {"memory_layout_changes_nothing"}),
-    native_for_every_other_column: (HardenedSaliency, {"memory_layout_changes_nothing"}),
 }
 MADE = {}
 
@@ -491,107 +277,35 @@ def test_the_same_subclass_with_nothing_broken_passes():
         assert check_explainer(broken(honestly, base), image_net(), images(), 3).broken == ()
 
 
-def with_member(name, value, base=HardenedSaliency):
-    kind = broken(honestly, base)
-    setattr(kind, name, value)
-    return kind
+def test_an_error_may_not_quote_the_native_map():
+    with pytest.raises(ContractError, match="can be read at error") as caught:
+        check_explainer(broken(says_it_in_an_error, HardenedSaliency), image_net(), images(), 3)
+    assert "only_listed_arrays_leave" in caught.value.report.broken
 
 
-def native_wrapped(base):
-    kind = broken(honestly, base)
-    kind.attribute.__wrapped__ = base._native.attribute.__wrapped__
-    return kind
-
-
-def hardened_wrapped(base):
-    kind = broken(honestly, base)
-    kind.attribute.__wrapped__ = lambda self, *args, **kwargs: base.attribute(self, *args, **kwargs)
-    return kind
-
-
-def other_arguments(base):
-    kind = broken(honestly, base)
-    del kind.attribute.__signature__
-    del kind.attribute.__wrapped__
-    return kind
-
-
-def unpicklable(base):
-    def refuse(self, protocol=None):
-        raise TypeError("cannot pickle a lock")
-
-    return with_member("__reduce_ex__", refuse, base)
-
-
-def open_delta(base):
-    return with_member("compute_convergence_delta", lambda self, *args, **kwargs: torch.zeros(1), base)
-
-
-@pytest.mark.parametrize(
-    ("make", "clause"),
-    [
-        (native_wrapped, "no_way_around_the_hardening"),
-        (hardened_wrapped, "no_way_around_the_hardening"),
-        (open_delta, "no_way_around_the_hardening"),
-        (other_arguments, "keeps_native_signatures"),
-        (unpicklable, "a_pickled_copy_answers_alike"),
-    ],
-)
-def test_a_class_with_a_wrong_member_is_told_so(make, clause):
-    with pytest.raises(ContractError) as caught:
-        check_explainer(make(HardenedSaliency), image_net(), images(), 3)
-    assert caught.value.report.broken == (clause,)
-
-
-def answers_slowly_about_members(self, honest, x, *args, **kwargs):
-    if plain_question(self, x) and float(x.reshape(-1)[0]) == 0.125:  # a member, for this test
-        time.sleep(0.001)
-    return honest(x, *args, **kwargs)
+def test_a_way_to_the_native_method_is_found():
+    kind = broken(honestly, HardenedSaliency)
+    kind.attribute.__wrapped__ = Saliency.attribute.__wrapped__
+    with pytest.raises(ContractError, match="__wrapped__ is the native method") as caught:
+        check_explainer(kind, image_net(), images(), 3)
+    assert caught.value.report.broken == ("no_way_around_the_hardening",)
 
 
 def writes_to_a_file(self, honest, x, *args, **kwargs):
     with open(os.devnull, "w") as file:
-        file.write(told(self, x, args, kwargs))
+        file.write(str(map_of(self, x, args, kwargs) if plain_question(self, x) else ""))
     return honest(x, *args, **kwargs)
 
 
-def native_for_very_large_batches(self, honest, x, *args, **kwargs):
-    if not isinstance(x, tuple) and len(x) > 1000 and noised(self):
-        return map_of(self, x, args, kwargs).detach().clone()
-    return honest(x, *args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (answers_slowly_about_members, "how long an answer takes"),
-        (writes_to_a_file, "files"),
-        (native_for_very_large_batches, "batches of more than 129"),
-    ],
-)
-def test_what_no_clause_can_see_passes_and_is_listed(change, word):
-    report = check_explainer(broken(change, HardenedSaliency), image_net(), images(), 3)
+def test_what_no_clause_can_see_passes_and_is_listed():
+    report = check_explainer(broken(writes_to_a_file, HardenedSaliency), image_net(), images(), 3)
     assert report.broken == ()
-    assert any(word in sentence for sentence in report.unchecked)
+    assert any("files" in sentence for sentence in report.unchecked)
     assert all(sentence in str(report) for sentence in report.unchecked)
 
 
 def test_every_clause_can_fail():
-    told = set().union(*(clauses for _, clauses in BROKEN.values()))
-    told |= {"no_way_around_the_hardening", "keeps_native_signatures", "a_pickled_copy_answers_alike"}
-    assert told == set(NAMES)
-
-
-def test_noise_from_the_global_generator_is_found_in_methods_that_draw_from_it_themselves():
-    with pytest.raises(ContractError, match="other seeds of the global generators get other noise") as caught:
-        check_explainer(
-            broken(noise_from_the_global_generator, HardenedSmoothGrad),
-            image_net(),
-            images(),
-            3,
-            options={"nt_type": "smoothgrad"},
-        )
-    assert "noise_belongs_to_the_query" in caught.value.report.broken
+    assert set().union(*(clauses for _, clauses in BROKEN.values())) == set(PROMISES)
 
 
 def test_no_hardening_at_all_breaks_the_clauses_about_noise():
@@ -602,35 +316,29 @@ def test_no_hardening_at_all_breaks_the_clauses_about_noise():
 
     with pytest.raises(ContractError) as caught:
         check_explainer(Bare, image_net(), images(), 3, native=Saliency)
-    told = {"clips_then_masks_then_noises", "noise_belongs_to_the_query", "nan_and_infinity_do_not_leave"}
+    told = {"clips_then_masks_then_noises", "noise_belongs_to_the_query"}
     told |= {"only_listed_arrays_leave", "no_way_around_the_hardening"}
     assert told <= set(caught.value.report.broken)
 
 
 def test_all_broken_clauses_are_listed_at_once():
     def both(self, honest, x, *args, **kwargs):
-        return wants_contiguous(self, functools.partial(leaves_a_hook, self, honest), x, *args, **kwargs)
+        return batch_of_none_fails(
+            self, functools.partial(leaves_a_hook_when_it_fails, self, honest), x, *args, **kwargs
+        )
 
     with pytest.raises(AssertionError, match=r"breaks 2 of \d+ clauses") as caught:
         check_explainer(broken(both, HardenedSaliency), image_net(), images(), 3)
-    for clause in ("memory_layout_changes_nothing", "leaves_nothing_behind"):
+    for clause in ("no_examples_no_answers", "leaves_nothing_behind"):
         assert clause in str(caught.value)
     assert isinstance(caught.value, SafexplainError)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert str(again) == str(caught.value)
-    assert again.report == caught.value.report
 
 
 # How explainers are given, and what comes back.
 
 FACTORIES = {
-    "class": lambda model: HardenedSaliency,
     "function of a model": lambda model: lambda m: HardenedSaliency(m),
     "function with a hardening": lambda model: lambda m, hardening: HardenedSaliency(m, hardening=hardening),
-    "function with an h": lambda model: lambda m, h: HardenedSaliency(m, hardening=h),
-    "function with a default": lambda model: lambda m, hardening=None: HardenedSaliency(m, hardening=hardening),
-    "function with any keyword": lambda model: lambda m, **more: HardenedSaliency(m, **more),
-    "harden": lambda model: lambda m, h: harden(Saliency(m), h),
     "harden of a layer": lambda model: lambda m, h: harden(LayerGradCam(m, m.first), h),
     "partial": lambda model: functools.partial(HardenedIG, multiply_by_inputs=False),
 }
@@ -651,29 +359,26 @@ def test_a_factory_that_ignores_the_hardening_is_found():
 
 
 def test_the_report_shows_every_clause_with_its_promise_and_cannot_be_changed():
-    report = check_explainer(HardenedSaliency, image_net(), images(), 3, skip=["memory_layout_changes_nothing"])
+    report = check_explainer(HardenedSaliency, image_net(), images(), 3, skip=["no_examples_no_answers"])
     assert isinstance(report, ContractReport)
-    assert [outcome.clause for outcome in report.outcomes] == NAMES
-    for clause in CLAUSES:
-        assert f"{clause.name}: {clause.promise}" in str(report)
-        assert clause.promise.endswith(".")
-    assert str(report).startswith("HardenedSaliency: 19 passed, 1 skipped\n")
-    assert report["memory_layout_changes_nothing"].details == ("left out by skip=",)
+    assert [outcome.clause for outcome in report.outcomes] == list(PROMISES)
+    for name, promise in PROMISES.items():
+        assert f"{name}: {promise}" in str(report)
+        assert promise.endswith(".")
+    assert str(report).startswith("HardenedSaliency: 12 passed, 1 skipped\n")
+    assert report["no_examples_no_answers"].details == ("left out by skip=",)
     with pytest.raises(FrozenInstanceError):
         report.explainer = "another"
 
 
 def test_a_name_that_is_no_clause_cannot_be_skipped():
-    with pytest.raises(ConfigurationError, match=r"got \['layouts'\]; there are answers, equals"):
+    with pytest.raises(ConfigurationError, match=r"got \['layouts'\]; of equals_native"):
         check_explainer(HardenedSaliency, image_net(), images(), 3, skip=["layouts"])
 
 
 def test_clauses_that_cannot_be_told_say_why():
     report = check_explainer(HardenedSaliency, image_net(), images(1), 3)
     assert report["noise_ignores_the_batch"].details == ("it takes two examples to tell; there is one",)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 4))
-    report = check_explainer(lambda m, h: HardenedSaliency(lambda x: model(x), hardening=h), model, images(), 3)
-    assert "as natively" in report["a_pickled_copy_answers_alike"].details[0]
 
 
 def test_the_global_generators_are_as_before():
@@ -771,10 +476,8 @@ def check_adapter(kind, **more):
 
 def test_an_adapter_of_another_library_is_checked_where_clauses_apply():
     report = check_adapter(Adapter)
-    assert {"only_listed_arrays_leave", "asking_again_gives_the_same_answer", "a_pickled_copy_answers_alike"} <= set(
-        report.passed
-    )
-    assert {"threads_get_right_answers", "leaves_nothing_behind"} <= set(report.passed)
+    told = {"only_listed_arrays_leave", "asking_again_gives_the_same_answer", "leaves_nothing_behind"}
+    assert told | {"threads_get_right_answers"} <= set(report.passed)
     assert "native_factory=" in report["equals_native_without_hardening"].details[0]
     report = check_adapter(Adapter, native_factory=lambda predict: Weights(predict, np.zeros((5, 3))))
     assert report["equals_native_without_hardening"].details == ("results are no tensors but Explanation",)
@@ -816,16 +519,11 @@ class Proxy:
         return self.inner.attribute(inputs, target=target)
 
 
-def test_a_captum_explainer_that_is_no_subclass_is_told_so_and_can_be_compared():
-    model = image_net()
-    arguments = {"native": InputXGradient, "native_factory": InputXGradient}
-    with pytest.raises(ContractError, match="expected a subclass of InputXGradient") as caught:
-        check_explainer(Proxy, model, images(), 3, **arguments)
-    assert caught.value.report.broken == ("keeps_native_signatures",)
-    report = check_explainer(Proxy, model, images(), 3, skip=["keeps_native_signatures"], **arguments)
+def test_a_captum_explainer_that_is_no_subclass_can_be_compared():
+    report = check_explainer(Proxy, image_net(), images(), 3, native=InputXGradient, native_factory=InputXGradient)
     assert "noise_ignores_the_batch" in report.passed
 
 
 def test_the_documentation_lists_every_clause_with_its_promise():
     page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \| (.*\.) \|$", page, re.MULTILINE) == [(c.name, c.promise) for c in CLAUSES]
+    assert re.findall(r"^\| `(\w+)` \| (.*\.) \|$", page, re.MULTILINE) == list(PROMISES.items())

@@ -16,7 +16,7 @@ from safexplain.errors import ConfigurationError
 from safexplain.testing import find_markers, planted
 from safexplain.testing.case import difference
 from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT, PLANTS
-from safexplain.testing.states import Snapshot
+from safexplain.testing.snapshot import Snapshot
 
 
 class Plain:

@@ -1,10 +1,11 @@
 """Writes the stubs of `safexplain` and of its modules named after libraries: what type checkers and editors see.
 
-    PYTHONPATH=. python tests/typed/make_stubs.py
+    make stubs
 
 A hardened class takes its signatures from the native one, which only exist once a program runs. A type checker runs
 nothing, so they are written down here: for each row of the catalog the native parameters, in their order and with their
-types, without what hardening refuses. `tests/test_typing.py` tells whether the stubs are those that this writes.
+types, without what hardening refuses. They are not in git: `make stubs` writes them into the package, as every build of
+a wheel (`make dist`) or of the site does first. All optional libraries must be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import textwrap
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ MAPS = "Tensor | tuple[Tensor, ...]"
 
 WRITTEN = {
     "Inputs": ONE_OR_MANY,
+    "Direction": 'Literal["up", "down"]',
     "TensorOrTupleOfTensorsGeneric": ONE_OR_MANY,
     "ModuleOrModuleList": "nn.Module | list[nn.Module]",
 }
@@ -281,8 +283,16 @@ def of_library(name: str, kind: type, native: Any, entries: Mapping[str, str], e
     for entry, result in entries.items():
         if hasattr(native, entry):
             asked = [parameter(p) for p in given(inspect.signature(getattr(native, entry)))]
-            lines.append(method(entry, asked, result))
+            added = _keywords_added(kind, entry)
+            lines.append(method(entry, with_hardening(asked, added) if added else asked, result))
     return "\n".join(lines)
+
+
+def _keywords_added(kind: type, entry: str) -> list[str]:
+    """Keywords that a hardened method takes beside the native ones."""
+    methods = [vars(owner)[entry] for owner in reversed(kind.__mro__) if inspect.isfunction(vars(owner).get(entry))]
+    found = {p.name: p for m in methods for p in inspect.signature(m).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return [parameter(one) for one in found.values()]
 
 
 def alibi_stub() -> str:
@@ -423,17 +433,18 @@ STUBS = {
 }
 
 
-def stubs() -> Iterator[tuple[Path, str]]:
-    """(file, text) of every stub, as ruff formats it."""
-    note = "# Written by tests/typed/make_stubs.py from the catalog and the native signatures; change nothing here.\n\n"
+def write_stubs(folder: Path = PACKAGE) -> list[Path]:
+    """Write every stub into a folder, as ruff formats it."""
+    note = "# Written by `make stubs` from the catalog and the native signatures; change nothing here.\n\n"
+    paths = []
     for name, write in STUBS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             text = note + write()
-        path = PACKAGE / f"{name}.pyi"
+        path = folder / f"{name}.pyi"
         for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,F401,RUF022"], ["format"]):
             done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"],
+                [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(PACKAGE / path.name), "-"],
                 input=text,
                 capture_output=True,
                 text=True,
@@ -442,10 +453,10 @@ def stubs() -> Iterator[tuple[Path, str]]:
             if done.returncode:
                 raise RuntimeError(f"{path}: {done.stderr}\n{text}")
             text = done.stdout
-        yield path, text
+        path.write_text(text)
+        paths.append(path)
+    return paths
 
 
 if __name__ == "__main__":
-    for path, text in stubs():
-        path.write_text(text)
-        print(path)
+    print(*write_stubs(), sep="\n")

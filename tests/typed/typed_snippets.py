@@ -121,6 +121,15 @@ def tables(predict: Any, rows: NDArray[np.float64]) -> list[tuple[str, float]]:
     return explainer.explain_instance(rows[0], predict, num_features=2).as_list()
 
 
+def reasons_up(predict: Any, rows: NDArray[np.float64]) -> Any:
+    return LimeTabularExplainer(rows, mode="regression").explain_instance(rows[0], predict, direction="up")
+
+
+def reasons_sideways(predict: Any, rows: NDArray[np.float64]) -> Any:
+    explainer = LimeTabularExplainer(rows)
+    return explainer.explain_instance(rows[0], predict, direction="left")  # error: arg-type: "direction"
+
+
 def what_does_not_leave(predict: Any, rows: NDArray[np.float64]) -> Any:
     explanation = lime.lime_tabular.LimeTabularExplainer(rows).explain_instance(rows[0], predict)
     return explanation.intercept  # error: attr-defined: has no attribute "intercept"

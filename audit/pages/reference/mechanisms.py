@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safexplain import dp, recourse
-from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import Relative
 from safexplain.hardening.hardening import SLOTS
 from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
 

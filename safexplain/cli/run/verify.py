@@ -123,7 +123,7 @@ def _lines(certificate: Certificate) -> Lines:
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
-        "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
+        "hardening": as_written(hardening.to_dict()),
         "released": released,
         "utility": utility_in_words(certificate.utility or {}),
         "subject_data": "" if data is None else f"{data}: {SUBJECT_DATA[data]}",

@@ -10,8 +10,7 @@ import pytest
 import results
 from certificates import CERTIFIED, JUDGEMENTS, SCHEMA, audited, changed, made
 
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RankNorm
+from safexplain.hardening.clips import NormClip, RankNorm, Relative
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
