@@ -194,13 +194,13 @@ class Watch:
         squared: bool,
     ) -> None:
         rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]
-        if not rows or any(len(r) != len(rows[0]) for r in rows):
+        if len({len(r) for r in rows}) != 1:
             return
-        ends = [(r.amin(1), r.amax(1)) for r in rows]  # of rows, torch.aminmax takes 20 times as long
-        both = torch.stack([e[0] for e in ends]).amin(0), torch.stack([e[1] for e in ends]).amax(0)
-        low, high = torch.stack(both).cpu().double().numpy()  # the one wait for a device
+        every = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        ends = torch.stack((every.amin(1), every.amax(1)))  # of rows, torch.aminmax takes 20 times as long
+        low, high = ends.cpu().double().numpy()  # the one wait for a device
         right = high > low  # False where one is NaN
-        wide = float(np.maximum(high, -low).max())
+        wide = max(high.max(), -low.min())
         with self._lock:
             record = self._record(model, method)
             record.seen += len(low)
@@ -208,7 +208,7 @@ class Watch:
             return
         finite = np.isfinite(low) & np.isfinite(high)
         nothing = baselines if isinstance(baselines, tuple) else (baselines,)
-        apart = sum(r.shape[1] for r in rows) > 1 and not grouped
+        apart = every.shape[1] > 1 and not grouped
         found = {
             "not finite": _where(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
             "zero": _where(

@@ -8,28 +8,34 @@ object holds the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 import torch
+from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
 from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum import completeness, model_checks
+from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
-from safexplain.explain.isolation import explainers_in, lend
+from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
 from safexplain.explain.query import NUMBERS, as_asked, query_of
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
+from safexplain.native_maps import watch
 
 __all__ = ["Hardened", "check_inputs", "refuse_inside"]
+
+_OWN = ("hardening", "_pinned", "_model_digest")
+"""Attributes that native explainers do not have."""
 
 _PER_EVAL = "perturbations_per_eval"
 
@@ -130,7 +136,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         if self._pinned is not None:
             given = _flat(self._signature.bind_partial(self, *args, **kwargs))
             args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
-        model_checks.check_mode(getattr(self, "forward_func", None))
+        state = {name: value for name, value in vars(self).items() if name not in _OWN}
+        modules = modules_in(state)  # the one look at the model
+        lent = partial(lend, self._native, state, modules, model_checks.check_modes(modules, stacklevel=4))
         bound = self._signature.bind(self, *args, **kwargs)
         chosen = set(bound.arguments)
         bound.apply_defaults()
@@ -138,18 +146,19 @@ class Hardened(Attribution):  # type: ignore[misc]
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
                 raise RefusedError(_NO_DELTA)
-        nt_type = self._row.nt_type
-        if nt_type and options["nt_type"] != nt_type:
+        nt_type = options.get("nt_type")
+        if self._row.nt_type not in (None, nt_type):
             raise ConfigurationError(
-                f"{type(self).__name__} is nt_type={nt_type!r}, got {options['nt_type']!r};"
+                f"{type(self).__name__} is nt_type={self._row.nt_type!r}, got {nt_type!r};"
                 " harden(NoiseTunnel(...)) takes every nt_type"
             )
         inputs, batch = check_inputs(options["inputs"])
-        if batch == 0 and not isinstance(self, LayerAttribution):
+        layer = isinstance(self, LayerAttribution)
+        if batch == 0 and not layer:
             empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
-            return self._empty(bound)
+            return self._empty(bound, lent)
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
@@ -158,11 +167,21 @@ class Hardened(Attribution):  # type: ignore[misc]
             for arguments in (bound.arguments, bound.arguments.get("kwargs", {})):  # those of a NoiseTunnel's method
                 arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
             options = _flat(bound)
-            query = query_of(self, inputs, options, self._lend)
+            query = query_of(self, inputs, options, lent)
         if _PER_EVAL in bound.arguments and _PER_EVAL not in chosen and model_checks.is_estimator(self.forward_func):
             bound.arguments[_PER_EVAL] = max(1, _VALUES // sum(x.numel() for x in inputs))
-        native = self._run_native(bound)
-        _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
+        native = self._run_native(bound, lent)
+        _check_arrays(native, None if layer else len(inputs))
+        watch().add(
+            modules[0] if modules else self.forward_func,
+            self._row.name,
+            native if isinstance(native, tuple) else (native,),
+            inputs=inputs,
+            baselines=options.get("baselines"),
+            outputs=partial(_explained, lent, inputs, options),
+            grouped=options.get("feature_mask") is not None,
+            squared=nt_type in ("vargrad", "smoothgrad_sq"),
+        )
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
@@ -200,10 +219,10 @@ class Hardened(Attribution):  # type: ignore[misc]
         """What wrappers find as `attribute.__wrapped__`."""
         refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
 
-    def _empty(self, bound: inspect.BoundArguments) -> Any:
+    def _empty(self, bound: inspect.BoundArguments, lent: Lend) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
         bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
-        native = self._run_native(bound, looks=False)
+        native = self._run_native(bound, lent)
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
@@ -249,29 +268,28 @@ class Hardened(Attribution):  # type: ignore[misc]
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
 
-    def _run_native(self, bound: inspect.BoundArguments, *, looks: bool = True) -> Any:
+    def _run_native(self, bound: inspect.BoundArguments, lent: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
-        with torch.inference_mode(False) if served else nullcontext():
+        with torch.inference_mode(False) if served else nullcontext(), lent() as explainer:
+            for name, value in bound.arguments.items():
+                if isinstance(value, Tensor | tuple | list | dict) and name != "inputs":
+                    bound.arguments[name] = _outside_inference(value)
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
-            args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
-            with self._lend() as explainer:
-                self._check_first_call(explainer, _flat(bound))
-                with _reasons(self._row.name):
-                    native = getattr(explainer, self._entry)(*args, **kwargs)
-                if looks:
-                    completeness.look_at(explainer, self.forward_func, self._row.name, native, _flat(bound))
-                return native
+            self._check_first_call(explainer, bound)
+            try:
+                return getattr(explainer, self._entry)(*bound.args[1:], **bound.kwargs)
+            except (TypeError, ValueError) as error:
+                if (clearer := _clearer(self._row.name, error)) is None:
+                    raise
+                raise clearer from error
 
-    def _lend(self) -> AbstractContextManager[Attribution]:
-        own = ("hardening", "_pinned", "_model_digest")
-        state = {name: value for name, value in vars(self).items() if name not in own}
-        return lend(self._native, state)
-
-    def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
+    def _check_first_call(self, explainer: Attribution, bound: inspect.BoundArguments) -> None:
         """Once for each model, see `model_checks`."""
         originals = (self, *explainers_in(vars(self)))
+        if not self._row.hooks and len(originals) == 1:
+            return
         for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            model_checks.check_first_call(inner, own.forward_func, options)
+            model_checks.check_first_call(inner, own.forward_func, _flat(bound))
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
@@ -287,10 +305,11 @@ class Hardened(Attribution):  # type: ignore[misc]
 
 def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
     """Arguments by name, those that travel in **kwargs included."""
-    kinds = bound.signature.parameters
-    rest = [name for name in bound.arguments if kinds[name].kind is inspect.Parameter.VAR_KEYWORD]
-    flat = {name: value for name, value in bound.arguments.items() if name not in rest}
-    return {**flat, **{key: value for name in rest for key, value in bound.arguments[name].items()}}
+    flat = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            flat |= flat.pop(name, {})
+    return flat
 
 
 def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
@@ -300,20 +319,28 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
         InputError: something else.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
+    if not tensors or not all([isinstance(x, Tensor) and x.dim() > 0 for x in tensors]):
         raise InputError(
             f"inputs must be a tensor of shape (batch, ...) or a tuple of such, got {type(inputs).__name__}"
         )
-    return tensors, min(x.shape[0] for x in tensors)
+    return tensors, min([x.shape[0] for x in tensors])
 
 
-def _check_arrays(result: Any, inputs: Any, *, inner: bool) -> None:
-    """Only tensors leave, and no more of them than inputs came in (layers may have several outputs)."""
+def _check_arrays(result: Any, expected: int | None) -> None:
+    """Only tensors leave, and as many as inputs came in, where it says how many (layers may have several outputs)."""
     tensors = result if isinstance(result, tuple) else (result,)
-    expected = len(inputs) if isinstance(inputs, tuple) else 1
-    if not all(isinstance(t, Tensor) for t in tensors) or (not inner and len(tensors) != expected):
+    if not all([isinstance(t, Tensor) for t in tensors]) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
-        raise RefusedError(f"the native explainer returned ({kinds}) where {expected} attributions were expected")
+        raise RefusedError(f"the native explainer returned ({kinds}) where {expected or 1} attributions were expected")
+
+
+def _explained(lent: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
+    """The outputs that are explained, one for each example."""
+    with lent() as explainer, torch.no_grad():
+        found: Tensor = _run_forward(
+            explainer.forward_func, rows, options.get("target"), options.get("additional_forward_args")
+        )
+    return found
 
 
 def _outside_inference(value: Any) -> Any:
@@ -325,24 +352,18 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
-@contextmanager
-def _reasons(name: str) -> Iterator[None]:
-    """Say what to do where Captum's own error does not."""
-    try:
-        yield
-    except TypeError as error:
-        if "has no rule defined" not in str(error):
-            raise
+def _clearer(name: str, error: Exception) -> Exception | None:
+    """What to do where Captum's own error does not say it."""
+    if isinstance(error, TypeError) and "has no rule defined" in str(error):
         kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
-        raise RefusedError(
+        return RefusedError(
             f"{name} has no rule for {kind}. Give the module one (as module.rule ="
             " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
             " HardenedIG"
-        ) from error
-    except ValueError as error:
-        if name != "KernelShap" or "probs" not in str(error):
-            raise
-        raise InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more") from error
+        )
+    if isinstance(error, ValueError) and name == "KernelShap" and "probs" in str(error):
+        return InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more")
+    return None
 
 
 def _two_for_none(value: Any) -> Any:

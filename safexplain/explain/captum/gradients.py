@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from captum._utils.common import _run_forward
-from torch import Tensor
+from captum._utils.common import _format_additional_forward_args, _run_forward, _select_targets
+from torch import Tensor, nn
 
 __all__ = ["ROWS", "ROWS_ON_DEVICE", "gradients", "gradients_in_blocks", "is_plain"]
 
@@ -40,12 +40,14 @@ def gradients_in_blocks(
     not as many outputs as rows.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    extra = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    target: Any = target_ind.item() if isinstance(target_ind, Tensor) and target_ind.numel() == 1 else target_ind
     rows = len(tensors[0])
     count = -(-rows // (ROWS if tensors[0].device.type == "cpu" else ROWS_ON_DEVICE))
+    if count < 2:
+        return gradients(forward_fn, inputs, target_ind, additional_forward_args)
+    extra = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    target: Any = target_ind.item() if isinstance(target_ind, Tensor) and target_ind.numel() == 1 else target_ind
     known = all(_is_shared(x) or (isinstance(x, Tensor) and len(x) == rows) for x in (*tensors, *extra))
-    if count < 2 or not known or not (_is_shared(target) or len(target) == rows):
+    if not known or not (_is_shared(target) or len(target) == rows):
         return gradients(forward_fn, inputs, target_ind, additional_forward_args)
     found = []
     for i in range(count):
@@ -62,8 +64,14 @@ def gradients_in_blocks(
 def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: Any) -> tuple[tuple[Tensor, ...], int]:
     """And how many outputs they are of."""
     with torch.enable_grad():
-        outputs = _run_forward(forward_fn, inputs, target, extra)
-        if outputs[0].numel() != 1:
+        if isinstance(forward_fn, nn.Module):  # as `_run_forward` does, which first reads the signature
+            given = inputs if isinstance(inputs, tuple) else (inputs,)
+            found = forward_fn(*given, *(_format_additional_forward_args(extra) or ()))
+            outputs = _select_targets(found, target)
+        else:
+            outputs = _run_forward(forward_fn, inputs, target, extra)
+        of_each = outputs.numel() == len(outputs) if type(outputs) is Tensor and outputs.numel() else False
+        if not of_each and outputs[0].numel() != 1:
             raise AssertionError(
                 "Target not provided when necessary, cannot take gradient with respect to multiple outputs."
             )
