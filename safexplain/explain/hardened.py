@@ -37,6 +37,8 @@ __all__ = ["Hardened", "check_inputs", "refuse_inside"]
 _OWN = ("hardening", "_pinned", "_model_digest")
 """Attributes that native explainers do not have."""
 
+_HOLDERS = (Tensor, tuple, list, dict)
+
 _PER_EVAL = "perturbations_per_eval"
 
 _VALUES = 2**20
@@ -66,6 +68,12 @@ class Hardened(Attribution):  # type: ignore[misc]
     _native: ClassVar[type[Attribution]]
     _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
+    _names: ClassVar[tuple[str, ...]]
+    """Of the native entry's arguments, in order."""
+    _defaults: ClassVar[Mapping[str, Any]]
+    _required: ClassVar[frozenset[str]]
+    _open: ClassVar[bool]
+    """Whether it takes arguments of any other name."""
     _pinned: Pinned | None = None
     _model_digest: bytes | None = None
 
@@ -133,16 +141,13 @@ class Hardened(Attribution):  # type: ignore[misc]
         Warns:
             TrainingModeWarning: once for each model that is in training mode, here or when the explainer is made.
         """
+        given = self._given(args, kwargs)
         if self._pinned is not None:
-            given = _flat(self._signature.bind_partial(self, *args, **kwargs))
-            args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
+            given = self._pinned.complete(self._signature, given)
         state = {name: value for name, value in vars(self).items() if name not in _OWN}
         modules = modules_in(state)  # the one look at the model
-        lent = partial(lend, self._native, state, modules, model_checks.check_modes(modules, stacklevel=4))
-        bound = self._signature.bind(self, *args, **kwargs)
-        chosen = set(bound.arguments)
-        bound.apply_defaults()
-        options = _flat(bound)
+        lent = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
+        options = {**self._defaults, **given}
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
                 raise RefusedError(_NO_DELTA)
@@ -158,19 +163,18 @@ class Hardened(Attribution):  # type: ignore[misc]
             empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
-            return self._empty(bound, lent)
+            return self._empty(options, lent)
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
-        mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
+        mode = options.pop("interpolate_mode", None) if self._enlarges else None
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
-            for arguments in (bound.arguments, bound.arguments.get("kwargs", {})):  # those of a NoiseTunnel's method
-                arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
-            options = _flat(bound)
+            options |= {name: as_asked(options[name]) for name in NUMBERS if name in options}
             query = query_of(self, inputs, options, lent)
-        if _PER_EVAL in bound.arguments and _PER_EVAL not in chosen and model_checks.is_estimator(self.forward_func):
-            bound.arguments[_PER_EVAL] = max(1, _VALUES // sum(x.numel() for x in inputs))
-        native = self._run_native(bound, lent)
+        asked = options
+        if _PER_EVAL in options and _PER_EVAL not in given and model_checks.is_estimator(self.forward_func):
+            asked = {**options, _PER_EVAL: max(1, _VALUES // sum(x.numel() for x in inputs))}
+        native = self._run_native(asked, lent)
         _check_arrays(native, None if layer else len(inputs))
         watch().add(
             modules[0] if modules else self.forward_func,
@@ -219,10 +223,19 @@ class Hardened(Attribution):  # type: ignore[misc]
         """What wrappers find as `attribute.__wrapped__`."""
         refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
 
-    def _empty(self, bound: inspect.BoundArguments, lent: Lend) -> Any:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        right = self._required <= given.keys() and (
+            self._open or given.keys() <= self._defaults.keys() | self._required
+        )
+        if not right or len(args) > len(self._names) or len(given) < len(args) + len(kwargs):
+            self._signature.bind(self, *args, **kwargs)  # says what is wrong
+        return given
+
+    def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
-        bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
-        native = self._run_native(bound, lent)
+        native = self._run_native({name: _two_for_none(value) for name, value in options.items()}, lent)
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
@@ -268,28 +281,28 @@ class Hardened(Attribution):  # type: ignore[misc]
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
 
-    def _run_native(self, bound: inspect.BoundArguments, lent: Lend) -> Any:
+    def _run_native(self, options: Mapping[str, Any], lent: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext(), lent() as explainer:
-            for name, value in bound.arguments.items():
-                if isinstance(value, Tensor | tuple | list | dict) and name != "inputs":
-                    bound.arguments[name] = _outside_inference(value)
-            bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
-            self._check_first_call(explainer, bound)
+            asked = {"inputs": self._private(options["inputs"])}
+            for name, value in options.items():
+                if name != "inputs":
+                    asked[name] = _outside_inference(value) if isinstance(value, _HOLDERS) else value
+            self._check_first_call(explainer, asked)
             try:
-                return getattr(explainer, self._entry)(*bound.args[1:], **bound.kwargs)
+                return getattr(explainer, self._entry)(**asked)
             except (TypeError, ValueError) as error:
                 if (clearer := _clearer(self._row.name, error)) is None:
                     raise
                 raise clearer from error
 
-    def _check_first_call(self, explainer: Attribution, bound: inspect.BoundArguments) -> None:
+    def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
         """Once for each model, see `model_checks`."""
         originals = (self, *explainers_in(vars(self)))
         if not self._row.hooks and len(originals) == 1:
             return
         for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            model_checks.check_first_call(inner, own.forward_func, _flat(bound))
+            model_checks.check_first_call(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
@@ -303,15 +316,6 @@ class Hardened(Attribution):  # type: ignore[misc]
         return x.requires_grad_(leaf or inputs.requires_grad)
 
 
-def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Arguments by name, those that travel in **kwargs included."""
-    flat = dict(bound.arguments)
-    for name, parameter in bound.signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            flat |= flat.pop(name, {})
-    return flat
-
-
 def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
     """The inputs as a tuple of tensors, and how many examples they are.
 
@@ -319,7 +323,7 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
         InputError: something else.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    if not tensors or not all([isinstance(x, Tensor) and x.dim() > 0 for x in tensors]):
+    if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
         raise InputError(
             f"inputs must be a tensor of shape (batch, ...) or a tuple of such, got {type(inputs).__name__}"
         )
@@ -329,7 +333,7 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
 def _check_arrays(result: Any, expected: int | None) -> None:
     """Only tensors leave, and as many as inputs came in, where it says how many (layers may have several outputs)."""
     tensors = result if isinstance(result, tuple) else (result,)
-    if not all([isinstance(t, Tensor) for t in tensors]) or expected not in (None, len(tensors)):
+    if not all(isinstance(t, Tensor) for t in tensors) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
         raise RefusedError(f"the native explainer returned ({kinds}) where {expected or 1} attributions were expected")
 

@@ -86,7 +86,8 @@ _TOUCH: dict[type, Touch] = {
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
     """The modules that an explainer's attributes reach, outermost only, its model's first; without the surrogate models
     that Captum fits."""
-    holders = [value for value in state.values() if type(value) not in _ATOMS and value is not compute_gradients]
+    some = [value for value in state.values() if type(value) not in _ATOMS and value is not compute_gradients]
+    holders = [value for value in some if type(value) is not list or value]
     reached = modules_of(holders[0] if len(holders) == 1 else holders)
     return tuple([module for module in reached if not isinstance(module, Model)])
 
@@ -125,23 +126,30 @@ def lend(
     trains = any(map(in_training_mode, originals)) if trains is None else trains
     touch, aliases = touch_of(native, state), dict[int, nn.Parameter]()
     explainer: Attribution = object.__new__(native)
+    if not touch and not trains:
+        explainer.__dict__.update(own_state(state))
+        _give_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
+        yield explainer
+        return
     with ExitStack() as stack:
-        private = None
-        if touch or trains:
-            if not trains and _only_replaces(native, state, originals):
-                aliases = _aliases(originals)
-            private = private_copy(
-                state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases)
-            )
-            if private is None:
-                stack.enter_context(one_at_a_time(originals))
+        if not trains and _only_replaces(native, state, originals):
+            aliases = _aliases(originals)
+        private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases))
+        if private is None:
+            stack.enter_context(one_at_a_time(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
-        for inner in (explainer, *explainers_in(vars(explainer))):
-            if vars(inner).get("gradient_func") is compute_gradients:
-                inner.gradient_func = gradients if touch or trains else gradients_in_blocks  # hooks may count rows
+        own = (explainer, *explainers_in(vars(explainer)))
+        _give_gradients(own, gradients)  # not in blocks: hooks may count rows
+        for inner in own:
             if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
                 inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
+
+
+def _give_gradients(explainers: tuple[Attribution, ...], function: Callable[..., Any]) -> None:
+    for explainer in explainers:
+        if explainer.__dict__.get("gradient_func") is compute_gradients:
+            explainer.gradient_func = function
 
 
 def _only_replaces(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
@@ -227,7 +235,7 @@ def private_copy(
         private = copy.deepcopy(own_state(state), memo)
     except Exception:
         return None  # whatever deepcopy meets: locks, handles, generators
-    return None if _reaches(private, parts) else private
+    return None if any(_reaches(module, parts) for module in modules_in(private)) else private
 
 
 def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: bool) -> None:

@@ -64,14 +64,15 @@ def gradients_in_blocks(
 def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: Any) -> tuple[tuple[Tensor, ...], int]:
     """And how many outputs they are of."""
     with torch.enable_grad():
-        if isinstance(forward_fn, nn.Module):  # as `_run_forward` does, which first reads the signature
+        if not isinstance(forward_fn, nn.Module):
+            outputs = _run_forward(forward_fn, inputs, target, extra)
+        else:  # as `_run_forward` does, which first reads the signature
             given = inputs if isinstance(inputs, tuple) else (inputs,)
             found = forward_fn(*given, *(_format_additional_forward_args(extra) or ()))
+            if (chosen := _chosen(found, target)) is not None:
+                return torch.autograd.grad(found, inputs, chosen), found.shape[0]
             outputs = _select_targets(found, target)
-        else:
-            outputs = _run_forward(forward_fn, inputs, target, extra)
-        of_each = outputs.numel() == len(outputs) if type(outputs) is Tensor and outputs.numel() else False
-        if not of_each and outputs[0].numel() != 1:
+        if outputs[0].numel() != 1:
             raise AssertionError(
                 "Target not provided when necessary, cannot take gradient with respect to multiple outputs."
             )
@@ -79,6 +80,22 @@ def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: 
             ones = torch.ones_like(outputs, memory_format=torch.contiguous_format)
             return torch.autograd.grad(outputs, inputs, ones), len(outputs)
         return torch.autograd.grad(torch.unbind(outputs), inputs), len(outputs)
+
+
+def _chosen(outputs: Any, target: Any) -> Tensor | None:
+    """(rows, classes) ones where the explained outputs stand, which is what arrives at a classifier's outputs from
+    them; None where that is not plain to see."""
+    if type(outputs) is not Tensor or outputs.dim() != 2 or not outputs.is_floating_point() or not outputs.numel():
+        return None
+    rows, classes = outputs.shape
+    if type(target) is int and -classes <= target < classes:
+        chosen = torch.zeros_like(outputs, requires_grad=False)
+        chosen[:, target] = 1.0
+        return chosen
+    if type(target) is Tensor and target.dtype == torch.int64 and target.shape == (rows,) and rows > 1:
+        with torch.no_grad():
+            return torch.zeros_like(outputs).scatter_(1, target.view(rows, 1), 1.0)
+    return None
 
 
 def _is_shared(value: Any) -> bool:
