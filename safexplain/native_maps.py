@@ -7,8 +7,6 @@ NaN comes out as zero. So native maps are looked at before they are hardened, in
     zero         nothing but zeros, although the input is not zero
     constant     the same number everywhere
     huge         over a million times as large as the explained outputs and inputs make plausible
-    incomplete   values that do not add up to f(x) - f(baseline), of a method whose values must; whether they do is
-                 looked at by `safexplain.explain.captum.completeness`, at the first calls of a model
 
 A service finds them in its log (`logging.getLogger("safexplain.native_maps")`, level WARNING): once for each model,
 method and finding, and again when there are ten times as many. No number of a map or an input is logged. An audit
@@ -52,10 +50,6 @@ FINDINGS = {
         "the method does not work on this model, as LRP does not on networks that call functions in place of modules;"
         " after hardening they look like any other map",
     ),
-    "incomplete": (
-        "do not add up to the difference between the output and that of the baseline, as the method's must",
-        "the explainer is not the method that it is called, or the model's gradients are not those of its outputs",
-    ),
 }
 """Finding -> what such maps do, and what may be the reason."""
 
@@ -67,9 +61,6 @@ HUGE = 1e6
 
 COMPARISONS = 16
 """Batches of large numbers, of a model and a method, that are compared with the model's outputs, at most."""
-
-TRIES = 8
-"""Calls of a model in which it is tried to see whether a method's values add up."""
 
 _logger = logging.getLogger(__name__)
 
@@ -108,8 +99,6 @@ class _Record:
     of: dict[str, int] = field(default_factory=dict)
     logged: dict[str, int] = field(default_factory=dict)
     comparisons: int = 0
-    tries: int = 0
-    adds_up: bool | None = None
 
 
 class Watch:
@@ -154,23 +143,6 @@ class Watch:
             self._add(model, method, maps, inputs, baselines, outputs, grouped, squared)
         except Exception as error:  # the answer to the client does not depend on this
             _logger.debug("native maps of %s could not be looked at: %s", method, type(error).__name__)
-
-    def to_be_summed(self, model: object, method: str) -> bool:
-        """Whether it is still to be seen that the method's values add up, which this call counts as a try of."""
-        with self._lock:
-            record = self._record(model, method)
-            if record.adds_up is not None or record.tries >= TRIES:
-                return False
-            record.tries += 1
-            return True
-
-    def summed(self, model: object, method: str, adds_up: bool, maps: int) -> None:
-        """Whether the values of so many maps added up."""
-        with self._lock:
-            record = self._record(model, method)
-            record.adds_up = adds_up
-            if not adds_up:
-                self._count(record, model, method, "incomplete", maps, maps)
 
     def findings(self, model: object) -> tuple[Finding, ...]:
         """What was found of a model, by method."""

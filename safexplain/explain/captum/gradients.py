@@ -89,12 +89,11 @@ def _chosen(outputs: Any, target: Any) -> Tensor | None:
         return None
     rows, classes = outputs.shape
     if type(target) is int and -classes <= target < classes:
-        chosen = torch.zeros_like(outputs, requires_grad=False)
+        chosen = torch.zeros_like(outputs)
         chosen[:, target] = 1.0
         return chosen
     if type(target) is Tensor and target.dtype == torch.int64 and target.shape == (rows,) and rows > 1:
-        with torch.no_grad():
-            return torch.zeros_like(outputs).scatter_(1, target.view(rows, 1), 1.0)
+        return torch.zeros_like(outputs).scatter_(1, target.view(rows, 1), 1.0)
     return None
 
 
