@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -23,6 +24,7 @@ from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.explainers import Gradient
+from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
@@ -32,7 +34,7 @@ from safexplain.hardening.hardening import Hardening, hardening_or_default, plai
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
-__all__ = ["Hardened", "check_inputs", "refuse_inside"]
+__all__ = ["Asked", "Catalogued", "Hardened", "check_inputs", "refuse_inside"]
 
 _OWN = ("hardening", "_pinned", "_model_digest")
 """Attributes that native explainers do not have."""
@@ -127,9 +129,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         return certified
 
     @classmethod
-    def catalogued(cls) -> Any:
-        """This class as `safexplain.audit.audit` asks it; see `safexplain.explain.wrap.Catalogued`."""
-        raise NotImplementedError("build() gives each hardened class this method")
+    def catalogued(cls) -> Catalogued:
+        """This class as `safexplain.audit.audit` asks it: on the default layer, with the options that it needs."""
+        return Catalogued(cls._row, cls)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, and release hardened attributions; see the class.
@@ -206,6 +208,19 @@ class Hardened(Attribution):  # type: ignore[misc]
         explained = _label(inner[0]) if inner else _label(self.forward_func)
         return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
 
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: Catalogued, hardening: Hardening) -> Self:
+        """The explainer of a model."""
+        layer = () if cls._row.of == "input" else (default_layer(forward),)
+        return cls(forward, *layer, hardening=hardening)
+
+    def _asked(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """See `Asked.attribute`; the target is left out where the method has none."""
+        x = x.detach().clone().requires_grad_(self._row.leaf_inputs)
+        arguments = self._row.options(x, options) | ({"target": target} if self._row.target else {})
+        maps: Tensor = self.attribute(x, **arguments)
+        return maps
+
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
         self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
@@ -226,11 +241,11 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        right = self._required <= given.keys() and (
-            self._open or given.keys() <= self._defaults.keys() | self._required
-        )
-        if not right or len(args) > len(self._names) or len(given) < len(args) + len(kwargs):
-            self._signature.bind(self, *args, **kwargs)  # says what is wrong
+        known = self._open or given.keys() <= self._defaults.keys() | self._required
+        bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
+        enough = self._pinned is not None or self._required <= given.keys()
+        if not known or not enough or len(given) != len(args) + len(kwargs):
+            bind(self, *args, **kwargs)  # says what is wrong
         return given
 
     def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
@@ -314,6 +329,55 @@ class Hardened(Attribution):  # type: ignore[misc]
         x = (inputs if self.hardening.noise is None else as_hashed(inputs)).detach().clone()
         leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
         return x.requires_grad_(leaf or inputs.requires_grad)
+
+
+@dataclass(frozen=True)
+class Catalogued:
+    """A method of the catalog as an audit makes it of each model.
+
+    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
+    """
+
+    row: Row
+    kind: Any
+
+    @property
+    def method(self) -> str:
+        """Name in the catalog, as certificates have it."""
+        return self.row.name
+
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
+        """The explainer of a model."""
+        return Asked(self.kind._of_model(model, self, hardening))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An explainer as an audit asks it: an example's answer does not depend on the others."""
+
+    explainer: Any
+
+    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
+        """(batch, ...) numbers, on the device of x.
+
+        Args:
+            x: (batch, ...) inputs.
+            target: (batch,) the explained class of each.
+            **options: as `Row.options` takes them.
+        """
+        released: Tensor = self.explainer._asked(x, target, options)
+        return released
+
+    @property
+    def hardens_again(self) -> bool:
+        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
+        own = self.explainer
+        return isinstance(own, Hardened) and own._row.of == "input" and own.hardening.noise is None
+
+    def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
+        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
+        released: Tensor = self.explainer._harden(native, (x,), self.explainer._row.options(x, options), {})
+        return released
 
 
 def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from captum.attr import Attribution
-from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
 from safexplain.explain.alibi.base import HardenedAlibi
-from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
-from safexplain.explain.hardened import Hardened
+from safexplain.explain.hardened import Asked, Catalogued, Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.libraries import defined_in
 from safexplain.explain.shap import harden_shap
 from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HARDENED", "Catalogued", "build", "harden"]
+__all__ = ["HARDENED", "Asked", "Catalogued", "build", "harden"]
 
 
 def build(row: Row) -> type[Hardened]:
@@ -65,7 +63,6 @@ def build(row: Row) -> type[Hardened]:
         "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
         "_required": frozenset(p.name for p in named if p.default is p.empty),
         "_open": len(named) < len(parameters),
-        "catalogued": classmethod(lambda kind: Catalogued(row, kind)),
     }
     return type(name, (Hardened, native), namespace)
 
@@ -166,60 +163,6 @@ def harden(
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     return _harden_captum(native, hardening, model_digest)
-
-
-@dataclass(frozen=True)
-class Catalogued:
-    """A method of the catalog as an audit asks it: on the default layer, with the options that it cannot do without.
-
-    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
-    """
-
-    row: Row
-    kind: Any
-
-    @property
-    def method(self) -> str:
-        """Name in the catalog, as certificates have it."""
-        return self.row.name
-
-    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
-        """The explainer of a model."""
-        layer = () if self.row.of == "input" else (default_layer(model),)
-        return Asked(self.row, self.kind(model, *layer, hardening=hardening))
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """An explainer and what is known of how it is asked."""
-
-    row: Row
-    explainer: Any
-
-    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
-        """Maps of a batch.
-
-        Args:
-            x: (batch, ...) inputs.
-            target: (batch,) the explained class of each; left out where the method has none.
-            **options: as `Row.options` takes them.
-        """
-        x = x.detach().clone().requires_grad_(self.row.leaf_inputs)
-        arguments = self.row.options(x, options) | ({"target": target} if self.row.target else {})
-        maps: Tensor = self.explainer.attribute(x, **arguments)
-        return maps
-
-    @property
-    def hardens_again(self) -> bool:
-        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
-        return (
-            self.row.of == "input" and isinstance(self.explainer, Hardened) and self.explainer.hardening.noise is None
-        )
-
-    def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
-        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
-        released: Tensor = self.explainer._harden(native, (x,), self.row.options(x, options), {})
-        return released
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:
