@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from safexplain._digest import modules_of
 from safexplain.outputs import Logits, Probability
 
-__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "watch"]
+__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "inside", "watch"]
 
 FINDINGS = {
     "not finite": (
@@ -220,7 +220,7 @@ class Watch:
         modules = modules_of(model)
         if not modules:
             return self._by_name.setdefault(_name(model), {})
-        return self._by_model.setdefault(_inside(modules[0]), {})
+        return self._by_model.setdefault(inside(modules[0]), {})
 
 
 _SERVICE = Watch()
@@ -272,7 +272,8 @@ def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -
     return out * max(1.0, 1 / max(largest, 1e-12))
 
 
-def _inside(model: nn.Module) -> nn.Module:
+def inside(model: Any) -> Any:
+    """The model behind wrappers that make its outputs probabilities or logits."""
     while isinstance(model, Probability | Logits):
         model = model.model
     return model
@@ -280,5 +281,5 @@ def _inside(model: nn.Module) -> nn.Module:
 
 def _name(model: object) -> str:
     modules = modules_of(model)
-    named = _inside(modules[0]) if modules else model
+    named = inside(modules[0]) if modules else model
     return type(named).__name__ if modules else str(getattr(named, "__qualname__", type(named).__name__))

@@ -168,7 +168,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             return self._empty(options, lent)
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
-        mode = options.pop("interpolate_mode", None) if self._enlarges else None
+        enlarges = hasattr(self._native, "enlarge")  # which is done after hardening
+        mode = options.pop("interpolate_mode", None) if enlarges else None
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
             options |= {name: as_asked(options[name]) for name in NUMBERS if name in options}
@@ -204,9 +205,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         return False
 
     def __repr__(self) -> str:
-        inner = [value for value in vars(self).values() if isinstance(value, Attribution)]
-        explained = _label(inner[0]) if inner else _label(self.forward_func)
-        return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
+        return f"{type(self).__name__}(hardening={self.hardening!r})"
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: Catalogued, hardening: Hardening) -> Self:
@@ -254,11 +253,6 @@ class Hardened(Attribution):  # type: ignore[misc]
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
-    @property
-    def _enlarges(self) -> bool:
-        """Whether the native class can enlarge maps, which is done after hardening."""
-        return hasattr(self._native, "enlarge")
-
     def _harden(
         self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
     ) -> Any:
@@ -299,25 +293,17 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _run_native(self, options: Mapping[str, Any], lent: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext(), lent() as explainer:
-            asked = {"inputs": self._private(options["inputs"])}
-            for name, value in options.items():
-                if name != "inputs":
-                    asked[name] = _outside_inference(value) if isinstance(value, _HOLDERS) else value
-            self._check_first_call(explainer, asked)
+            asked = {k: _outside_inference(v) if isinstance(v, _HOLDERS) else v for k, v in options.items()}
+            asked["inputs"] = self._private(options["inputs"])
+            originals = (self, *explainers_in(vars(self)))
+            for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
+                model_checks.check_first_call(inner, own.forward_func, asked)
             try:
                 return getattr(explainer, self._entry)(**asked)
             except (TypeError, ValueError) as error:
                 if (clearer := _clearer(self._row.name, error)) is None:
                     raise
                 raise clearer from error
-
-    def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
-        """Once for each model, see `model_checks`."""
-        originals = (self, *explainers_in(vars(self)))
-        if not self._row.hooks and len(originals) == 1:
-            return
-        for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            model_checks.check_first_call(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
@@ -445,19 +431,8 @@ def _two_for_none(value: Any) -> Any:
 
 def _target_of(target: Any, row: int, batch: int) -> Any:
     """The target of one example, however the batch's was written."""
-    if isinstance(target, Tensor) and target.numel() > 1:
-        return target[row : row + 1]
-    if isinstance(target, list) and len(target) == batch:
-        return target[row : row + 1]
-    return target
-
-
-def _label(explained: Any) -> str:
-    if isinstance(explained, Attribution):
-        return f"{type(explained).__name__}({_label(explained.forward_func)})"
-    if isinstance(explained, nn.Module):
-        return type(explained).__name__
-    return getattr(explained, "__qualname__", type(explained).__name__)
+    several = target.numel() > 1 if isinstance(target, Tensor) else isinstance(target, list) and len(target) == batch
+    return target[row : row + 1] if several else target
 
 
 _NO_DELTA = (

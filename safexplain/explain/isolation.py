@@ -59,6 +59,7 @@ Lend = Callable[[], AbstractContextManager[Attribution]]
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 _CONTAINERS = frozenset({OrderedDict, dict, list, set})
+_CHANGED = (list, Model, Attribution)
 _RULES = (nn.Module.__reduce__, nn.Module.__reduce_ex__, nn.Module.__getstate__)
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _guard = threading.Lock()
@@ -201,7 +202,7 @@ def _kept_buffers(modules: tuple[nn.Module, ...]) -> Iterator[None]:
 def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The same attributes with what a call changes in them made anew: lists, without the handles of hooks that are long
     removed; surrogate models, which each call fits; and explainers inside."""
-    return {k: _own(v) if isinstance(v, list | Model | Attribution) else v for k, v in state.items()}
+    return {k: _own(v) if isinstance(v, _CHANGED) else v for k, v in state.items()}
 
 
 def _own(value: Any) -> Any:

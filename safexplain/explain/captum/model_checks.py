@@ -40,6 +40,7 @@ from torch.overrides import TorchFunctionMode
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
+from safexplain.native_maps import inside
 from safexplain.outputs import EstimatorModule, Logits, Probability
 
 __all__ = [
@@ -140,7 +141,7 @@ def check_mode(explained: object, *, stacklevel: int = 4) -> None:
 def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
     """Warn as `check_mode` does; whether a part of one of these models is in training mode."""
     trains = False
-    for network in map(_network, models):  # a new wrapper may be made for each explainer
+    for network in map(inside, models):  # a new wrapper may be made for each explainer
         if not (names := in_training_mode(network)):
             continue
         trains = True
@@ -309,18 +310,12 @@ def _relus(model: nn.Module) -> list[nn.Module]:
 
 def is_estimator(model: object) -> bool:
     """Whether it is a scikit-learn classifier, of which each row is predicted by itself."""
-    return isinstance(_network(model), EstimatorModule)
-
-
-def _network(model: Any) -> Any:
-    while isinstance(model, Probability | Logits):
-        model = model.model
-    return model
+    return isinstance(inside(model), EstimatorModule)
 
 
 def _name(model: nn.Module) -> str:
     """Of the network's class."""
-    return type(_network(model)).__name__
+    return type(inside(model)).__name__
 
 
 def _nothing_to_change(explainer: Attribution, fact: str) -> str:
