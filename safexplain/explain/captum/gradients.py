@@ -21,6 +21,9 @@ ROWS, ROWS_ON_DEVICE = 1_024, 16_384
 """Rows of a block, at most: on a CPU, and on a GPU or another device. Each has at least half as many, since matrix
 products of few rows (fewer than 16, as measured) are rounded in another way."""
 
+_FEWER, _NUMBERS = 256, 2**18
+"""On a CPU, rows of a block of images, which have more than `_NUMBERS` numbers in more rows than that."""
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -41,7 +44,8 @@ def gradients_in_blocks(
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     rows = len(tensors[0])
-    count = -(-rows // (ROWS if tensors[0].device.type == "cpu" else ROWS_ON_DEVICE))
+    fit = min(ROWS, max(_FEWER, _NUMBERS * rows // max(1, tensors[0].numel())))
+    count = -(-rows // (fit if tensors[0].is_cpu else ROWS_ON_DEVICE))
     if count < 2:
         return gradients(forward_fn, inputs, target_ind, additional_forward_args)
     extra = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
