@@ -74,6 +74,10 @@ class Hardened(Attribution):  # type: ignore[misc]
     """Of the native entry's arguments, in order."""
     _defaults: ClassVar[Mapping[str, Any]]
     _required: ClassVar[frozenset[str]]
+    _rest: ClassVar[str | None]
+    """Name of its *args, if it has any."""
+    _by_place: ClassVar[bool]
+    """Whether the arguments in `_names` must be given by place."""
     _open: ClassVar[bool]
     """Whether it takes arguments of any other name."""
     _pinned: Pinned | None = None
@@ -239,13 +243,14 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
-        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        by_place = dict(zip(self._names, args, strict=False))
+        given, rest = {**by_place, **kwargs}, args[len(by_place) :]
         known = self._open or given.keys() <= self._defaults.keys() | self._required
         bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
         enough = self._pinned is not None or self._required <= given.keys()
-        if not known or not enough or len(given) != len(args) + len(kwargs):
+        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and self._rest is None):
             bind(self, *args, **kwargs)  # says what is wrong
-        return given
+        return {**given, str(self._rest): rest} if rest else given
 
     def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
@@ -299,7 +304,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
                 model_checks.check_first_call(inner, own.forward_func, asked)
             try:
-                return getattr(explainer, self._entry)(**asked)
+                places = [asked.pop(name) for name in self._names] if self._by_place else []
+                return getattr(explainer, self._entry)(*places, *asked.pop(self._rest, ()), **asked)
             except (TypeError, ValueError) as error:
                 if (clearer := _clearer(self._row.name, error)) is None:
                     raise

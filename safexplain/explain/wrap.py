@@ -35,7 +35,7 @@ def build(row: Row) -> type[Hardened]:
     """The hardened class of a row: `Hardened` and the native class, with the native signatures.
 
     Raises:
-        RefusedError: the native class has no `inputs` to tie the noise to, or takes arguments that have no names.
+        RefusedError: the native class has no `inputs` to tie the noise to.
     """
     native, name = row.native, row.hardened_name
     signature = inspect.signature(native.attribute)
@@ -45,9 +45,8 @@ def build(row: Row) -> type[Hardened]:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
     parameters = list(signature.parameters.values())[1:]
-    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
-        raise RefusedError(f"{native.__name__}.attribute takes arguments without names; name them in its signature")
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
     constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
@@ -62,7 +61,9 @@ def build(row: Row) -> type[Hardened]:
         "_names": tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
         "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
         "_required": frozenset(p.name for p in named if p.default is p.empty),
-        "_open": len(named) < len(parameters),
+        "_rest": rest,
+        "_by_place": rest is not None or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
+        "_open": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
     return type(name, (Hardened, native), namespace)
 

@@ -14,7 +14,6 @@ from torch import nn
 
 import safexplain
 from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad, harden
-from safexplain.errors import RefusedError
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
@@ -239,10 +238,18 @@ def test_wrong_arguments_get_pythons_own_errors():
     assert torch.equal(explainer.attribute(x, 1, False), explainer.attribute(abs=False, inputs=x, target=1))
 
 
-def test_arguments_without_names_are_refused_since_noise_cannot_be_tied_to_them():
-    class Nameless(captum.attr.Saliency):
-        def attribute(self, inputs, *args):
-            return super().attribute(inputs, *args)
+def test_arguments_without_names_reach_the_native_method():
+    class Forwarding(captum.attr.Saliency):
+        def attribute(self, inputs, *args, **kwargs):
+            return 3 * super().attribute(inputs, *args, **kwargs)
 
-    with pytest.raises(RefusedError, match="without names"):
-        harden(Nameless(image_net()), NOISY)
+    class ByPlace(captum.attr.Saliency):
+        def attribute(self, inputs, target=None, /, *, abs=True):
+            return super().attribute(inputs, target, abs)
+
+    model, x = image_net(), images(2)
+    native = captum.attr.Saliency(model).attribute(x, 1, abs=False)
+    for kind, factor in ((Forwarding, 3), (ByPlace, 1)):
+        explainer = harden(kind(model), Hardening.none())
+        assert torch.equal(explainer.attribute(x, 1, abs=False), factor * native)
+    assert torch.equal(harden(Forwarding(model), Hardening.none()).attribute(x, target=1, abs=False), 3 * native)
