@@ -7,8 +7,6 @@ NaN comes out as zero. So native maps are looked at before they are hardened, in
     zero         nothing but zeros, although the input is not zero
     constant     the same number everywhere
     huge         over a million times as large as the explained outputs and inputs make plausible
-    incomplete   values that do not add up to f(x) - f(baseline), of a method whose values must; whether they do is
-                 looked at by `safexplain.explain.captum.completeness`, at the first calls of a model
 
 A service finds them in its log (`logging.getLogger("safexplain.native_maps")`, level WARNING): once for each model,
 method and finding, and again when there are ten times as many. No number of a map or an input is logged. An audit
@@ -34,7 +32,7 @@ from torch import Tensor, nn
 from safexplain._digest import modules_of
 from safexplain.outputs import Logits, Probability
 
-__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "watch"]
+__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "inside", "watch"]
 
 FINDINGS = {
     "not finite": (
@@ -52,10 +50,6 @@ FINDINGS = {
         "the method does not work on this model, as LRP does not on networks that call functions in place of modules;"
         " after hardening they look like any other map",
     ),
-    "incomplete": (
-        "do not add up to the difference between the output and that of the baseline, as the method's must",
-        "the explainer is not the method that it is called, or the model's gradients are not those of its outputs",
-    ),
 }
 """Finding -> what such maps do, and what may be the reason."""
 
@@ -67,9 +61,6 @@ HUGE = 1e6
 
 COMPARISONS = 16
 """Batches of large numbers, of a model and a method, that are compared with the model's outputs, at most."""
-
-TRIES = 8
-"""Calls of a model in which it is tried to see whether a method's values add up."""
 
 _logger = logging.getLogger(__name__)
 
@@ -108,8 +99,6 @@ class _Record:
     of: dict[str, int] = field(default_factory=dict)
     logged: dict[str, int] = field(default_factory=dict)
     comparisons: int = 0
-    tries: int = 0
-    adds_up: bool | None = None
 
 
 class Watch:
@@ -155,23 +144,6 @@ class Watch:
         except Exception as error:  # the answer to the client does not depend on this
             _logger.debug("native maps of %s could not be looked at: %s", method, type(error).__name__)
 
-    def to_be_summed(self, model: object, method: str) -> bool:
-        """Whether it is still to be seen that the method's values add up, which this call counts as a try of."""
-        with self._lock:
-            record = self._record(model, method)
-            if record.adds_up is not None or record.tries >= TRIES:
-                return False
-            record.tries += 1
-            return True
-
-    def summed(self, model: object, method: str, adds_up: bool, maps: int) -> None:
-        """Whether the values of so many maps added up."""
-        with self._lock:
-            record = self._record(model, method)
-            record.adds_up = adds_up
-            if not adds_up:
-                self._count(record, model, method, "incomplete", maps, maps)
-
     def findings(self, model: object) -> tuple[Finding, ...]:
         """What was found of a model, by method."""
         with self._lock:
@@ -194,21 +166,23 @@ class Watch:
         squared: bool,
     ) -> None:
         rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]
-        if not rows or any(len(r) != len(rows[0]) for r in rows):
+        if len({r.shape[0] for r in rows}) != 1:
             return
-        ends = [(r.amin(1), r.amax(1)) for r in rows]  # of rows, torch.aminmax takes 20 times as long
-        both = torch.stack([e[0] for e in ends]).amin(0), torch.stack([e[1] for e in ends]).amax(0)
-        low, high = torch.stack(both).cpu().double().numpy()  # the one wait for a device
+        every = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        if every.is_cpu and every.dtype in (torch.float32, torch.float64):
+            low, high = (ends.reduce(every.numpy(), 1) for ends in (np.minimum, np.maximum))
+        else:  # of rows, torch.aminmax takes 20 times as long
+            low, high = torch.stack((every.amin(1), every.amax(1))).cpu().double().numpy()  # the one wait for a device
         right = high > low  # False where one is NaN
-        wide = float(np.maximum(high, -low).max())
+        wide = max(np.maximum.reduce(high), -np.minimum.reduce(low))
         with self._lock:
             record = self._record(model, method)
             record.seen += len(low)
-        if right.all() and wide <= HUGE:
+        if wide <= HUGE and np.logical_and.reduce(right):
             return
         finite = np.isfinite(low) & np.isfinite(high)
         nothing = baselines if isinstance(baselines, tuple) else (baselines,)
-        apart = sum(r.shape[1] for r in rows) > 1 and not grouped
+        apart = every.shape[1] > 1 and not grouped
         found = {
             "not finite": _where(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
             "zero": _where(
@@ -246,7 +220,7 @@ class Watch:
         modules = modules_of(model)
         if not modules:
             return self._by_name.setdefault(_name(model), {})
-        return self._by_model.setdefault(_inside(modules[0]), {})
+        return self._by_model.setdefault(inside(modules[0]), {})
 
 
 _SERVICE = Watch()
@@ -298,7 +272,8 @@ def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -
     return out * max(1.0, 1 / max(largest, 1e-12))
 
 
-def _inside(model: nn.Module) -> nn.Module:
+def inside(model: Any) -> Any:
+    """The model behind wrappers that make its outputs probabilities or logits."""
     while isinstance(model, Probability | Logits):
         model = model.model
     return model
@@ -306,5 +281,5 @@ def _inside(model: nn.Module) -> nn.Module:
 
 def _name(model: object) -> str:
     modules = modules_of(model)
-    named = _inside(modules[0]) if modules else model
+    named = inside(modules[0]) if modules else model
     return type(named).__name__ if modules else str(getattr(named, "__qualname__", type(named).__name__))

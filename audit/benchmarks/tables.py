@@ -68,10 +68,11 @@ def gradients(found: dict[str, Any]) -> str:
     """Captum's gradients and ours."""
     rows = [
         (name, f"{r['captum_ms']:,.4g}", f"{r['ours_ms']:,.4g}", f"{r['ratio_median']:.2f}",
-         "yes" if r["equal_bits"] else "no")
+         "yes" if r["equal_bits"] else "no", f"{r['hardened_ms']:,.4g}", f"{r['hardened_ratio_median']:.2f}")
         for name, r in found["gradients"]["results"].items()
     ]  # fmt: skip
-    header = ("one thread, processor time", "Captum, ms", "safexplain, ms", "ratio (median)", "equal bits")
+    header = ("one thread, processor time", "Captum, ms", "safexplain, ms", "ratio (median)", "equal bits",
+              "hardened, ms", "ratio (median)")  # fmt: skip
     return markdown(header, rows)
 
 

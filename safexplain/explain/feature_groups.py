@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import InputError, MissingExtraError, RefusedError
+from safexplain.errors import InputError, RefusedError, brought_by
 from safexplain.hardening.hardening import plain
 
 __all__ = ["Groups", "by_name", "find_groups", "grid_segments", "harden_groups", "names_of", "superpixels"]
@@ -53,15 +53,12 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
     ((1, 1, 32, 32), torch.int64, 0)
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise InputError(f"expected images (batch, 1 or 3, height, width), got {_shape(images)}")
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"expected images (batch, 1 or 3, height, width), got {got}")
     if n_segments < 2:
         raise InputError(f"expected at least 2 segments, got n_segments={n_segments}")
-    try:
+    with brought_by("vision"):
         from skimage.segmentation import slic
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "skimage":
-            raise
-        raise MissingExtraError('superpixels need scikit-image: pip install "safexplain[vision]"') from None
     masks = []
     for image in images.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0):
         span = image.amax() - image.amin()
@@ -103,10 +100,6 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
         index = torch.arange(length, device=inputs.device) * pieces // max(length, 1)
         mask = mask * pieces + index.view(*[-1 if i == axis else 1 for i in range(inputs.dim() - 2)])
     return mask
-
-
-def _shape(images: object) -> str:
-    return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
 
 
 @dataclass(frozen=True)

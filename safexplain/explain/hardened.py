@@ -8,28 +8,38 @@ object holds the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 import torch
+from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
 from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum import completeness, model_checks
+from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.explainers import Gradient
+from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
-from safexplain.explain.isolation import explainers_in, lend
+from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
 from safexplain.explain.query import NUMBERS, as_asked, query_of
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
+from safexplain.native_maps import watch
 
-__all__ = ["Hardened", "check_inputs", "refuse_inside"]
+__all__ = ["Asked", "Catalogued", "Hardened", "check_inputs", "refuse_inside"]
+
+_OWN = ("hardening", "_pinned", "_model_digest")
+"""Attributes that native explainers do not have."""
+
+_HOLDERS = (Tensor, tuple, list, dict)
 
 _PER_EVAL = "perturbations_per_eval"
 
@@ -60,6 +70,16 @@ class Hardened(Attribution):  # type: ignore[misc]
     _native: ClassVar[type[Attribution]]
     _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
+    _names: ClassVar[tuple[str, ...]]
+    """Of the native entry's arguments, in order."""
+    _defaults: ClassVar[Mapping[str, Any]]
+    _required: ClassVar[frozenset[str]]
+    _rest: ClassVar[str | None]
+    """Name of its *args, if it has any."""
+    _by_place: ClassVar[bool]
+    """Whether the arguments in `_names` must be given by place."""
+    _open: ClassVar[bool]
+    """Whether it takes arguments of any other name."""
     _pinned: Pinned | None = None
     _model_digest: bytes | None = None
 
@@ -113,9 +133,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         return certified
 
     @classmethod
-    def catalogued(cls) -> Any:
-        """This class as `safexplain.audit.audit` asks it; see `safexplain.explain.wrap.Catalogued`."""
-        raise NotImplementedError("build() gives each hardened class this method")
+    def catalogued(cls) -> Catalogued:
+        """This class as `safexplain.audit.audit` asks it: on the default layer, with the options that it needs."""
+        return Catalogued(cls._row, cls)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, and release hardened attributions; see the class.
@@ -127,42 +147,52 @@ class Hardened(Attribution):  # type: ignore[misc]
         Warns:
             TrainingModeWarning: once for each model that is in training mode, here or when the explainer is made.
         """
+        given = self._given(args, kwargs)
         if self._pinned is not None:
-            given = _flat(self._signature.bind_partial(self, *args, **kwargs))
-            args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
-        model_checks.check_mode(getattr(self, "forward_func", None))
-        bound = self._signature.bind(self, *args, **kwargs)
-        chosen = set(bound.arguments)
-        bound.apply_defaults()
-        options = _flat(bound)
+            given = self._pinned.complete(self._signature, given)
+        state = {name: value for name, value in vars(self).items() if name not in _OWN}
+        modules = modules_in(state)  # the one look at the model
+        lent = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
+        options = {**self._defaults, **given}
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
                 raise RefusedError(_NO_DELTA)
-        nt_type = self._row.nt_type
-        if nt_type and options["nt_type"] != nt_type:
+        nt_type = options.get("nt_type")
+        if self._row.nt_type not in (None, nt_type):
             raise ConfigurationError(
-                f"{type(self).__name__} is nt_type={nt_type!r}, got {options['nt_type']!r};"
+                f"{type(self).__name__} is nt_type={self._row.nt_type!r}, got {nt_type!r};"
                 " harden(NoiseTunnel(...)) takes every nt_type"
             )
         inputs, batch = check_inputs(options["inputs"])
-        if batch == 0 and not isinstance(self, LayerAttribution):
+        layer = isinstance(self, LayerAttribution)
+        if batch == 0 and not layer:
             empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
-            return self._empty(bound)
+            return self._empty(options, lent)
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
-        mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
+        enlarges = hasattr(self._native, "enlarge")  # which is done after hardening
+        mode = options.pop("interpolate_mode", None) if enlarges else None
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
-            for arguments in (bound.arguments, bound.arguments.get("kwargs", {})):  # those of a NoiseTunnel's method
-                arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
-            options = _flat(bound)
-            query = query_of(self, inputs, options, self._lend)
-        if _PER_EVAL in bound.arguments and _PER_EVAL not in chosen and model_checks.is_estimator(self.forward_func):
-            bound.arguments[_PER_EVAL] = max(1, _VALUES // sum(x.numel() for x in inputs))
-        native = self._run_native(bound)
-        _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
+            options |= {name: as_asked(options[name]) for name in NUMBERS if name in options}
+            query = query_of(self, inputs, options, lent)
+        asked = options
+        if _PER_EVAL in options and _PER_EVAL not in given and model_checks.is_estimator(self.forward_func):
+            asked = {**options, _PER_EVAL: max(1, _VALUES // sum(x.numel() for x in inputs))}
+        native = self._run_native(asked, lent)
+        _check_arrays(native, None if layer else len(inputs))
+        watch().add(
+            modules[0] if modules else self.forward_func,
+            self._row.name,
+            native if isinstance(native, tuple) else (native,),
+            inputs=inputs,
+            baselines=options.get("baselines"),
+            outputs=partial(_explained, lent, inputs, options),
+            grouped=options.get("feature_mask") is not None,
+            squared=nt_type in ("vargrad", "smoothgrad_sq"),
+        )
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
@@ -179,9 +209,20 @@ class Hardened(Attribution):  # type: ignore[misc]
         return False
 
     def __repr__(self) -> str:
-        inner = [value for value in vars(self).values() if isinstance(value, Attribution)]
-        explained = _label(inner[0]) if inner else _label(self.forward_func)
-        return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
+        return f"{type(self).__name__}(hardening={self.hardening!r})"
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: Catalogued, hardening: Hardening) -> Self:
+        """The explainer of a model."""
+        layer = () if cls._row.of == "input" else (default_layer(forward),)
+        return cls(forward, *layer, hardening=hardening)
+
+    def _asked(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """See `Asked.attribute`; the target is left out where the method has none."""
+        x = x.detach().clone().requires_grad_(self._row.leaf_inputs)
+        arguments = self._row.options(x, options) | ({"target": target} if self._row.target else {})
+        maps: Tensor = self.attribute(x, **arguments)
+        return maps
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
@@ -200,17 +241,22 @@ class Hardened(Attribution):  # type: ignore[misc]
         """What wrappers find as `attribute.__wrapped__`."""
         refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
 
-    def _empty(self, bound: inspect.BoundArguments) -> Any:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
+        by_place = dict(zip(self._names, args, strict=False))
+        given, rest = {**by_place, **kwargs}, args[len(by_place) :]
+        known = self._open or given.keys() <= self._defaults.keys() | self._required
+        bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
+        enough = self._pinned is not None or self._required <= given.keys()
+        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and self._rest is None):
+            bind(self, *args, **kwargs)  # says what is wrong
+        return {**given, str(self._rest): rest} if rest else given
+
+    def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
-        bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
-        native = self._run_native(bound, looks=False)
+        native = self._run_native({name: _two_for_none(value) for name, value in options.items()}, lent)
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
-
-    @property
-    def _enlarges(self) -> bool:
-        """Whether the native class can enlarge maps, which is done after hardening."""
-        return hasattr(self._native, "enlarge")
 
     def _harden(
         self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
@@ -249,29 +295,21 @@ class Hardened(Attribution):  # type: ignore[misc]
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
 
-    def _run_native(self, bound: inspect.BoundArguments, *, looks: bool = True) -> Any:
+    def _run_native(self, options: Mapping[str, Any], lent: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
-        with torch.inference_mode(False) if served else nullcontext():
-            bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
-            args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
-            with self._lend() as explainer:
-                self._check_first_call(explainer, _flat(bound))
-                with _reasons(self._row.name):
-                    native = getattr(explainer, self._entry)(*args, **kwargs)
-                if looks:
-                    completeness.look_at(explainer, self.forward_func, self._row.name, native, _flat(bound))
-                return native
-
-    def _lend(self) -> AbstractContextManager[Attribution]:
-        own = ("hardening", "_pinned", "_model_digest")
-        state = {name: value for name, value in vars(self).items() if name not in own}
-        return lend(self._native, state)
-
-    def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
-        """Once for each model, see `model_checks`."""
-        originals = (self, *explainers_in(vars(self)))
-        for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            model_checks.check_first_call(inner, own.forward_func, options)
+        with torch.inference_mode(False) if served else nullcontext(), lent() as explainer:
+            asked = {k: _outside_inference(v) if isinstance(v, _HOLDERS) else v for k, v in options.items()}
+            asked["inputs"] = self._private(options["inputs"])
+            originals = (self, *explainers_in(vars(self)))
+            for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
+                model_checks.check_first_call(inner, own.forward_func, asked)
+            try:
+                places = [asked.pop(name) for name in self._names] if self._by_place else []
+                return getattr(explainer, self._entry)(*places, *asked.pop(self._rest, ()), **asked)
+            except (TypeError, ValueError) as error:
+                if (clearer := _clearer(self._row.name, error)) is None:
+                    raise
+                raise clearer from error
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
@@ -285,12 +323,53 @@ class Hardened(Attribution):  # type: ignore[misc]
         return x.requires_grad_(leaf or inputs.requires_grad)
 
 
-def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Arguments by name, those that travel in **kwargs included."""
-    kinds = bound.signature.parameters
-    rest = [name for name in bound.arguments if kinds[name].kind is inspect.Parameter.VAR_KEYWORD]
-    flat = {name: value for name, value in bound.arguments.items() if name not in rest}
-    return {**flat, **{key: value for name in rest for key, value in bound.arguments[name].items()}}
+@dataclass(frozen=True)
+class Catalogued:
+    """A method of the catalog as an audit makes it of each model.
+
+    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
+    """
+
+    row: Row
+    kind: Any
+
+    @property
+    def method(self) -> str:
+        """Name in the catalog, as certificates have it."""
+        return self.row.name
+
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
+        """The explainer of a model."""
+        return Asked(self.kind._of_model(model, self, hardening))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An explainer as an audit asks it: an example's answer does not depend on the others."""
+
+    explainer: Any
+
+    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
+        """(batch, ...) numbers, on the device of x.
+
+        Args:
+            x: (batch, ...) inputs.
+            target: (batch,) the explained class of each.
+            **options: as `Row.options` takes them.
+        """
+        released: Tensor = self.explainer._asked(x, target, options)
+        return released
+
+    @property
+    def hardens_again(self) -> bool:
+        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
+        own = self.explainer
+        return isinstance(own, Hardened) and own._row.of == "input" and own.hardening.noise is None
+
+    def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
+        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
+        released: Tensor = self.explainer._harden(native, (x,), self.explainer._row.options(x, options), {})
+        return released
 
 
 def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
@@ -304,16 +383,24 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
         raise InputError(
             f"inputs must be a tensor of shape (batch, ...) or a tuple of such, got {type(inputs).__name__}"
         )
-    return tensors, min(x.shape[0] for x in tensors)
+    return tensors, min([x.shape[0] for x in tensors])
 
 
-def _check_arrays(result: Any, inputs: Any, *, inner: bool) -> None:
-    """Only tensors leave, and no more of them than inputs came in (layers may have several outputs)."""
+def _check_arrays(result: Any, expected: int | None) -> None:
+    """Only tensors leave, and as many as inputs came in, where it says how many (layers may have several outputs)."""
     tensors = result if isinstance(result, tuple) else (result,)
-    expected = len(inputs) if isinstance(inputs, tuple) else 1
-    if not all(isinstance(t, Tensor) for t in tensors) or (not inner and len(tensors) != expected):
+    if not all(isinstance(t, Tensor) for t in tensors) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
-        raise RefusedError(f"the native explainer returned ({kinds}) where {expected} attributions were expected")
+        raise RefusedError(f"the native explainer returned ({kinds}) where {expected or 1} attributions were expected")
+
+
+def _explained(lent: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
+    """The outputs that are explained, one for each example."""
+    with lent() as explainer, torch.no_grad():
+        found: Tensor = _run_forward(
+            explainer.forward_func, rows, options.get("target"), options.get("additional_forward_args")
+        )
+    return found
 
 
 def _outside_inference(value: Any) -> Any:
@@ -325,24 +412,18 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
-@contextmanager
-def _reasons(name: str) -> Iterator[None]:
-    """Say what to do where Captum's own error does not."""
-    try:
-        yield
-    except TypeError as error:
-        if "has no rule defined" not in str(error):
-            raise
+def _clearer(name: str, error: Exception) -> Exception | None:
+    """What to do where Captum's own error does not say it."""
+    if isinstance(error, TypeError) and "has no rule defined" in str(error):
         kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
-        raise RefusedError(
+        return RefusedError(
             f"{name} has no rule for {kind}. Give the module one (as module.rule ="
             " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
             " HardenedIG"
-        ) from error
-    except ValueError as error:
-        if name != "KernelShap" or "probs" not in str(error):
-            raise
-        raise InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more") from error
+        )
+    if isinstance(error, ValueError) and name == "KernelShap" and "probs" in str(error):
+        return InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more")
+    return None
 
 
 def _two_for_none(value: Any) -> Any:
@@ -356,19 +437,8 @@ def _two_for_none(value: Any) -> Any:
 
 def _target_of(target: Any, row: int, batch: int) -> Any:
     """The target of one example, however the batch's was written."""
-    if isinstance(target, Tensor) and target.numel() > 1:
-        return target[row : row + 1]
-    if isinstance(target, list) and len(target) == batch:
-        return target[row : row + 1]
-    return target
-
-
-def _label(explained: Any) -> str:
-    if isinstance(explained, Attribution):
-        return f"{type(explained).__name__}({_label(explained.forward_func)})"
-    if isinstance(explained, nn.Module):
-        return type(explained).__name__
-    return getattr(explained, "__qualname__", type(explained).__name__)
+    several = target.numel() > 1 if isinstance(target, Tensor) else isinstance(target, list) and len(target) == batch
+    return target[row : row + 1] if several else target
 
 
 _NO_DELTA = (

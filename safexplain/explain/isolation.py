@@ -19,8 +19,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -41,11 +41,26 @@ from safexplain.explain.captum.gradients import gradients, gradients_in_blocks, 
 from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG, Row
 
-__all__ = ["Touch", "explainers_in", "lend", "one_at_a_time", "own_state", "private_copy", "touch_of"]
+__all__ = [
+    "Lend",
+    "Touch",
+    "explainers_in",
+    "lend",
+    "modules_in",
+    "one_at_a_time",
+    "own_state",
+    "private_copy",
+    "touch_of",
+]
 
 Memo = dict[int, Any]
+Lend = Callable[[], AbstractContextManager[Attribution]]
+"""Lends an explainer, see `lend`."""
 
-_CONTAINERS = (OrderedDict, dict, list, set)
+_ATOMS = frozenset({type(None), bool, int, float, str})
+_CONTAINERS = frozenset({OrderedDict, dict, list, set})
+_CHANGED = (list, Model, Attribution)
+_RULES = (nn.Module.__reduce__, nn.Module.__reduce_ex__, nn.Module.__getstate__)
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _guard = threading.Lock()
 _lock_without_model = threading.RLock()
@@ -69,51 +84,82 @@ _TOUCH: dict[type, Touch] = {
 }
 
 
-def explainers_in(state: Mapping[str, Any]) -> Iterator[Attribution]:
+def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
+    """The modules that an explainer's attributes reach, outermost only, its model's first; without the surrogate models
+    that Captum fits."""
+    some = [value for value in state.values() if type(value) not in _ATOMS and value is not compute_gradients]
+    holders = [value for value in some if type(value) is not list or value]
+    reached = modules_of(holders[0] if len(holders) == 1 else holders)
+    return tuple([module for module in reached if not isinstance(module, Model)])
+
+
+def explainers_in(state: Mapping[str, Any]) -> list[Attribution]:
     """The explainers that an explainer holds in its attributes, as NoiseTunnel does, at any depth."""
+    found = []
     for value in state.values():
         if isinstance(value, Attribution):
-            yield value
-            yield from explainers_in(vars(value))
+            found += [value, *explainers_in(vars(value))]
+    return found
 
 
 def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
     """The most that an explainer, or one inside it, does to the model; WRITES for classes not listed."""
-    kinds = [native, *map(type, explainers_in(state))]
-    return max(_TOUCH.get(kind, Touch.WRITES) for kind in kinds)
+    return max([_TOUCH.get(kind, Touch.WRITES) for kind in (native, *map(type, explainers_in(state)))])
 
 
 @contextmanager
-def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attribution]:
+def lend(
+    native: type[Attribution],
+    state: Mapping[str, Any],
+    originals: tuple[nn.Module, ...] | None = None,
+    trains: bool | None = None,
+) -> Iterator[Attribution]:
     """Lend a native explainer with these attributes that no other call uses, with modules that nobody else uses where
-    it touches them."""
-    touch, originals = touch_of(native, state), modules_of(dict(state))
+    it touches them.
+
+    Args:
+        native: its class.
+        state: its attributes.
+        originals: what `modules_in` finds there, where that is known.
+        trains: whether a part of them is in training mode, where that is known.
+    """
+    originals = modules_in(state) if originals is None else originals
+    trains = any(map(in_training_mode, originals)) if trains is None else trains
+    touch, aliases = touch_of(native, state), dict[int, nn.Parameter]()
     explainer: Attribution = object.__new__(native)
+    if not touch and not trains:
+        explainer.__dict__.update(own_state(state))
+        _give_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
+        yield explainer
+        return
     with ExitStack() as stack:
-        private = None
-        trains = any(map(in_training_mode, originals))
-        if touch or trains:
-            aliases = _aliases(originals) if not trains and _only_replaces(native, state, originals) else {}
-            private = private_copy(
-                state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases)
-            )
-            if private is None:
-                stack.enter_context(one_at_a_time(originals))
+        if not trains and _only_replaces(native, state, originals):
+            aliases = _aliases(originals)
+        private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases))
+        if private is None:
+            stack.enter_context(one_at_a_time(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
-        for inner in (explainer, *explainers_in(vars(explainer))):
-            if vars(inner).get("gradient_func") is compute_gradients:
-                inner.gradient_func = gradients if touch or trains else gradients_in_blocks  # hooks may count rows
+        own = (explainer, *explainers_in(vars(explainer)))
+        _give_gradients(own, gradients)  # not in blocks: hooks may count rows
+        for inner in own:
             if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
                 inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
 
 
+def _give_gradients(explainers: tuple[Attribution, ...], function: Callable[..., Any]) -> None:
+    for explainer in explainers:
+        if explainer.__dict__.get("gradient_func") is compute_gradients:
+            explainer.gradient_func = function
+
+
 def _only_replaces(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
     """Whether all that is written are data put in place of a parameter's, as by the rules that Captum has for LRP."""
-    kinds = [kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS]
+    kinds = {kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS}
+    if not kinds or not kinds <= {LRP, LayerLRP}:
+        return False
     rules = [vars(part).get("rule") for module in originals for part in module.modules()]
-    known = all(rule is None or type(rule).__module__ == lrp_rules.__name__ for rule in rules)
-    return known and bool(kinds) and all(kind in (LRP, LayerLRP) for kind in kinds)
+    return all(rule is None or type(rule).__module__ == lrp_rules.__name__ for rule in rules)
 
 
 def _aliases(modules: tuple[nn.Module, ...]) -> dict[int, nn.Parameter]:
@@ -156,7 +202,7 @@ def _kept_buffers(modules: tuple[nn.Module, ...]) -> Iterator[None]:
 def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The same attributes with what a call changes in them made anew: lists, without the handles of hooks that are long
     removed; surrogate models, which each call fits; and explainers inside."""
-    return {name: _own(value) for name, value in state.items()}
+    return {k: _own(v) if isinstance(v, _CHANGED) else v for k, v in state.items()}
 
 
 def _own(value: Any) -> Any:
@@ -190,30 +236,35 @@ def private_copy(
         private = copy.deepcopy(own_state(state), memo)
     except Exception:
         return None  # whatever deepcopy meets: locks, handles, generators
-    return None if _reaches(private, parts) else private
+    return None if any(_reaches(module, parts) for module in modules_in(private)) else private
 
 
 def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: bool) -> None:
     """Put a copy of every module into `memo`, where deepcopy finds it."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
-    memo.update((key, module.__new__(type(module))) for key, module in simple.items())
+    memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
     if share_parameters:
-        shared = (parameter for module in parts.values() for parameter in module._parameters.values())
-        memo.update((id(parameter), parameter) for parameter in shared if parameter is not None)
+        shared = [parameter for module in parts.values() for parameter in module._parameters.values()]
+        memo.update([(id(parameter), parameter) for parameter in shared if parameter is not None])
     others = []
     for key, module in simple.items():
         attributes = memo[key].__dict__
         for name, value in module.__dict__.items():
-            if is_plain(value):
+            kind = type(value)
+            if kind in _ATOMS:
                 attributes[name] = value
+            elif kind in _CONTAINERS and not value:
+                attributes[name] = kind()
             elif isinstance(value, Tensor):
                 attributes[name] = value if share_parameters else _copy_tensor(value, memo)
+            elif name == "_parameters" and share_parameters:
+                attributes[name] = value.copy()
             elif name in ("_parameters", "_buffers"):
-                attributes[name] = type(value)((n, _copy_tensor(t, memo)) for n, t in value.items())
+                attributes[name] = kind([(n, _copy_tensor(t, memo)) for n, t in value.items()])
             elif name == "_modules":
-                attributes[name] = type(value)((n, copy.deepcopy(m, memo)) for n, m in value.items())
-            elif type(value) in _CONTAINERS and not value:
-                attributes[name] = type(value)()
+                attributes[name] = kind([(n, copy.deepcopy(m, memo)) for n, m in value.items()])
+            elif is_plain(value):
+                attributes[name] = value
             else:
                 attributes[name] = copy.deepcopy(value, memo)
                 others.append(attributes[name])
@@ -221,10 +272,9 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: 
         raise TypeError("an attribute of a module keeps a module of the original")
 
 
-def _copies_by_attributes(kind: type) -> bool:
+def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     """True for modules that Python would copy by their __dict__: they do not say how they are copied."""
-    rules = ("__reduce__", "__reduce_ex__", "__getstate__")
-    return not hasattr(kind, "__deepcopy__") and all(getattr(kind, r) is getattr(nn.Module, r) for r in rules)
+    return (kind.__reduce__, kind.__reduce_ex__, kind.__getstate__) == _RULES and not hasattr(kind, "__deepcopy__")
 
 
 def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
@@ -240,7 +290,7 @@ def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
 
 
 def _reaches(value: object, parts: Mapping[int, nn.Module]) -> bool:
-    return any(id(part) in parts for module in modules_of(value) for part in module.modules())
+    return any(not parts.keys().isdisjoint(map(id, module.modules())) for module in modules_of(value))
 
 
 def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:

@@ -110,7 +110,8 @@ def query_of(
 
 
 def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], seen: Seen) -> list[str]:
-    selects = SELECTS - {"interpolate_mode"} if explainers[0]._enlarges else SELECTS  # enlarging comes after the noise
+    after = {"interpolate_mode"} if hasattr(explainers[0], "enlarge") else set()  # enlarging comes after the noise
+    selects = SELECTS - after
     chosen = {name: value for name, value in options.items() if name in selects}
     for explainer in explainers:
         for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
@@ -255,7 +256,7 @@ def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
 
 def _method(explainer: Attribution) -> str:
     """Name of the method, those inside it and its layer; a native and a hardened explainer have the same."""
-    native = _native(explainer)
+    native = getattr(explainer, "_native", type(explainer))
     name = _SAME.get(native, native).__name__
     inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
     layers = getattr(explainer, "layer", None)
@@ -270,7 +271,3 @@ def _method(explainer: Attribution) -> str:
 
 _SAME: dict[Any, Any] = {Gradient: Saliency, GradCAM: LayerGradCam}
 """Classes whose answers are those of another class, whose options tell the rest."""
-
-
-def _native(explainer: Attribution) -> Any:
-    return getattr(explainer, "_native", type(explainer))

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from captum.attr import Attribution
-from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
 from safexplain.explain.alibi.base import HardenedAlibi
-from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
-from safexplain.explain.hardened import Hardened
+from safexplain.explain.hardened import Asked, Catalogued, Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.libraries import defined_in
 from safexplain.explain.shap import harden_shap
 from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HARDENED", "Catalogued", "build", "harden"]
+__all__ = ["HARDENED", "Asked", "Catalogued", "build", "harden"]
 
 
 def build(row: Row) -> type[Hardened]:
@@ -46,6 +44,9 @@ def build(row: Row) -> type[Hardened]:
     if row.nt_type:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
+    parameters = list(signature.parameters.values())[1:]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
     constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
@@ -57,7 +58,12 @@ def build(row: Row) -> type[Hardened]:
         "_row": row,
         "_native": native,
         "_signature": signature,
-        "catalogued": classmethod(lambda kind: Catalogued(row, kind)),
+        "_names": tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
+        "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
+        "_required": frozenset(p.name for p in named if p.default is p.empty),
+        "_rest": rest,
+        "_by_place": rest is not None or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
+        "_open": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
     return type(name, (Hardened, native), namespace)
 
@@ -158,60 +164,6 @@ def harden(
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     return _harden_captum(native, hardening, model_digest)
-
-
-@dataclass(frozen=True)
-class Catalogued:
-    """A method of the catalog as an audit asks it: on the default layer, with the options that it cannot do without.
-
-    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
-    """
-
-    row: Row
-    kind: Any
-
-    @property
-    def method(self) -> str:
-        """Name in the catalog, as certificates have it."""
-        return self.row.name
-
-    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
-        """The explainer of a model."""
-        layer = () if self.row.of == "input" else (default_layer(model),)
-        return Asked(self.row, self.kind(model, *layer, hardening=hardening))
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """An explainer and what is known of how it is asked."""
-
-    row: Row
-    explainer: Any
-
-    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
-        """Maps of a batch.
-
-        Args:
-            x: (batch, ...) inputs.
-            target: (batch,) the explained class of each; left out where the method has none.
-            **options: as `Row.options` takes them.
-        """
-        x = x.detach().clone().requires_grad_(self.row.leaf_inputs)
-        arguments = self.row.options(x, options) | ({"target": target} if self.row.target else {})
-        maps: Tensor = self.explainer.attribute(x, **arguments)
-        return maps
-
-    @property
-    def hardens_again(self) -> bool:
-        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
-        return (
-            self.row.of == "input" and isinstance(self.explainer, Hardened) and self.explainer.hardening.noise is None
-        )
-
-    def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
-        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
-        released: Tensor = self.explainer._harden(native, (x,), self.row.options(x, options), {})
-        return released
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:

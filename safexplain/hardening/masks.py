@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from torch import Tensor
 from safexplain._validate import keep_number
 from safexplain.errors import ConfigurationError
 from safexplain.hardening.clips import Amount, absolute, keep_amount
+
+_numpy: Any = np
+_SORTS = "AVX512_SKX" in _numpy.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
+"""Whether NumPy sorts by vector instructions, which takes half the time, or less, of a partition."""
 
 
 @runtime_checkable
@@ -71,8 +75,8 @@ def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
     if cut is None:
         cut = kth_largest(keys, [k])
     found = keys >= cut
-    crowded = found.sum(1) > k
-    if bool(crowded.any()):
+    if (np.count_nonzero(found.numpy()) if found.is_cpu else int(found.sum())) > k * keys.shape[0]:
+        crowded = found.sum(1) > k
         tied = keys[crowded] == cut[crowded]
         above = keys[crowded] > cut[crowded]
         room = k - above.sum(1, keepdim=True)
@@ -85,4 +89,6 @@ def kth_largest(keys: Tensor, ks: Sequence[int]) -> Tensor:
     if keys.device.type != "cpu":
         return keys.topk(max(ks), dim=1).values[:, [k - 1 for k in ks]]
     at = [keys.shape[1] - k for k in ks]
+    if len(at) == 1 and _SORTS:
+        return torch.from_numpy(np.sort(keys.numpy(), axis=1)[:, at[0], None])
     return torch.from_numpy(np.partition(keys.numpy(), sorted(set(at)), axis=1)[:, at])

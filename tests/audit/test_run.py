@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import captum.attr
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,6 @@ from safexplain import (
     Relative,
     TopKMask,
     TopKSet,
-    harden,
 )
 from safexplain.audit import (
     AuditOptions,
@@ -338,18 +336,6 @@ def test_native_maps_that_cannot_be_right_are_in_the_notes_the_report_and_the_js
     assert not [r for r in caplog.records if r.name.startswith("safexplain")]
     with pytest.raises(InputError, match="must be finite"):
         run(explainer=Broken, hardening=Hardening.none())
-
-
-def test_values_that_do_not_add_up_are_noted(run):
-    class Triple(captum.attr.IntegratedGradients):
-        def attribute(self, inputs, *args, **kwargs):
-            return 3 * super().attribute(inputs, *args, **kwargs)
-
-    def tripled(model, *, hardening):
-        return harden(Triple(model), hardening)
-
-    assert [f.kind for f in run(explainer=tripled, arguments={"n_steps": 5}).findings] == ["incomplete"]
-    assert run(explainer=HardenedIG, arguments={"n_steps": 5}).findings == ()
 
 
 def test_target_and_references_answer_with_keys_of_their_own(run):

@@ -1,7 +1,10 @@
 """What hardened Captum explainers promise beyond the contract that `tests/testing` runs over every row."""
 
+import sys
 import warnings
+from pathlib import Path
 
+import captum.attr
 import pytest
 import torch
 from captum.attr import NoiseTunnel
@@ -9,8 +12,10 @@ from captum.metrics import infidelity, sensitivity_max
 from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, rows, run
 from torch import nn
 
-from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
+import safexplain
+from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad, harden
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 
@@ -179,3 +184,72 @@ def test_noise_has_the_stated_scale():
         hardening = Hardening(noise=GaussianNoise(std, key=KEY))
         noise = HardenedIG(model, hardening=hardening).attribute(x, target=1) - native
         assert noise.std().item() == pytest.approx(std, rel=0.1)
+
+
+MLP_CALLS = 140
+"""Python calls of ours in one explanation of a small MLP, at most."""
+
+
+@pytest.mark.parametrize("name", ["Saliency", "InputXGradient", "IG", "DeepLift", "GuidedBackprop", "GradientShap"])
+def test_a_call_looks_at_the_model_once_and_takes_few_calls_of_ours(name):
+    """681 for a saliency map, 549 of them through Captum's globals, before the modules were listed once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    explainer, x = HARDENED[name](model), torch.randn(5, 64)
+    options = {"baselines": torch.zeros(3, 64)} if name == "GradientShap" else {}
+    explainer.attribute(x, target=1, **options)  # what is looked at once for each model
+    calls, package = [], str(Path(safexplain.__file__).parent)
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        explainer.attribute(x, target=1, **options)
+    finally:
+        sys.setprofile(before)
+    assert len(calls) <= MLP_CALLS
+    assert calls.count("check_modes") == 1
+    assert calls.count("modules_in") == (1 if CATALOG[name].hooks is False else 2)  # a copy is looked at, too
+
+
+@pytest.mark.parametrize("name", ["Saliency", "InputXGradient", "IG", "DeepLift", "GuidedBackprop", "Deconvolution"])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("target", ["one", "last", "each", "listed"])
+def test_what_is_released_is_captums_map_hardened(name, rows, target):
+    """Captum's own loop over outputs is the slow oracle of the gradient of all rows at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
+    x, each = torch.randn(rows, 12), torch.arange(rows) % 5
+    chosen = {"one": 3, "last": -1, "each": each, "listed": each.tolist()}[target]
+    native = CATALOG[name].explainer(model).attribute(x.clone(), target=chosen).detach()
+    assert torch.equal(HARDENED[name](model, hardening=Hardening.none()).attribute(x, target=chosen), native)
+    hardening = Hardening.recommended()
+    assert torch.equal(HARDENED[name](model, hardening=hardening).attribute(x, target=chosen), hardening(native))
+
+
+def test_wrong_arguments_get_pythons_own_errors():
+    explainer, x = HARDENED["Saliency"](image_net()), images(2)
+    for arguments, options in (((), {}), ((x,), {"inputs": x}), ((x, 1, True, None, 5), {}), ((x,), {"steps": 3})):
+        with pytest.raises(TypeError):
+            explainer.attribute(*arguments, **options)
+    assert torch.equal(explainer.attribute(x, 1, False), explainer.attribute(abs=False, inputs=x, target=1))
+
+
+def test_arguments_without_names_reach_the_native_method():
+    class Forwarding(captum.attr.Saliency):
+        def attribute(self, inputs, *args, **kwargs):
+            return 3 * super().attribute(inputs, *args, **kwargs)
+
+    class ByPlace(captum.attr.Saliency):
+        def attribute(self, inputs, target=None, /, *, abs=True):
+            return super().attribute(inputs, target, abs)
+
+    model, x = image_net(), images(2)
+    native = captum.attr.Saliency(model).attribute(x, 1, abs=False)
+    for kind, factor in ((Forwarding, 3), (ByPlace, 1)):
+        explainer = harden(kind(model), Hardening.none())
+        assert torch.equal(explainer.attribute(x, 1, abs=False), factor * native)
+    assert torch.equal(harden(Forwarding(model), Hardening.none()).attribute(x, target=1, abs=False), 3 * native)

@@ -12,14 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from captum._utils.common import _run_forward
-from torch import Tensor
+from captum._utils.common import _format_additional_forward_args, _run_forward, _select_targets
+from torch import Tensor, nn
 
 __all__ = ["ROWS", "ROWS_ON_DEVICE", "gradients", "gradients_in_blocks", "is_plain"]
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
 """Rows of a block, at most: on a CPU, and on a GPU or another device. Each has at least half as many, since matrix
 products of few rows (fewer than 16, as measured) are rounded in another way."""
+
+_FEWER, _NUMBERS = 256, 2**18
+"""On a CPU, rows of a block of images, which have more than `_NUMBERS` numbers in more rows than that."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -40,12 +43,15 @@ def gradients_in_blocks(
     not as many outputs as rows.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    rows = len(tensors[0])
+    fit = min(ROWS, max(_FEWER, _NUMBERS * rows // max(1, tensors[0].numel())))
+    count = -(-rows // (fit if tensors[0].is_cpu else ROWS_ON_DEVICE))
+    if count < 2:
+        return gradients(forward_fn, inputs, target_ind, additional_forward_args)
     extra = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     target: Any = target_ind.item() if isinstance(target_ind, Tensor) and target_ind.numel() == 1 else target_ind
-    rows = len(tensors[0])
-    count = -(-rows // (ROWS if tensors[0].device.type == "cpu" else ROWS_ON_DEVICE))
     known = all(_is_shared(x) or (isinstance(x, Tensor) and len(x) == rows) for x in (*tensors, *extra))
-    if count < 2 or not known or not (_is_shared(target) or len(target) == rows):
+    if not known or not (_is_shared(target) or len(target) == rows):
         return gradients(forward_fn, inputs, target_ind, additional_forward_args)
     found = []
     for i in range(count):
@@ -62,7 +68,14 @@ def gradients_in_blocks(
 def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: Any) -> tuple[tuple[Tensor, ...], int]:
     """And how many outputs they are of."""
     with torch.enable_grad():
-        outputs = _run_forward(forward_fn, inputs, target, extra)
+        if not isinstance(forward_fn, nn.Module):
+            outputs = _run_forward(forward_fn, inputs, target, extra)
+        else:  # as `_run_forward` does, which first reads the signature
+            given = inputs if isinstance(inputs, tuple) else (inputs,)
+            found = forward_fn(*given, *(_format_additional_forward_args(extra) or ()))
+            if (chosen := _chosen(found, target)) is not None:
+                return torch.autograd.grad(found, inputs, chosen), found.shape[0]
+            outputs = _select_targets(found, target)
         if outputs[0].numel() != 1:
             raise AssertionError(
                 "Target not provided when necessary, cannot take gradient with respect to multiple outputs."
@@ -71,6 +84,21 @@ def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: 
             ones = torch.ones_like(outputs, memory_format=torch.contiguous_format)
             return torch.autograd.grad(outputs, inputs, ones), len(outputs)
         return torch.autograd.grad(torch.unbind(outputs), inputs), len(outputs)
+
+
+def _chosen(outputs: Any, target: Any) -> Tensor | None:
+    """(rows, classes) ones where the explained outputs stand, which is what arrives at a classifier's outputs from
+    them; None where that is not plain to see."""
+    if type(outputs) is not Tensor or outputs.dim() != 2 or not outputs.is_floating_point() or not outputs.numel():
+        return None
+    rows, classes = outputs.shape
+    if type(target) is int and -classes <= target < classes:
+        chosen = torch.zeros_like(outputs)
+        chosen[:, target] = 1.0
+        return chosen
+    if type(target) is Tensor and target.dtype == torch.int64 and target.shape == (rows,) and rows > 1:
+        return torch.zeros_like(outputs).scatter_(1, target.view(rows, 1), 1.0)
+    return None
 
 
 def _is_shared(value: Any) -> bool:

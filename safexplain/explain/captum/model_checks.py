@@ -40,9 +40,18 @@ from torch.overrides import TorchFunctionMode
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
+from safexplain.native_maps import inside
 from safexplain.outputs import EstimatorModule, Logits, Probability
 
-__all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "in_training_mode", "is_estimator"]
+__all__ = [
+    "check_deeplift",
+    "check_first_call",
+    "check_mode",
+    "check_modes",
+    "check_relus",
+    "in_training_mode",
+    "is_estimator",
+]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _RELU_KINDS = (GuidedBackprop, Deconvolution)
@@ -90,7 +99,8 @@ def in_training_mode(model: nn.Module) -> list[str]:
     >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
     ([], ['model.0', 'model.1'])
     """
-    return list(_training_parts(model, ""))
+    modes = [part.training for part in model.modules()]
+    return list(_training_parts(model, "")) if True in modes else []
 
 
 def _training_parts(part: nn.Module, name: str) -> Iterator[str]:
@@ -125,17 +135,27 @@ def check_mode(explained: object, *, stacklevel: int = 4) -> None:
     Warns:
         TrainingModeWarning: a part of a model is in training mode.
     """
-    for model in map(_network, modules_of(explained)):  # a new wrapper may be made for each explainer
-        if model in _warned or not (names := in_training_mode(model)):
+    check_modes(modules_of(explained), stacklevel=stacklevel + 1)
+
+
+def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
+    """Warn as `check_mode` does; whether a part of one of these models is in training mode."""
+    trains = False
+    for network in map(inside, models):  # a new wrapper may be made for each explainer
+        if not (names := in_training_mode(network)):
             continue
-        _warned.add(model)
+        trains = True
+        if network in _warned:
+            continue
+        _warned.add(network)
         warnings.warn(
-            f"{type(model).__name__} is in training mode ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}):"
+            f"{type(network).__name__} is in training mode ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}):"
             " with dropout or batch statistics every answer is another one, and asking again averages the noise away."
             " Call model.eval() before it is explained",
             TrainingModeWarning,
             stacklevel=stacklevel,
         )
+    return trains
 
 
 def check_deeplift(explainer: Attribution) -> None:
@@ -290,18 +310,12 @@ def _relus(model: nn.Module) -> list[nn.Module]:
 
 def is_estimator(model: object) -> bool:
     """Whether it is a scikit-learn classifier, of which each row is predicted by itself."""
-    return isinstance(_network(model), EstimatorModule)
-
-
-def _network(model: Any) -> Any:
-    while isinstance(model, Probability | Logits):
-        model = model.model
-    return model
+    return isinstance(inside(model), EstimatorModule)
 
 
 def _name(model: nn.Module) -> str:
     """Of the network's class."""
-    return type(_network(model)).__name__
+    return type(inside(model)).__name__
 
 
 def _nothing_to_change(explainer: Attribution, fact: str) -> str:

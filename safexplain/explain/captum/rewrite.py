@@ -71,17 +71,12 @@ _IGNORED: Mapping[str, tuple[object, ...]] = {"_stacklevel": (3, 5), "dtype": (N
 _SPLIT = tuple(row.module for row in _ACTIVATIONS)
 """Modules of which each call gets its own."""
 
-_SIDES = (32, 224, 28, 64, 16, 8, 96, 128, 256, 299)
-"""Of images that are tried where no inputs are given."""
-
-_BATCH = 4
-
 
 def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | None = None) -> nn.Module:
     """The same network with a module for each call of an activation or of max pooling.
 
         from safexplain.explain import rewrite_functional
-        model = rewrite_functional(model)
+        model = rewrite_functional(model, inputs=x)
         HardenedDeepLift(model).attribute(x, target=y)
 
     Functions (`F.relu`, `torch.relu`, `x.relu()`, `x.clamp(min=0)`, `F.max_pool2d`, ...) become modules, and activation
@@ -94,8 +89,8 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
 
     Args:
         model: any, in evaluation mode; or in training mode, where it calls the same functions in both.
-        inputs: on which the outputs are compared, (batch, ...) or several such. None: random numbers, of a shape that
-            the first layer tells.
+        inputs: on which the outputs of both are compared, (batch, ...) or several such. None: they are not compared,
+            and you should see that they are the same.
 
     Returns:
         The new network, in the same mode; `model` itself where there is nothing to rewrite.
@@ -103,7 +98,7 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
     Raises:
         RefusedError: the calls depend on the input, so that they cannot be followed; or the new network's outputs are
             not those of the old one bit by bit.
-        InputError: `inputs` are needed and missing, or the model does not take them.
+        InputError: the model does not take the inputs.
     """
     graph, root = _traced(model)
     if model.training:
@@ -121,7 +116,8 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
     own = dict(model.named_modules())
     for name, part in rewritten.named_modules():
         part.training = own[name].training if name in own else model.training
-    _compare(model, rewritten, inputs)
+    if inputs is not None:
+        _compare(model, rewritten, inputs if isinstance(inputs, tuple) else (inputs,))
     return rewritten
 
 
@@ -243,10 +239,15 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
             part.training = was
 
 
-def _compare(model: nn.Module, rewritten: nn.Module, inputs: Tensor | tuple[Tensor, ...] | None) -> None:
-    """See that both give the same numbers, bit by bit, in evaluation mode."""
+def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """See that both give the same numbers, bit by bit, in evaluation mode: on the inputs, on one row of them, and on
+    them ten times as large and with other signs."""
+    given = tuple(x.detach() for x in inputs)
+    batches = [given, tuple(x[:1] for x in given)]
+    if all(x.is_floating_point() for x in given):
+        batches += [tuple(factor * x for x in given) for factor in (10.0, -1.0)]
     with _mode(model, False), _mode(rewritten, False), torch.no_grad():
-        for rows in _examples(model, inputs):
+        for rows in batches:
             try:
                 expected = model(*(x.clone() for x in rows))
                 found = rewritten(*(x.clone() for x in rows))
@@ -271,48 +272,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
-
-
-def _examples(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | None) -> Iterator[tuple[Tensor, ...]]:
-    """Batches to compare on: those given, one row of them, and random ones of their shape and several sizes.
-
-    Raises:
-        InputError: none are given, and no shape that the first layer tells fits.
-    """
-    if inputs is not None:
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        yield tuple(x.detach() for x in given)
-        yield tuple(x.detach()[:1] for x in given)
-        if not all(x.is_floating_point() for x in given):
-            return
-    else:
-        given = (_fitting(model),)
-    generator = torch.Generator().manual_seed(0)
-    for rows, size in ((_BATCH, 1.0), (_BATCH + 1, 10.0), (1, 0.1)):
-        yield tuple((size * torch.randn(rows, *x.shape[1:], generator=generator)).to(x.device, x.dtype) for x in given)
-
-
-def _fitting(model: nn.Module) -> Tensor:
-    """A batch of zeros that the model takes."""
-    place = next(model.parameters(), torch.zeros(()))
-    for part in model.modules():
-        shapes: list[tuple[int, ...]] = []
-        if isinstance(part, nn.Linear):
-            d = part.in_features
-            shapes = [(d,), (3, d), *((c, s, s) for c in (1, 3) for s in _SIDES if d == c * s * s)]
-        elif isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            axes = len(part.kernel_size)
-            shapes = [(part.in_channels, *(s,) * axes) for s in ((8, 16, 32) if axes == 3 else _SIDES)]
-        for shape in shapes:
-            x = torch.zeros(_BATCH, *shape, device=place.device, dtype=place.dtype)
-            try:
-                model(x)
-            except Exception:  # another shape, then
-                continue
-            return x
-        if shapes:
-            break
-    raise InputError(
-        f"the shape of the inputs of {type(model).__name__} cannot be told: give some, as"
-        " rewrite_functional(model, inputs=x)"
-    )
