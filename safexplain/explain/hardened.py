@@ -29,15 +29,20 @@ from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
+from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for
 from safexplain.explain.query import NUMBERS, as_asked, query_of
+from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
 __all__ = ["Asked", "Catalogued", "Hardened", "check_inputs", "refuse_inside"]
 
-_OWN = ("hardening", "_pinned", "_model_digest")
+_OWN = ("hardening", "direction", "_pinned", "_model_digest", "_above")
 """Attributes that native explainers do not have."""
+
+SQUARED = ("vargrad", "smoothgrad_sq")
+"""Kinds of a NoiseTunnel whose maps have no signs."""
 
 _HOLDERS = (Tensor, tuple, list, dict)
 
@@ -54,6 +59,10 @@ class Hardened(Attribution):  # type: ignore[misc]
     the native method returns (same structure, shapes, dtype, device), hardened and detached; with
     `Hardening.none()` the same numbers. An empty batch gives empty tensors.
 
+    Of a model with one output, (batch,) or (batch, 1), maps speak for the class that is predicted for each example:
+    class 1 where a logit is above 0, or a probability above .5. Natively all speak for class 1. Where the output is a
+    number, say `direction="up"` (why it is as high as it is) or "down". Magnitudes, as Saliency's, stay as they are.
+
     A scikit-learn classifier (`EstimatorModule`) is asked about many perturbed rows at a time where
     `perturbations_per_eval` is left open: it predicts each row by itself, so that the numbers stay the same.
 
@@ -63,9 +72,11 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     Attributes:
         hardening: what is done to each explanation.
+        direction: of a model whose one output is a number.
     """
 
     hardening: Hardening
+    direction: Direction | None = None
     _row: ClassVar[Row]
     _native: ClassVar[type[Attribution]]
     _entry: ClassVar[str] = "attribute"
@@ -82,11 +93,19 @@ class Hardened(Attribution):  # type: ignore[misc]
     """Whether it takes arguments of any other name."""
     _pinned: Pinned | None = None
     _model_digest: bytes | None = None
+    _above: tuple[float] | tuple[()] | None = None
+    """What the model's one output predicts class 1 above; (): it has several. None: nobody has looked."""
 
     def __init__(
-        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        hardening: Hardening | None = None,
+        model_digest: bytes | None = None,
+        direction: Direction | None = None,
+        **kwargs: Any,
     ) -> None:
         """Make the native explainer with the native arguments, and harden it; see the class."""
+        self.direction = direction
         bound = inspect.signature(self._native.__init__).bind(self, *args, **kwargs)
         if self._row.nt_type and not isinstance(method := bound.arguments.get("attribution_method"), Attribution):
             if not callable(method):
@@ -191,9 +210,15 @@ class Hardened(Attribution):  # type: ignore[misc]
             baselines=options.get("baselines"),
             outputs=partial(_explained, lent, inputs, options),
             grouped=options.get("feature_mask") is not None,
-            squared=nt_type in ("vargrad", "smoothgrad_sq"),
+            squared=nt_type in SQUARED,
         )
+        classes = self._in_favour(inputs, options, lent)
+        first = self.hardening.noise is None or isinstance(self.hardening.clip, TopKSet)  # else one noise for both
+        if classes is not None and first:
+            native = _each(native, classes)
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
+        if classes is not None and not first:
+            released = _each(released, classes)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
     def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -258,6 +283,27 @@ class Hardened(Attribution):  # type: ignore[misc]
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
+    def _in_favour(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
+        """(batch,) 0 or 1: the class that a map of the model's one output is to speak for; None: as natively."""
+        target = options.get("target", ())
+        if (self.hardening.is_none and self.direction is None) or self._above == () or not len(inputs[0]):
+            return None
+        sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in SQUARED
+        column = target is None or (isinstance(target, int | Tensor) and not torch.as_tensor(target).any())
+        if sizes or not column:
+            return None
+        whole = {**options, "target": None}
+        scores = _explained(lent, inputs, whole)
+        if self._above is None:
+            one = scores.numel() == len(inputs[0]) and scores.dim() in (1, 2)
+            far = [tuple(s * x if x.is_floating_point() else x for x in inputs) for s in (1.0, 1e3, -1e3)]
+            bounded = one and all(bool(((y >= 0) & (y <= 1)).all()) for y in (_explained(lent, x, whole) for x in far))
+            self._above = (PROBABILITY if bounded else LOG_ODDS,) if one else ()
+        if not self._above:
+            return None
+        threshold = None if self.direction is not None else self._above[0]
+        return decided(scores.cpu().numpy(), threshold, direction=self.direction, by=type(self).__name__)
+
     def _harden(
         self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
     ) -> Any:
@@ -305,7 +351,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 model_checks.check_first_call(inner, own.forward_func, asked)
             try:
                 places = [asked.pop(name) for name in self._names] if self._by_place else []
-                return getattr(explainer, self._entry)(*places, *asked.pop(self._rest, ()), **asked)
+                return getattr(explainer, self._entry)(*places, *asked.pop(str(self._rest), ()), **asked)
             except (TypeError, ValueError) as error:
                 if (clearer := _clearer(self._row.name, error)) is None:
                     raise
@@ -392,6 +438,13 @@ def _check_arrays(result: Any, expected: int | None) -> None:
     if not all(isinstance(t, Tensor) for t in tensors) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
         raise RefusedError(f"the native explainer returned ({kinds}) where {expected or 1} attributions were expected")
+
+
+def _each(maps: Any, classes: Any) -> Any:
+    """Maps of one output in favour of these classes; of a layer, only those with a row for each example."""
+    if isinstance(maps, tuple):
+        return tuple(_each(one, classes) for one in maps)
+    return speaking_for(maps.detach(), classes) if len(maps) == len(classes) else maps
 
 
 def _explained(lent: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:

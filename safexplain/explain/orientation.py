@@ -18,7 +18,10 @@ from torch import Tensor
 
 from safexplain.errors import ConfigurationError, PredictedClassWarning
 
-__all__ = ["Direction", "decided", "speaking_for", "threshold_of_function", "threshold_of_linear", "threshold_of_trees"]
+__all__ = [
+    *("LOG_ODDS", "PROBABILITY", "Direction", "decided", "speaking_for"),
+    *("threshold_of_function", "threshold_of_linear", "threshold_of_trees"),
+]
 
 Direction = Literal["up", "down"]
 """Of reasons for a number: why it is as high as it is, or as low."""

@@ -24,6 +24,7 @@ from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.hardened import Asked, Catalogued, Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.libraries import defined_in
+from safexplain.explain.orientation import Direction
 from safexplain.explain.shap import harden_shap
 from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
@@ -69,8 +70,8 @@ def build(row: Row) -> type[Hardened]:
 
 
 def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
-    """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
-    kinds = {"hardening": Hardening | None, "model_digest": bytes | None}
+    """A native constructor's signature with `hardening`, `model_digest` and `direction` as keywords, all None."""
+    kinds = {"hardening": Hardening | None, "model_digest": bytes | None, "direction": Direction | None}
     only = inspect.Parameter.KEYWORD_ONLY
     extra = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
     parameters = list(constructor.parameters.values())
@@ -108,12 +109,13 @@ def _class_doc(row: Row) -> str:
     if row.library == "captum" and not row.nt_type and row.in_base and row.name in CATALOG:
         own, natively = f"Hardened{row.name}", f"safexplain.captum.{row.native.__name__}"
         parts.append(f"`{own}` and `{natively}` are the same class.")
-    parts.append(f"Takes the arguments of `{row.native.__name__}`, and two more.")
+    parts.append(f"Takes the arguments of `{row.native.__name__}`, and three more.")
     parts.append(
         "Args:\n"
         "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.\n"
         "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
-        " read; None for `safexplain.model_digest` of it."
+        " read; None for `safexplain.model_digest` of it.\n"
+        '    direction: "up" or "down", of a model whose one output is a number; None: it is about two classes.'
     )
     return "\n\n".join(parts)
 
@@ -135,7 +137,12 @@ def __getattr__(name: str) -> type[Hardened]:
 
 
 def harden(
-    native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None, **options: Any
+    native: Any,
+    hardening: Hardening | None = None,
+    *,
+    model_digest: bytes | None = None,
+    direction: Direction | None = None,
+    **options: Any,
 ) -> Any:
     """A hardened version of an explainer of Captum, Alibi, AIX360, lime or shap.
 
@@ -147,6 +154,7 @@ def harden(
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
         hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
+        direction: of a Captum explainer, where the model's one output is a number: "up" or "down".
         **options: what the hardened class takes beside, as `public=` for ProtoDash.
 
     Raises:
@@ -163,7 +171,9 @@ def harden(
             return harden_other(native, hardening, **named, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
-    return _harden_captum(native, hardening, model_digest)
+    hardened = _harden_captum(native, hardening, model_digest)
+    hardened.direction = direction
+    return hardened
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:

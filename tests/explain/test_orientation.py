@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captum.attr import IntegratedGradients
 from explain_nets import quiet
 from over_http import released_over_http
 from sklearn.ensemble import (
@@ -19,6 +20,7 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
+from torch import nn
 
 from safexplain import Features, Hardening, TopKSet
 from safexplain.errors import ConfigurationError, InputError, PredictedClassWarning
@@ -26,7 +28,7 @@ from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.orientation import decided, speaking_for
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.wrap import HARDENED, harden
 from safexplain.outputs import EstimatorModule
 
 pytestmark = [quiet, pytest.mark.filterwarnings("ignore:LightGBM binary classifier with TreeExplainer")]
@@ -289,3 +291,47 @@ def test_limes_weights_are_added_up_for_the_persons_columns():
     explainer = HardenedLimeTabular(BACKGROUND, feature_names=list("abcd"), hardening=hardening)
     found = dict(explainer.explain_instance(rows_of("linear")[0], model("linear").predict_proba).as_list())
     assert found["a"] == found["b"]
+
+
+# Captum, with one output
+
+
+def line(*, end: tuple[nn.Module, ...] = (), flat: bool = False) -> nn.Module:
+    layer = nn.Linear(4, 1)
+    layer.weight.data, layer.bias.data = torch.tensor([[3.0, -2.0, 1.0, 0.0]]), torch.zeros(1)
+    return nn.Sequential(layer, *end, *([nn.Flatten(0)] if flat else [])).eval()
+
+
+@pytest.mark.parametrize("net", [line(), line(flat=True), line(end=(nn.Sigmoid(),))], ids=["column", "flat", "sigmoid"])
+@pytest.mark.parametrize("name", ["IG", "InputXGradient", "DeepLift", "FeatureAblation", "SmoothGrad"])
+def test_a_map_of_one_output_speaks_for_the_predicted_class(net, name):
+    x = torch.from_numpy(rows_of("linear"))
+    predicted = (net(x).view(-1) > (0.5 if len(net) > 1 and isinstance(net[1], nn.Sigmoid) else 0)).long()
+    assert predicted.tolist() == [1, 0]
+    maps = HARDENED[name](net, hardening=HARDENING).attribute(x)
+    native = HARDENED[name](net, hardening=Hardening.none()).attribute(x)
+    signs = 2 * predicted[:, None] - 1
+    torch.manual_seed(0)
+    if name != "SmoothGrad":
+        assert torch.equal(maps, HARDENING(native.detach() * signs))
+        column = 0 if net(x).dim() == 2 else None
+        assert torch.equal(maps, HARDENED[name](net, hardening=HARDENING).attribute(x, target=column))
+    if name in ("IG", "InputXGradient", "DeepLift", "FeatureAblation"):
+        assert is_right(maps.numpy(), name, "linear")
+    assert torch.equal(maps[1:], HARDENED[name](net, hardening=HARDENING).attribute(x[1:])) or name == "SmoothGrad"
+
+
+def test_of_one_output_that_is_a_number_the_direction_is_said():
+    x = torch.from_numpy(rows_of("linear"))
+    up = HARDENED["IG"](line(), hardening=HARDENING, direction="up").attribute(x)
+    down = HARDENED["IG"](line(), hardening=HARDENING, direction="down").attribute(x)
+    assert up.tolist() == [[2, 0, 1, 0], [0, 0, 0, 0]]
+    assert down.tolist() == [[0, 2, 0, 0], [2, 1, 0, 0]]
+    again = harden(IntegratedGradients(line()), HARDENING, direction="down").attribute(x)
+    assert torch.equal(again, down)
+
+
+def test_magnitudes_have_no_side():
+    x = torch.from_numpy(rows_of("linear"))
+    maps = HARDENED["Saliency"](line(), hardening=HARDENING).attribute(x)
+    assert (maps[0] == maps[1]).all()
