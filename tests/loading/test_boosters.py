@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from safexplain.errors import InputError
-from safexplain.loading.models.boosters import check_lightgbm, check_xgboost
+from safexplain.loading.models.boosters import read_lightgbm, read_xgboost
 from safexplain.loading.models.estimators import load_estimator
 
 xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
@@ -55,7 +55,7 @@ def of_xgboost(name: str) -> Any:
 
 def test_both_of_xgboosts_formats_are_read_alike() -> None:
     booster = of_xgboost("categories").get_booster()
-    text, binary = (check_xgboost(bytes(booster.save_raw(kind)), "it") for kind in ("json", "ubj"))
+    text, binary = (read_xgboost(bytes(booster.save_raw(kind)), "it")[1] for kind in ("json", "ubj"))
     one, other = (c["learner"]["gradient_booster"]["model"]["trees"] for c in (text, binary))
     assert [sorted(tree) for tree in one] == [sorted(tree) for tree in other]
     for name in ("left_children", "split_indices", "categories", "categories_nodes"):
@@ -143,7 +143,7 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
 )
 def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
     with pytest.raises(InputError, match="made to do harm"):
-        check_xgboost(raw, "it")
+        read_xgboost(raw, "it")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int
     for one in (changed, re.sub("^tree_sizes=.*\n", "", changed, flags=re.MULTILINE)):
         if line != "tree_sizes" or "tree_sizes" in one:
             with pytest.raises(InputError, match="made to do harm"):
-                check_lightgbm(one, "it")
+                read_lightgbm(one, "it")
 
 
 def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import io
-import json
 import lzma
 import re
 import warnings
@@ -34,7 +33,7 @@ from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
 from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
-from safexplain.loading.models.boosters import check_lightgbm, check_xgboost, checked_boosters
+from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
 
 __all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
@@ -327,25 +326,11 @@ def _xgboost(raw: bytes, where: str) -> FittedClassifier:
         raise InputError(
             f'{where} was made with XGBoost {newer}, and here is {xgboost.__version__}: pip install "xgboost>={newer}"'
         )
-    check_xgboost(raw, where)
-    model = xgboost.XGBClassifier()
-    try:
-        booster = xgboost.Booster()
-        booster.load_model(bytearray(raw))
-        saved = json.loads(bytes(booster.save_raw("json")))
-        _check_objective("xgboost", saved["learner"]["objective"]["name"], where)
-        model.load_model(bytearray(raw))
-    except InputError:
-        raise
-    except Exception as error:  # of the library
-        reason = next(
-            (line for line in str(error).splitlines() if "Check failed" in line or "rror" in line), str(error)
-        )
-        raise InputError(
-            f"XGBoost {xgboost.__version__} cannot read {where}: {one_line(reason)}; it is damaged, or of a version"
-            " that this one does not read: save it again"
-        ) from None
+    text, saved = read_xgboost(raw, where)
     learner = saved["learner"]
+    _check_objective("xgboost", learner["objective"]["name"], where)
+    model = xgboost.XGBClassifier()
+    model.load_model(text)
     boosted = learner["gradient_booster"]
     trees = boosted.get("gbtree", boosted).get("model", {})
     params: dict[str, Any] = {"booster": boosted["name"], "objective": learner["objective"]["name"]}
@@ -417,13 +402,7 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
         )
     objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
     _check_objective("lightgbm", objective[1] if objective else "none", where)
-    if "\nend of trees" not in text or "\nend of parameters" not in text:  # without which the library itself crashes
-        raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of parameters'; save it again")
-    check_lightgbm(text, where)
-    try:
-        booster = lightgbm.Booster(model_str=text)
-    except Exception as error:  # of the library
-        raise InputError(f"the LightGBM model {where} is damaged: {one_line(error)}; save it again") from None
+    booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
     params: dict[str, Any] = dict(booster.params or {})
     outputs = max(int(booster.num_model_per_iteration()), 1)
     rounds = booster.num_trees() // outputs
