@@ -15,11 +15,11 @@ tensor or a module has imported it.
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import hashlib
 import inspect
 import logging
+import operator
 import sys
 import threading
 import types
@@ -39,10 +39,14 @@ from numpy.typing import NDArray
 from safexplain._digest.model_state import (
     Part,
     bytes_of,
+    codes_of,
+    held_by,
+    is_estimator,
     is_module,
     is_plain,
     network_of,
     plain_parts,
+    references,
     state_of,
     values_of_function,
 )
@@ -55,10 +59,9 @@ if TYPE_CHECKING:
 DEEPEST = 16
 """Levels of nested values that are followed; an object within itself has no end."""
 
-_PLAIN = (str, bytes, int, float, complex, bool, np.generic, PurePath, range, slice, EllipsisType)
-_BY_REPR = (*_PLAIN, GenericAlias, UnionType)
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-
+_PLAIN = (str, bytes, bool, int, float, complex, np.generic)
+_BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
+_CONSTANTS = (str, bytes, int, float)
 
 _ESTIMATOR_PERSON = b"sklearn digest"
 _PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
@@ -175,163 +178,141 @@ def digest(*parts: Any) -> str:
     Raises:
         Undigestable: a part has no stable identity.
     """
-    h = _Walk()
+    h = _Named()
     for part in parts:
-        _feed(h, part, 0)
+        h.feed(part)
     for code in h.met:  # grows meanwhile
-        h.update(b"|")
-        (_feed_class if inspect.isclass(code) else _feed_function)(h, code)
+        h.write("|")
+        (h.feed_class if inspect.isclass(code) else h.feed_function)(code)
     return h.hash.hexdigest()
 
 
-class _Walk:
-    """A hash, and the functions and classes that were met: each is fed once, later, so that circles have an end."""
+class _Written:
+    """A hash of nested values: what they hold goes into it in a fixed order, anything else to `feed_other`."""
+
+    def __init__(self, hash_of: Any) -> None:
+        self.hash = hash_of
+
+    def write(self, text: str) -> None:
+        self.hash.update(text.encode("utf-8", "surrogatepass"))
+
+    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
+        """Write a value; one within itself by its distance."""
+        if id(value) in above:
+            self.write(f"up {len(above) - above.index(id(value))};")
+            return
+        if len(above) > DEEPEST:
+            raise Undigestable("too deeply nested")
+        inside = (*above, id(value))
+        if value is None or isinstance(value, _PLAIN):
+            plain = value.item() if isinstance(value, np.generic) and not isinstance(value, np.void) else value
+            self.write(f"{type(plain).__name__} {plain!r};")
+        elif isinstance(value, np.ndarray) and value.dtype.names:
+            self.write(f"record {value.shape};")
+            for name in value.dtype.names:  # by field: the bytes between fields are anything
+                self.write(f"{name} ")
+                self.feed(np.ascontiguousarray(value[name]), inside)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self.write(f"array {value.dtype.str} {value.shape};")
+            self.hash.update(np.ascontiguousarray(value))
+        elif isinstance(value, set | frozenset):
+            self.write(f"{type(value).__name__} {' '.join(sorted(map(repr, value)))};")
+        elif isinstance(value, dict | list | tuple | partial | np.ndarray):
+            self.write(f"{type(value).__qualname__}(")
+            for name, item in held_by(value) or ():
+                self.write(name)
+                self.feed(item, inside)
+            self.write(")")
+        else:
+            self.feed_other(value, inside)
+
+    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+
+class _Named(_Written):
+    """Of anything: functions and classes that were met are fed once, later, so that circles have an end."""
 
     def __init__(self) -> None:
-        self.hash = hashlib.sha256()
-        self.update: Callable[[Any], None] = self.hash.update
+        super().__init__(hashlib.sha256())
         self.met: list[Any] = []
         self._numbers: dict[int, int] = {}
 
-    def refer(self, code: Any) -> None:
-        number = self._numbers.setdefault(id(code), len(self.met))
-        if number == len(self.met):
-            self.met.append(code)
-        self.update(f"code{number};".encode())
+    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
+        if is_torch(value, "Tensor"):
+            self.write(f"{value.dtype}{tuple(value.shape)}")
+            for piece in bytes_of(value):
+                self.hash.update(piece)
+        elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
+            self.write(f"{type(value).__name__}{value!r};")
+        elif isinstance(value, logging.Logger):
+            self.write(f"logger {value.name};")
+        elif is_module(value):
+            self.feed([repr(value), dict(value.state_dict()), [*dict.fromkeys(map(type, value.modules()))]], above)
+        elif inspect.ismethod(value):
+            self.feed([value.__func__, value.__self__], above)
+        elif inspect.ismodule(value) or inspect.isbuiltin(value) or _by_name(value):
+            self.write(_qualified_name(value))
+        elif inspect.isfunction(value) and _own(value):
+            self.write(_qualified_name(value) + code_digest(value.__module__))
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            number = self._numbers.setdefault(id(value), len(self.met))
+            self.met += [value] if number == len(self.met) else []
+            self.write(f"code{number};")
+        elif hasattr(value, "__dict__") and not isinstance(value, np.ndarray):
+            self.feed([type(value), vars(value)], above)
+        else:
+            raise Undigestable(f"a {type(value).__name__}")
 
-
-def _feed(h: _Walk, value: Any, depth: int) -> None:
-    if depth > DEEPEST:
-        raise Undigestable("too deeply nested")
-    if is_torch(value, "Tensor"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # unknown to NumPy
-            h.update(b"bfloat16")
-            value = value.view(sys.modules["torch"].int16)
-        value = value.numpy()
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise Undigestable("an array of objects")
-        h.update(f"array{value.dtype}{value.shape}".encode())
-        h.update(np.ascontiguousarray(value))
-    elif (
-        value is None
-        or isinstance(value, _BY_REPR)
-        or is_torch(value, "device", "dtype")
-        or type(value).__module__ == "typing"
-    ):
-        h.update(f"{type(value).__name__}{value!r};".encode())
-    elif isinstance(value, logging.Logger):
-        h.update(f"logger {value.name};".encode())
-    elif isinstance(value, Mapping):
-        h.update(b"{")
-        for k in sorted(value, key=repr):
-            _feed(h, k, depth + 1)
-            _feed(h, value[k], depth + 1)
-        h.update(b"}")
-    elif isinstance(value, list | tuple | set | frozenset):
-        h.update(b"[")
-        for v in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
-            _feed(h, v, depth + 1)
-        h.update(b"]")
-    elif isinstance(value, functools.partial):
-        _feed(h, [value.func, value.args, value.keywords], depth + 1)
-    elif is_torch(value, "nn.Module"):
-        _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
-    elif inspect.ismodule(value) or inspect.isbuiltin(value):
-        h.update(_qualified_name(value))
-    elif inspect.ismethod(value):
-        _feed(h, [value.__func__, value.__self__], depth + 1)
-    elif inspect.isfunction(value) and _installed(value.__module__):
-        h.update(_qualified_name(value))
-    elif inspect.isfunction(value) and _own(value):
-        h.update(_qualified_name(value) + code_digest(value.__module__).encode())
-    elif inspect.isclass(value) or inspect.isfunction(value):
-        h.refer(value)
-    elif hasattr(value, "__dict__"):
-        _feed(h, [type(value), vars(value)], depth + 1)
-    else:
-        raise Undigestable(f"a {type(value).__name__}")
-
-
-def _feed_function(h: _Walk, function: Any) -> None:
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        raise Undigestable(f"the source of {function!r} is not at hand") from None
-    h.update(source.encode())
-    _feed_references(h, function)
-
-
-def _feed_references(h: _Walk, function: Any, *, strict: bool = True) -> None:
-    """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
-    found = {"": [function.__defaults__, function.__kwdefaults__], **_refers_to(function)}
-    for name, value in sorted(found.items()):
-        h.update(name.encode())
+    def feed_function(self, function: Any) -> None:
         try:
-            _feed(h, value, 0)
-        except Undigestable:
-            if strict:
-                raise
-            h.update(_qualified_name(type(value)))
+            self.write(inspect.getsource(function))
+        except (OSError, TypeError):
+            raise Undigestable(f"the source of {function!r} is not at hand") from None
+        self._feed_references(function)
+
+    def feed_class(self, kind: Any) -> None:
+        """Name of a class, and its methods and bases with what they refer to, unless of an installed package."""
+        self.write(_qualified_name(kind))
+        torchs = "torch" in sys.modules and issubclass(kind, sys.modules["torch"].nn.Module)
+        for one in inspect.getmro(kind):
+            own = one.__module__.partition(".")[0] == "safexplain"
+            for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
+                for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
+                    member = getattr(member, inner, member)
+                if inspect.isfunction(member):
+                    self.write(f"{name}{_code(member.__code__)}")
+                    if name != "__repr__" and not own and not _installed(member.__module__):
+                        self._feed_references(member, strict=not torchs)
+            self.write(_constants(one))
+
+    def _feed_references(self, function: Any, *, strict: bool = True) -> None:
+        """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
+        found = {"": [function.__defaults__, function.__kwdefaults__], **references(function)}
+        names = {name for code in codes_of(function.__code__) for name in code.co_names}
+        for module in [value for value in found.values() if inspect.ismodule(value)]:
+            members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
+            found |= {k: v for k, v in members.items() if isinstance(v, _CONSTANTS) or inspect.isfunction(v)}
+        for name, value in sorted(found.items()):
+            self.write(name)
+            try:
+                self.feed(value)
+            except Undigestable:
+                if strict:
+                    raise
+                self.write(_qualified_name(type(value)))
 
 
-def _refers_to(function: Any) -> dict[str, Any]:
-    """Globals and closure variables that a function and its inner ones use, and numbers and functions of modules."""
-    codes = list(_codes(function.__code__))
-    names = {name for code in codes for name in code.co_names}
-    loaded = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname in _LOADS}
-    found = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
-    for module in [v for v in found.values() if inspect.ismodule(v)]:
-        members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
-        found |= {k: v for k, v in members.items() if isinstance(v, str | bytes | int | float) or inspect.isfunction(v)}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            found[name] = None
-    return found
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """That of a function and of its inner ones."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _qualified_name(value: Any) -> bytes:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
-
-
-def _is_module_class(kind: type) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(kind, torch.nn.Module)
-
-
-def _feed_class(h: _Walk, kind: Any) -> None:
-    """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
-    h.update(_qualified_name(kind))
-    for one in inspect.getmro(kind):
-        own = one.__module__.partition(".")[0] == "safexplain"
-        for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
-            for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
-                member = getattr(member, inner, member)
-            if inspect.isfunction(member):
-                h.update(f"{name}{_code(member.__code__)}".encode())
-                if name != "__repr__" and not own and not _installed(member.__module__):
-                    _feed_references(h, member, strict=not _is_module_class(kind))
-        h.update(_constants(one))
+def _qualified_name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};"
 
 
 @functools.cache
-def _constants(kind: type) -> bytes:
+def _constants(kind: type) -> str:
     """Numbers and texts of a class as they were first seen: a class may count its own calls."""
     if _installed(kind.__module__):
-        return b""
-    found = {k: v for k, v in vars(kind).items() if isinstance(v, str | bytes | int | float) and not k.startswith("__")}
-    return repr(sorted(found.items())).encode()
+        return ""
+    return repr(sorted((k, v) for k, v in vars(kind).items() if isinstance(v, _CONSTANTS) and not k.startswith("__")))
 
 
 def _code(code: CodeType) -> str:
@@ -341,6 +322,10 @@ def _code(code: CodeType) -> str:
         for c in code.co_consts
     ]
     return f"{code.co_code!r}{code.co_names}{code.co_varnames}{consts}"
+
+
+def _by_name(value: Any) -> bool:
+    return inspect.isfunction(value) and _installed(value.__module__)
 
 
 def _installed(module: str | None) -> bool:
@@ -356,13 +341,7 @@ def _own(function: Any) -> bool:
     return own and function.__closure__ is None and "<locals>" not in function.__qualname__
 
 
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], bytes | None]] = WeakKeyDictionary()
-
-
-def is_estimator(value: object) -> bool:
-    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
-    return any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in type(value).__mro__)
 
 
 def estimator_digest(estimator: Any) -> bytes | None:
@@ -376,28 +355,17 @@ def estimator_digest(estimator: Any) -> bytes | None:
     >>> estimator_digest(one) == estimator_digest(other)
     False
     """
-    kept, samples = tuple(_estimator_parts(estimator)), list(_samples(estimator))
+    kept = tuple(_estimator_parts(estimator))
+    arrays = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size)
+    samples = [_sample_of_array(array) for array in arrays]
     with _guard:
         known = _estimator_digests.get(estimator)
-    if known and len(known[0]) == len(kept) and all(map(_same, known[0], kept)) and known[1] == samples:
+    if known and len(known[0]) == len(kept) and all(map(operator.is_, known[0], kept)) and known[1] == samples:
         return known[2]
     found = _read_whole(estimator)
     with _guard:
         _estimator_digests[estimator] = (kept, samples, found)
     return found
-
-
-def _read_whole(estimator: Any) -> bytes | None:
-    digest = hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON)
-    try:
-        _read(estimator, digest.update, ())
-    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
-        return None
-    return digest.digest()
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other
 
 
 def _estimator_parts(value: Any) -> Iterator[Any]:
@@ -409,51 +377,31 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
             yield from _estimator_parts(part)
 
 
-def _samples(estimator: Any) -> Iterator[bytes]:
-    for part in _estimator_parts(estimator):
-        if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size:
-            yield _sample_of_array(part)
+def _read_whole(estimator: Any) -> bytes | None:
+    h = _Fitted(hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON))
+    try:
+        h.feed(estimator)
+    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
+        return None
+    found: bytes = h.hash.digest()
+    return found
 
 
-def _read(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
-    """Write an object part by part; an object within itself by its distance."""
-    if id(value) in above:
-        write(f"up {len(above) - above.index(id(value))};".encode())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        plain = value.item() if isinstance(value, np.generic) else value
-        write(f"{type(plain).__name__} {plain!r};".encode("utf-8", "surrogatepass"))
-    elif isinstance(value, np.ndarray) and value.dtype.names:
-        write(f"record {value.shape};".encode())
-        for name in value.dtype.names:  # by field: the bytes between fields are anything
-            write(f"{name} ".encode())
-            _read(np.ascontiguousarray(value[name]), write, above)
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
-        write(f"array {value.dtype.str} {value.shape};".encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.dtype):
-        write(f"dtype {value.str};".encode())
-    elif isinstance(value, (*_NAMED, types.ModuleType)):
-        if "<locals>" in (name := getattr(value, "__qualname__", value.__name__)) or name == "<lambda>":
-            raise TypeError(f"{name} has no name to go by")
-        write(f"name {getattr(value, '__module__', '')} {name};".encode())
-    else:
-        _read_parts(value, write, (*above, id(value)))
+class _Fitted(_Written):
+    """Of what has been fitted: objects as a pickle would hold them, functions and classes by their names."""
 
-
-def _read_parts(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
-    write(f"{type(value).__module__} {type(value).__qualname__}(".encode())
-    if isinstance(value, dict):
-        for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
-            _read(key, write, above)
-            _read(value[key], write, above)
-    elif isinstance(value, set | frozenset):
-        write(" ".join(sorted(map(repr, value))).encode())
-    elif isinstance(value, list | tuple | np.ndarray):
-        for item in value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value:
-            _read(item, write, above)
-    else:
-        for part in _without_counters(value, value.__reduce_ex__(2)):
-            _read(list(part) if isinstance(part, Iterator) else part, write, above)
-    write(b")")
+    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
+        if isinstance(value, np.dtype):
+            self.write(f"dtype {value.str};")
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | np.ufunc):
+            if "<lambda>" in (name := getattr(value, "__qualname__", value.__name__)) or "<locals>" in name:
+                raise TypeError(f"{name} has no name to go by")
+            self.write(f"name {getattr(value, '__module__', '')} {name};")
+        else:
+            self.write(f"{type(value).__module__} {type(value).__qualname__}(")
+            for part in _without_counters(value, value.__reduce_ex__(2)):
+                self.feed(list(part) if isinstance(part, Iterator) else part, above)
+            self.write(")")
 
 
 def _without_counters(value: Any, reduced: Any) -> Any:
@@ -590,14 +538,13 @@ def _parts(value: object) -> Iterator[object]:
     """What a callable or container holds that may be, or hold, a module."""
     if isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
-    elif isinstance(value, dict):
-        yield from value.values() if len(value) <= _WIDEST else ()
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from value if len(value) <= _WIDEST else ()
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        held = value.values() if isinstance(value, dict) else value
+        yield from held if len(value) <= _WIDEST else ()
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
         own = getattr(value, "__dict__", {})
         yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
@@ -609,30 +556,17 @@ def _parts(value: object) -> Iterator[object]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a cell that nothing was assigned to yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    if (function.__module__ or "").partition(".")[0] in ("torch", "captum"):  # whose globals lead to no model
-        return
-    names = list(dict.fromkeys(_names(function.__code__)))
-    for name in names:
-        value = function.__globals__.get(name)
+    """Its closure, defaults and globals, and torch modules in the Python modules among these."""
+    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
+    found = references(function)
+    names = function.__code__.co_freevars if libraries else found
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for value in (found[name] for name in names):
         if isinstance(value, types.ModuleType):
-            members = (value.__dict__.get(member) for member in names)
-            yield from (member for member in members if is_module(member))
+            used = (name for code in codes_of(function.__code__) for name in code.co_names)
+            yield from filter(is_module, map(value.__dict__.get, used))
         else:
             yield value
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _name(forward_func: Any) -> str:
@@ -754,11 +688,9 @@ def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> li
     made: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         made.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-    found = list(made.values())
-    if all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=_dense_format(tensor)) for tensor in tensors):
-        with _guard:
-            _views[module] = (places, found)
-    return found
+    with _guard:
+        _views[module] = (places, list(made.values()))
+    return list(made.values())
 
 
 class _Same:
@@ -778,17 +710,10 @@ def _sample_of_array(array: NDArray[Any]) -> bytes:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    count = tensor.numel()
-    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=_dense_format(tensor)):
-        return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
-    return tensor.detach().flatten()[:: max(1, count // _SAMPLES)][:_SAMPLES]
-
-
-def _dense_format(tensor: Tensor) -> torch.memory_format:
-    import torch
-
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats.get(tensor.dim(), torch.contiguous_format)
+    """Some of the numbers in a tensor's memory, in whatever order they lie there."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    count = min(tensor.numel(), held)
+    return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
 
 
 def _gather(parts: Iterable[Tensor]) -> bytes:

@@ -13,10 +13,13 @@ stand for it.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dis
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -27,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import numpy as np
+
+from safexplain.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +49,7 @@ _CHANGERS = frozenset(
 )
 _SETTERS = frozenset({"register_buffer", "setattr", "__setattr__"})
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+_KEYS = (*_NUMBERS, str, bytes, tuple)
 
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
@@ -54,7 +60,7 @@ class Part(NamedTuple):
 
     Args:
         path: where it is in the model.
-        kind: "tensor", "array" (of NumPy), "packed" (an object of TorchScript, such as packed weights), "estimator" (of
+        kind: "tensor", "array" (of NumPy), "packed" (weights that PyTorch has packed, as int8 ones), "estimator" (of
             scikit-learn), or "plain" for texts, numbers and tuples of these.
         value: the thing.
         visible: whether it tells this model from another one of its class.
@@ -133,47 +139,35 @@ def _inside_callable(value: Any) -> Any:
     return _called_by(value) if isinstance(value, types.FunctionType) else None
 
 
-_SILENT = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOT_TAKEN"}
-
-
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
     """What a function calls with its own arguments, if it does nothing else; otherwise None.
 
     Args:
-        function: read instruction by instruction.
+        function: compared with code that does this.
         owner: of a method.
     """
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
-    first, *rest = names
-    callee = owner[0] if owner and first == function.__code__.co_varnames[0] else _references(function).get(first)
-    for name in rest:
-        callee = getattr(callee, name, None)
-    return callee
+    found = owner[0] if owner and names[0] == function.__code__.co_varnames[0] else _value_in(function, names[0])
+    for name in names[1:]:
+        found = getattr(found, name, None)
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
     """("net", "forward") for `lambda x: net.forward(x)`, and None for all code that does anything else."""
-    taken = code.co_varnames[owners : code.co_argcount]
-    if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or not taken:
+    taken = code.co_varnames[: code.co_argcount]
+    names = (*code.co_freevars, *code.co_names)
+    if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or not taken[owners:]:
         return None
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    if len(steps) < 4 or steps[-1].opname != "RETURN_VALUE" or steps[-2].opname != "CALL":
-        return None
-    first, *rest = steps[:-2]
-    own = owners and first.opname.startswith("LOAD_FAST") and first.argval == code.co_varnames[0]
-    if not own and first.opname not in ("LOAD_DEREF", "LOAD_GLOBAL"):
-        return None
-    names = [first.argval]
-    while rest and rest[0].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        names.append(rest.pop(0).argval)
-    given: list[str] = []
-    for step in rest:
-        if not step.opname.startswith("LOAD_FAST"):
-            return None
-        given += step.argval if isinstance(step.argval, tuple) else [step.argval]
-    return tuple(names) if tuple(given) == taken else None
+    for path in (names, (*taken[:owners], *names)):
+        source = f"lambda {', '.join(taken)}: {'.'.join(path)}({', '.join(taken[owners:])})"
+        with contextlib.suppress(SyntaxError):
+            *_, made = codes_of(compile(f"lambda {', '.join(code.co_freevars)}: {source}", "", "eval"))
+            if made.co_code == code.co_code:
+                return path
+    return None
 
 
 # What modules hold
@@ -188,6 +182,18 @@ def state_of(module: nn.Module) -> list[Part]:
     walk = _Walk(_names_in(module))
     walk.module("", module)
     return walk.parts
+
+
+def held_by(value: object) -> list[tuple[str, Any]] | None:
+    """What a mapping, a list, a tuple, a partial function or an array of objects holds, each with its name, in a fixed
+    order; keys that are no numbers and no texts are left out. None: it is none of these."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", value[key]) for key in sorted(value, key=repr) if isinstance(key, _KEYS)]
+    if isinstance(value, partial):
+        value = (value.func, value.args, value.keywords)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.reshape(-1).tolist()
+    return [(f"[{i}]", item) for i, item in enumerate(value)] if isinstance(value, list | tuple) else None
 
 
 def plain_parts(path: str, value: object) -> list[Part]:
@@ -232,10 +238,11 @@ class _Walk:
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
-        if _is_script(module):
-            self._add(path, "plain", "TorchScript", visible=False)
-            self._script(path, module)
-            return
+        if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+            raise InputError(
+                f"{kind.__name__}: a TorchScript model, which PyTorch has deprecated, is not read; export the original"
+                " model with torch.export.export(model.eval(), ...) and pass its .module()"
+            )
         torchs = _is_torchs(kind)
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each
         self._add(path, "plain", "GraphModule" if graph else kind.__qualname__, visible=False)
@@ -285,7 +292,7 @@ class _Walk:
             self.module(path, value)
         elif _is_torch(value, "ScriptObject"):
             self._add(path, "packed", value)
-        elif _is_estimator(value):
+        elif is_estimator(value):
             self._add(path, "estimator", value)
         elif isinstance(value, Enum):
             self._add(path, "plain", (type(value).__qualname__, value.name), visible)
@@ -303,20 +310,15 @@ class _Walk:
             self._container(path, value, depth, visible)
 
     def _container(self, path: str, value: Any, depth: int, visible: bool) -> None:
-        if isinstance(value, Mapping) and len(value) <= _WIDEST:
-            self._add(path, "plain", "mapping", visible=False)
-            for key in sorted(value, key=repr):
-                if isinstance(key, (*_NUMBERS, str, bytes, tuple)):
-                    self.value(f"{path}[{key!r}]", value[key], depth + 1, visible)
-        elif isinstance(value, set | frozenset) and len(value) <= _WIDEST:
-            plain = (repr(item) for item in value if isinstance(item, (*_NUMBERS, str, bytes, tuple)))
-            self._add(path, "plain", ("set", *sorted(plain)), visible)
-        elif isinstance(value, list | tuple) and len(value) <= _WIDEST:
-            self._add(path, "plain", ("sequence", len(value)), visible=False)
-            for i, item in enumerate(value):
-                self.value(f"{path}[{i}]", item, depth + 1, visible)
+        if isinstance(value, set | frozenset) and len(value) <= _WIDEST:
+            self._add(path, "plain", ("set", *sorted(repr(item) for item in value if isinstance(item, _KEYS))), visible)
         elif isinstance(value, partial):
             self.value(f"{path}()", (value.func, value.args, value.keywords), depth + 1, visible)
+        elif (held := held_by(value)) is not None and len(held) <= _WIDEST:
+            kind = "mapping" if isinstance(value, Mapping) else ("sequence", len(held))
+            self._add(path, "plain", kind, visible=False)
+            for name, item in held:
+                self.value(path + name, item, depth + 1, visible)
         elif isinstance(value, types.SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
             names = [f.name for f in fields(value)] if is_dataclass(value) else [*vars(value)]
             for name in sorted({*names} - self._names.writes):
@@ -328,22 +330,10 @@ class _Walk:
         if not isinstance(function, types.FunctionType) or _is_librarys(function):
             return
         self._add(path, "plain", gist(function.__code__), visible=False)
-        found = {**_references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
+        found = {**references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
         for name in sorted(found.keys() - _names_of_code(function.__code__).writes):
             if not isinstance(found[name], _NOT_IN_FUNCTIONS) and not is_module(found[name]):
                 self.value(f"{path}:{name}", found[name], depth + 1)
-
-    def _script(self, path: str, module: Any) -> None:
-        if (script := _scripts.get(module)) is None:
-            _scripts[module] = script = _read_script(module)
-        self._add(path, "plain", script.text)
-        for i, constant in enumerate(script.constants):
-            self.value(f"{path}#{i}", constant)
-        for names in script.paths:
-            value: Any = module
-            for name in names:
-                value = getattr(value, name)
-            self.value(f"{path}.{'.'.join(names)}", value)
 
 
 _FAST = frozenset({bool, int, float, complex})
@@ -353,7 +343,7 @@ _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 def _always_counts(value: object) -> bool:
     if isinstance(value, (*_NUMBERS, np.ndarray)):
         return True
-    return _is_torch(value, "Tensor", "ScriptObject") or _is_estimator(value)
+    return _is_torch(value, "Tensor", "ScriptObject") or is_estimator(value)
 
 
 def _is_librarys(function: types.FunctionType) -> bool:
@@ -383,9 +373,9 @@ def _is_torch(value: object, *kinds: str) -> bool:
     return torch is not None and isinstance(value, tuple([getattr(torch, kind) for kind in kinds]))
 
 
-def _is_estimator(value: object) -> bool:
-    kind: Any = type(value)
-    return _is_estimators(kind)
+def is_estimator(value: object) -> bool:
+    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
+    return _is_estimators(type(value))
 
 
 @lru_cache(maxsize=1024)
@@ -423,20 +413,17 @@ def _names_of_class(kind: type) -> _Names:
     """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
     if (known := _by_class.get(kind)) is not None:
         return known
-    module = sys.modules["torch"].nn.Module
     reads, writes = set[str](), set[str]()
     waiting, met = ["forward", "__call__"], set[str]()
     while waiting:
         name = waiting.pop()
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-        if name in met or owner in (None, module, object):
+        if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
             continue
         met.add(name)
-        member = vars(owner)[name]
-        for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
-            member = getattr(member, inner, member)
-        if isinstance(member := _unwrapped(member), types.FunctionType):
-            found = _names_of_code(member.__code__)
+        function = function_of(vars(owner)[name])
+        if isinstance(function, types.FunctionType):
+            found = _names_of_code(function.__code__)
             reads |= found.reads
             writes |= found.writes
             waiting += found.reads
@@ -444,54 +431,48 @@ def _names_of_class(kind: type) -> _Names:
     return _by_class[kind]
 
 
-def _unwrapped(function: Any) -> Any:
-    """A function behind decorators such as `torch.no_grad`."""
-    for _ in range(_DEEPEST):
-        function = getattr(function, "__wrapped__", function)
-    return function
+def function_of(member: Any) -> Any:
+    """The function of a property, a cached one, a class method, or behind decorators such as `torch.no_grad`."""
+    for inner in ("fget", "func", "__func__"):
+        member = getattr(member, inner, member)
+    return inspect.unwrap(member) if callable(member) else member
 
 
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
-    """Names that a function and its inner ones load or hold as texts, and those of which it changes what they name."""
-    texts = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
-    reads, writes = {*code.co_names, *code.co_freevars, *texts}, set[str]()
-    if _SETTERS & {*code.co_names}:
-        writes |= texts
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    for i, (step, after) in enumerate(zip(steps, [*steps[1:], None], strict=True)):
-        if step.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
-            writes.add(step.argval)
-        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):  # the last one from Python 3.12 on
-            writes |= _container(steps, i, 2 if step.opname == "STORE_SLICE" else 1)
-        elif step.opname.startswith("LOAD_") and after and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            method = str(after.argval)
-            if _is_called(after) and (method in _CHANGERS or (method.endswith("_") and not method.endswith("__"))):
-                writes |= {step.argval} if isinstance(step.argval, str) else set()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = _names_of_code(constant)
-            reads, writes = reads | inner.reads, writes | inner.writes
+    """Names that a function and its inner ones load or hold as texts, and those of which its source changes what they
+    name. Where there is no source, it may change all that it names."""
+    reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars, *_texts_of(one))}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError):
+        return _Names(frozenset(reads), frozenset(reads))
+    except SyntaxError:  # a lambda amid other code, which assigns nothing
+        return _Names(frozenset(reads), frozenset())
+    writes = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            writes.add(_name_in(node))
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            writes |= {*node.names}
+        elif isinstance(node, ast.Call):
+            method = _name_in(node.func)
+            if method in _SETTERS:
+                writes |= {*_texts_of(code)}
+            elif isinstance(node.func, ast.Attribute) and (method in _CHANGERS or re.search("[^_]_$", method)):
+                writes.add(_name_in(node.func.value))
     return _Names(frozenset(reads), frozenset(writes))
 
 
-def _is_called(step: dis.Instruction) -> bool:
-    """Whether an attribute is loaded to be called: `x.add_(1)`, and not `estimator.classes_`."""
-    if sys.version_info >= (3, 12):
-        return bool((step.arg or 0) & 1)
-    return step.opname == "LOAD_METHOD"
+def _texts_of(code: CodeType) -> list[str]:
+    return [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
 
 
-def _container(steps: list[dis.Instruction], at: int, keys: int) -> set[str]:
-    """Name of what `container[key] = value` writes into: its load comes before all that makes the key (of a slice, its
-    two ends)."""
-    depth = 0
-    for i in range(at - 1, 0, -1):
-        depth += dis.stack_effect(steps[i].opcode, steps[i].arg if steps[i].opcode >= dis.HAVE_ARGUMENT else None)
-        if depth == keys:
-            before = steps[i - 1]
-            return {before.argval} if before.opname.startswith("LOAD_") and isinstance(before.argval, str) else set()
-    return set()
+def _name_in(node: ast.AST) -> str:
+    """`b` of `a.b`, of `a.b[0]` and of `b`; "" of anything else."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 # Functions
@@ -533,95 +514,39 @@ def values_of_function(function: Any) -> list[Part]:
     return walk.parts
 
 
-def _references(function: types.FunctionType) -> dict[str, Any]:
-    """Closure variables, and the globals that a function names."""
-    found = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """That of a function and of its inner ones."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
 
 
-# TorchScript
-
-_MANGLED = re.compile(r"___torch_mangle_\d+\.")
-
-
-class _Script(NamedTuple):
-    """The graph of a scripted module as a text, its tensor constants, and the attributes that it reads, as paths."""
-
-    text: str
-    constants: tuple[Any, ...]
-    paths: tuple[tuple[str, ...], ...]
+def references(function: types.FunctionType) -> dict[str, Any]:
+    """Closure variables, and the globals that a function and its inner ones name; None: not assigned yet."""
+    names = (*function.__code__.co_freevars, *_globals_in(function.__code__))
+    missing = object()
+    found = {name: _value_in(function, name, missing) for name in names}
+    return {name: value for name, value in found.items() if value is not missing}
 
 
-_scripts: WeakKeyDictionary[nn.Module, _Script] = WeakKeyDictionary()
+@lru_cache(maxsize=4096)
+def _globals_in(code: CodeType) -> tuple[str, ...]:
+    steps = (step for one in codes_of(code) for step in dis.get_instructions(one))
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _LOADS))
 
 
-def _is_script(module: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(module, torch.jit.ScriptModule)
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
-def _read_script(module: Any) -> _Script:
-    """The inlined graph of `forward`, in which constants and attributes stand where they are used.
-
-    Names of values and the order of constants, which saving and loading change, leave no trace.
-    """
-    reader = _ScriptReader(module)
-    reader.read(module.inlined_graph, 0)
-    return _Script(_MANGLED.sub("", "\n".join(reader.lines)), tuple(reader.constants), tuple(reader.paths))
-
-
-class _ScriptReader:
-    """Writes a graph line by line; constants and attributes are looked at where they are used first."""
-
-    def __init__(self, module: Any) -> None:
-        self.lines: list[str] = []
-        self.constants: list[Any] = []
-        self.paths: list[tuple[str, ...]] = []
-        self._root = module
-        self._shown: dict[str, str] = {}
-        self._constants: dict[str, Any] = {}
-        self._attributes: dict[str, tuple[str, ...]] = {next(module.inlined_graph.inputs()).debugName(): ()}
-
-    def read(self, block: Any, level: int) -> None:
-        for value in block.inputs():
-            self._shown[value.debugName()] = f"%{len(self.lines)}:{value.offset()}"
-        for node in block.nodes():
-            kind, outputs = node.kind(), list(node.outputs())
-            if kind == "prim::GetAttr" and (owner := next(node.inputs()).debugName()) in self._attributes:
-                self._attributes[outputs[0].debugName()] = (*self._attributes[owner], node.s("name"))
-                continue
-            if kind == "prim::Constant":
-                try:
-                    self._constants[outputs[0].debugName()] = outputs[0].toIValue()
-                except RuntimeError:  # a function
-                    self._shown[outputs[0].debugName()] = outputs[0].type().str()
-                continue
-            self.lines.append(f"{level} {kind}({', '.join(map(self._use, node.inputs()))})")
-            for value in outputs:
-                self._shown[value.debugName()] = f"%{len(self.lines)}.{value.offset()}"
-            for inner in node.blocks():
-                self.read(inner, level + 1)
-        self.lines.append(f"{level} return({', '.join(map(self._use, block.outputs()))})")
-
-    def _use(self, value: Any) -> str:
-        name = value.debugName()
-        if name in self._constants:
-            content = self._constants.pop(name)
-            content = content.item() if _is_torch(content, "Tensor") and content.dim() == 0 else content
-            if isinstance(content, (bool, int, float, complex, str, type(None))):
-                self._shown[name] = repr(content)
-            else:
-                self.constants.append(content)
-                self._shown[name] = f"#{len(self.constants)}"
-        elif name in self._attributes and name not in self._shown:
-            self.paths.append(self._attributes[name])
-            self._shown[name] = f".{'.'.join(self.paths[-1])}"
-        return self._shown[name]
+def _value_in(function: types.FunctionType, name: str, missing: Any = None) -> Any:
+    """What a function finds under a name: in its closure, or among its globals."""
+    free = function.__code__.co_freevars
+    if name not in free or function.__closure__ is None:
+        return function.__globals__.get(name, missing)
+    with contextlib.suppress(ValueError):  # not assigned yet
+        return function.__closure__[free.index(name)].cell_contents
+    return None
 
 
 # Tensors
