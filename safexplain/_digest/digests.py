@@ -27,9 +27,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
-from operator import attrgetter
 from pathlib import Path, PurePath
-from types import CodeType, EllipsisType, GenericAlias, UnionType
+from types import EllipsisType, GenericAlias, UnionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -38,17 +37,18 @@ from numpy.typing import NDArray
 
 from safexplain._digest.model_state import (
     Part,
+    Writer,
     bytes_of,
     codes_of,
-    held_by,
+    gist,
     is_estimator,
     is_module,
     is_plain,
+    is_torch,
     network_of,
-    plain_parts,
+    parts_of,
     references,
     state_of,
-    values_of_function,
 )
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, OpaqueModelWarning, RefusedError
 
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-DEEPEST = 16
-"""Levels of nested values that are followed; an object within itself has no end."""
-
-_PLAIN = (str, bytes, bool, int, float, complex, np.generic)
 _BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
 _CONSTANTS = (str, bytes, int, float)
 
@@ -109,12 +105,6 @@ def weight_files(folder: Path) -> list[Path]:
         if found := sorted(folder.glob(pattern)):
             return found
     return []
-
-
-def is_torch(value: object, *kinds: str) -> bool:
-    """Whether a value is of one of these classes of torch, such as "Tensor" or "nn.Module"."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, tuple(attrgetter(kind)(torch) for kind in kinds))
 
 
 class Undigestable(Exception):
@@ -187,8 +177,8 @@ def digest(*parts: Any) -> str:
     return h.hash.hexdigest()
 
 
-class _Written:
-    """A hash of nested values: what they hold goes into it in a fixed order, anything else to `feed_other`."""
+class _Hash(Writer):
+    """A hash of nested values."""
 
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
@@ -196,41 +186,12 @@ class _Written:
     def write(self, text: str) -> None:
         self.hash.update(text.encode("utf-8", "surrogatepass"))
 
-    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
-        """Write a value; one within itself by its distance."""
-        if id(value) in above:
-            self.write(f"up {len(above) - above.index(id(value))};")
-            return
-        if len(above) > DEEPEST:
-            raise Undigestable("too deeply nested")
-        inside = (*above, id(value))
-        if value is None or isinstance(value, _PLAIN):
-            plain = value.item() if isinstance(value, np.generic) and not isinstance(value, np.void) else value
-            self.write(f"{type(plain).__name__} {plain!r};")
-        elif isinstance(value, np.ndarray) and value.dtype.names:
-            self.write(f"record {value.shape};")
-            for name in value.dtype.names:  # by field: the bytes between fields are anything
-                self.write(f"{name} ")
-                self.feed(np.ascontiguousarray(value[name]), inside)
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self.write(f"array {value.dtype.str} {value.shape};")
-            self.hash.update(np.ascontiguousarray(value))
-        elif isinstance(value, set | frozenset):
-            self.write(f"{type(value).__name__} {' '.join(sorted(map(repr, value)))};")
-        elif isinstance(value, dict | list | tuple | partial | np.ndarray):
-            self.write(f"{type(value).__qualname__}(")
-            for name, item in held_by(value) or ():
-                self.write(name)
-                self.feed(item, inside)
-            self.write(")")
-        else:
-            self.feed_other(value, inside)
-
-    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
-        raise NotImplementedError
+    def array(self, value: NDArray[Any]) -> None:
+        self.write(f"array {value.dtype.str} {value.shape};")
+        self.hash.update(np.ascontiguousarray(value))
 
 
-class _Named(_Written):
+class _Named(_Hash):
     """Of anything: functions and classes that were met are fed once, later, so that circles have an end."""
 
     def __init__(self) -> None:
@@ -238,9 +199,9 @@ class _Named(_Written):
         self.met: list[Any] = []
         self._numbers: dict[int, int] = {}
 
-    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
-            self.write(f"{value.dtype}{tuple(value.shape)}")
+            self.write("tensor")
             for piece in bytes_of(value):
                 self.hash.update(piece)
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
@@ -251,15 +212,15 @@ class _Named(_Written):
             self.feed([repr(value), dict(value.state_dict()), [*dict.fromkeys(map(type, value.modules()))]], above)
         elif inspect.ismethod(value):
             self.feed([value.__func__, value.__self__], above)
-        elif inspect.ismodule(value) or inspect.isbuiltin(value) or _by_name(value):
+        elif inspect.ismodule(value) or inspect.isbuiltin(value):
             self.write(_qualified_name(value))
-        elif inspect.isfunction(value) and _own(value):
-            self.write(_qualified_name(value) + code_digest(value.__module__))
+        elif inspect.isfunction(value) and (_installed(value.__module__) or _own(value)):
+            self.write(_qualified_name(value) + ("" if _installed(value.__module__) else code_digest(value.__module__)))
         elif inspect.isclass(value) or inspect.isfunction(value):
             number = self._numbers.setdefault(id(value), len(self.met))
             self.met += [value] if number == len(self.met) else []
             self.write(f"code{number};")
-        elif hasattr(value, "__dict__") and not isinstance(value, np.ndarray):
+        elif hasattr(value, "__dict__"):
             self.feed([type(value), vars(value)], above)
         else:
             raise Undigestable(f"a {type(value).__name__}")
@@ -281,7 +242,9 @@ class _Named(_Written):
                 for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
                     member = getattr(member, inner, member)
                 if inspect.isfunction(member):
-                    self.write(f"{name}{_code(member.__code__)}")
+                    self.write(
+                        f"{name}{[(c.co_code, c.co_names) for c in codes_of(member.__code__)]}{gist(member.__code__)}"
+                    )
                     if name != "__repr__" and not own and not _installed(member.__module__):
                         self._feed_references(member, strict=not torchs)
             self.write(_constants(one))
@@ -313,19 +276,6 @@ def _constants(kind: type) -> str:
     if _installed(kind.__module__):
         return ""
     return repr(sorted((k, v) for k, v in vars(kind).items() if isinstance(v, _CONSTANTS) and not k.startswith("__")))
-
-
-def _code(code: CodeType) -> str:
-    """What a function does, without where it stands."""
-    consts = [
-        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code!r}{code.co_names}{code.co_varnames}{consts}"
-
-
-def _by_name(value: Any) -> bool:
-    return inspect.isfunction(value) and _installed(value.__module__)
 
 
 def _installed(module: str | None) -> bool:
@@ -387,10 +337,10 @@ def _read_whole(estimator: Any) -> bytes | None:
     return found
 
 
-class _Fitted(_Written):
+class _Fitted(_Hash):
     """Of what has been fitted: objects as a pickle would hold them, functions and classes by their names."""
 
-    def feed_other(self, value: Any, above: tuple[int, ...]) -> None:
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
         if isinstance(value, np.dtype):
             self.write(f"dtype {value.str};")
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | np.ufunc):
@@ -509,7 +459,7 @@ def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
     digest = hashlib.blake2b(digest_size=32, person=_PERSON)
     for known in (_name(forward_func).encode(), *digests):
         _update(digest, known)
-    for part in values_of_function(forward_func):
+    for part in parts_of(forward_func):
         _hash_part(digest, part)
     return digest.digest()
 
@@ -625,7 +575,7 @@ _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its ver
 
 def _hash_part(digest: Any, part: Part) -> None:
     if part.kind == "plain":
-        _update(digest, f"plain {part.path} {part.value!r}".encode("utf-8", "surrogatepass"))
+        _update(digest, f"plain {part.path} {part.value}".encode("utf-8", "surrogatepass"))
         return
     _update(digest, f"{part.kind} {part.path}".encode())
     if part.kind == "tensor":
@@ -643,7 +593,7 @@ def _hash_part(digest: Any, part: Part) -> None:
             raise RefusedError(
                 f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80}). {_NAME_IT}"
             ) from None
-        for inner in plain_parts(part.path, inside):
+        for inner in parts_of(inside):
             _hash_part(digest, inner)
 
 

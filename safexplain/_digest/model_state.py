@@ -21,15 +21,17 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from operator import attrgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 
@@ -48,8 +50,10 @@ _CHANGERS = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
 )
 _SETTERS = frozenset({"register_buffer", "setattr", "__setattr__"})
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-_KEYS = (*_NUMBERS, str, bytes, tuple)
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
+
+PLAIN = (str, bytes, bool, int, float, complex, np.generic)
+"""Values that stand for themselves."""
 
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
@@ -61,7 +65,7 @@ class Part(NamedTuple):
     Args:
         path: where it is in the model.
         kind: "tensor", "array" (of NumPy), "packed" (weights that PyTorch has packed, as int8 ones), "estimator" (of
-            scikit-learn), or "plain" for texts, numbers and tuples of these.
+            scikit-learn), or "plain" for all else, as a text.
         value: the thing.
         visible: whether it tells this model from another one of its class.
     """
@@ -72,10 +76,64 @@ class Part(NamedTuple):
     visible: bool = True
 
 
+def is_torch(value: object, *kinds: str) -> bool:
+    """Whether a value is of one of these classes of torch, such as "Tensor" or "nn.Module"; imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, tuple([attrgetter(kind)(torch) for kind in kinds]))
+
+
 def is_module(value: object) -> TypeGuard[nn.Module]:
     """Whether a value is a torch module; imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+class Writer:
+    """Goes through nested values in a fixed order: writes what is plain, and hands anything else to `other`."""
+
+    def write(self, text: str) -> None:
+        """Take a piece."""
+        raise NotImplementedError
+
+    def array(self, value: NDArray[Any]) -> None:
+        """Take an array that holds no objects."""
+        raise NotImplementedError
+
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
+        """Take what is neither plain nor a container, inside of the containers with the ids `above`."""
+        raise NotImplementedError
+
+    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
+        """Write a value; one within itself by its distance."""
+        inside = (*above, id(value))
+        if value is None or isinstance(value, PLAIN):
+            plain = value.item() if isinstance(value, np.generic) else value
+            self.write(f"{type(plain).__name__} {plain!r};")
+        elif id(value) in above:
+            self.write(f"up {len(above) - above.index(id(value))};")
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject and not value.dtype.names:
+            self.array(value)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset | partial | np.ndarray):
+            self.write(f"{type(value).__qualname__}(")
+            for item in _items(value):
+                self.feed(item, inside)
+            self.write(")")
+        else:
+            self.other(value, inside)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
+            yield from (key, value[key])
+    elif isinstance(value, set | frozenset):
+        yield from sorted(value, key=repr)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, np.ndarray) and value.dtype.names:  # by field: the bytes between fields are anything
+        yield from (np.ascontiguousarray(value[name]) for name in value.dtype.names)
+    else:
+        yield from value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
 
 
 # Wrappers
@@ -165,7 +223,7 @@ def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
         source = f"lambda {', '.join(taken)}: {'.'.join(path)}({', '.join(taken[owners:])})"
         with contextlib.suppress(SyntaxError):
             *_, made = codes_of(compile(f"lambda {', '.join(code.co_freevars)}: {source}", "", "eval"))
-            if made.co_code == code.co_code:
+            if made.co_code == code.co_code and path:
                 return path
     return None
 
@@ -184,22 +242,11 @@ def state_of(module: nn.Module) -> list[Part]:
     return walk.parts
 
 
-def held_by(value: object) -> list[tuple[str, Any]] | None:
-    """What a mapping, a list, a tuple, a partial function or an array of objects holds, each with its name, in a fixed
-    order; keys that are no numbers and no texts are left out. None: it is none of these."""
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", value[key]) for key in sorted(value, key=repr) if isinstance(key, _KEYS)]
-    if isinstance(value, partial):
-        value = (value.func, value.args, value.keywords)
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        value = value.reshape(-1).tolist()
-    return [(f"[{i}]", item) for i, item in enumerate(value)] if isinstance(value, list | tuple) else None
-
-
-def plain_parts(path: str, value: object) -> list[Part]:
-    """The parts of a value as an attribute that is read would have them."""
-    walk = _Walk(_NO_NAMES)
-    walk.value(path, value)
+def parts_of(value: object) -> list[Part]:
+    """The same of a value that is no module: of a function, the numbers, texts and tensors of its closure and globals,
+    beside the modules in it."""
+    walk = _Walk(_Names(frozenset(), frozenset()))
+    walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
 
 
@@ -210,14 +257,11 @@ class _Names(NamedTuple):
     writes: frozenset[str]
 
 
-_NO_NAMES = _Names(frozenset(), frozenset())
-
-
 _LEFT_BY_CAPTUM = frozenset({"input", "output"})
 """What Captum's own DeepLift leaves on activation modules of torch: what ran through them last."""
 
 
-class _Walk:
+class _Walk(Writer):
     """Goes through a model once and lists its parts."""
 
     def __init__(self, names: _Names) -> None:
@@ -225,6 +269,7 @@ class _Walk:
         self._names = names
         self._ignored = names.writes | _base_names() | _MODES
         self._seen: set[int] = set()
+        self._path, self._texts, self._visible = "", list[str](), False
 
     def _add(self, path: str, kind: Kind, value: Any, visible: bool = True) -> None:
         self.parts.append(Part(path, kind, value, visible))
@@ -267,7 +312,7 @@ class _Walk:
             if value is None or (torchs and name in _LEFT_BY_CAPTUM):
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
-                counts = _is_torch(value, "Tensor", "ScriptObject")
+                counts = is_torch(value, "Tensor", "ScriptObject")
             elif kind in _FAST:
                 counts = False
                 numbers.append((name, kind.__name__, value))
@@ -276,74 +321,68 @@ class _Walk:
                 if name in self._names.reads:
                     numbers.append((name, kinds, value))
             else:
-                counts = name in self._names.reads or _always_counts(value)
+                counts = name in self._names.reads or isinstance(value, _NUMBERS) or _kind_of(value) is not None
             if counts:
-                self.value(f"{path}.{name}", value, visible=not torchs)
+                self.attribute(f"{path}.{name}", value, visible=not torchs)
         if numbers:
-            self._add(path, "plain", tuple(numbers), visible=not torchs)
+            self._add(path, "plain", repr(numbers), visible=not torchs)
 
-    def value(self, path: str, value: Any, depth: int = 0, visible: bool = True) -> None:
-        """What an attribute, a closure or a graph holds, as far as it can be told."""
-        if depth > _DEEPEST or value is None:
-            return
-        if _is_torch(value, "Tensor"):
-            self._add(path, "tensor", value)
+    def attribute(self, path: str, value: Any, visible: bool = True) -> None:
+        """What an attribute or a function holds, as far as it can be told."""
+        before, self._path, self._texts, self._visible = (self._path, self._texts, self._visible), path, [], False
+        self.feed(value)
+        self._add(path, "plain", "".join(self._texts), visible and self._visible)
+        self._path, self._texts, self._visible = before
+
+    def write(self, text: str) -> None:
+        self._texts.append(text)
+
+    def array(self, value: NDArray[Any]) -> None:
+        self._add(self._path, "array", value)
+
+    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
+        self._visible |= value is not None and isinstance(value, PLAIN)
+        if len(above) <= _DEEPEST and not (isinstance(value, Collection) and len(value) > _WIDEST):
+            super().feed(value, above)
+
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
+        if kind := _kind_of(value):
+            self._add(self._path, kind, value)
         elif is_module(value):
-            self.module(path, value)
-        elif _is_torch(value, "ScriptObject"):
-            self._add(path, "packed", value)
-        elif is_estimator(value):
-            self._add(path, "estimator", value)
-        elif isinstance(value, Enum):
-            self._add(path, "plain", (type(value).__qualname__, value.name), visible)
-        elif isinstance(value, np.ndarray):
-            if not value.dtype.hasobject:
-                self._add(path, "array", value)
-        elif isinstance(value, (*_NUMBERS, str, bytes, range, slice)):
-            plain = value.item() if isinstance(value, np.generic) else value
-            self._add(path, "plain", (type(plain).__name__, plain), visible)
-        elif _is_torch(value, "dtype", "memory_format"):
-            self._add(path, "plain", str(value), visible)
+            self.module(self._path, value)
+        elif isinstance(value, Enum | range | slice) or is_torch(value, "dtype", "memory_format"):
+            self._visible |= not is_torch(value, "dtype")
+            self.write(f"{type(value).__qualname__} {value!s};")
         elif isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            self.function(path, value, depth)
-        else:
-            self._container(path, value, depth, visible)
-
-    def _container(self, path: str, value: Any, depth: int, visible: bool) -> None:
-        if isinstance(value, set | frozenset) and len(value) <= _WIDEST:
-            self._add(path, "plain", ("set", *sorted(repr(item) for item in value if isinstance(item, _KEYS))), visible)
-        elif isinstance(value, partial):
-            self.value(f"{path}()", (value.func, value.args, value.keywords), depth + 1, visible)
-        elif (held := held_by(value)) is not None and len(held) <= _WIDEST:
-            kind = "mapping" if isinstance(value, Mapping) else ("sequence", len(held))
-            self._add(path, "plain", kind, visible=False)
-            for name, item in held:
-                self.value(path + name, item, depth + 1, visible)
+            self._function(value, above)
         elif isinstance(value, types.SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
             names = [f.name for f in fields(value)] if is_dataclass(value) else [*vars(value)]
-            for name in sorted({*names} - self._names.writes):
-                self.value(f"{path}.{name}", getattr(value, name, None), depth + 1, visible)
+            self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
-    def function(self, path: str, function: Any, depth: int = 0) -> None:
+    def _function(self, function: Any, above: tuple[int, ...]) -> None:
         """Name and gist of a function, and numbers, texts and tensors of its closure, defaults and globals."""
-        self._add(path, "plain", ("function", function.__module__, function.__qualname__), visible=False)
+        self.write(f"function {function.__module__} {function.__qualname__};")
         if not isinstance(function, types.FunctionType) or _is_librarys(function):
             return
-        self._add(path, "plain", gist(function.__code__), visible=False)
+        self.write(gist(function.__code__))
         found = {**references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
         for name in sorted(found.keys() - _names_of_code(function.__code__).writes):
             if not isinstance(found[name], _NOT_IN_FUNCTIONS) and not is_module(found[name]):
-                self.value(f"{path}:{name}", found[name], depth + 1)
+                self.write(f":{name} ")
+                self.feed(found[name], above)
 
 
 _FAST = frozenset({bool, int, float, complex})
 _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 
 
-def _always_counts(value: object) -> bool:
-    if isinstance(value, (*_NUMBERS, np.ndarray)):
-        return True
-    return _is_torch(value, "Tensor", "ScriptObject") or is_estimator(value)
+def _kind_of(value: object) -> Kind | None:
+    """Of what always counts, unless `forward` writes it."""
+    if is_torch(value, "Tensor"):
+        return "tensor"
+    if is_torch(value, "ScriptObject"):
+        return "packed"
+    return "estimator" if is_estimator(value) else None
 
 
 def _is_librarys(function: types.FunctionType) -> bool:
@@ -366,11 +405,6 @@ def _base_names() -> frozenset[str]:
     """What every module holds, and what `compile` in place and loaders leave in it."""
     torch = sys.modules["torch"]
     return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized", "forward"}
-
-
-def _is_torch(value: object, *kinds: str) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, tuple([getattr(torch, kind) for kind in kinds]))
 
 
 def is_estimator(value: object) -> bool:
@@ -500,18 +534,6 @@ def gist(code: CodeType) -> str:
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "STORE_ATTR"):
             words.append(str(step.argval))
     return " ".join(words)
-
-
-def values_of_function(function: Any) -> list[Part]:
-    """What a function computes with beside the modules in it: numbers, texts and tensors of closure and globals."""
-    walk = _Walk(_NO_NAMES)
-    function = getattr(function, "__func__", function)
-    while isinstance(function, partial):
-        walk.value("partial", (function.args, function.keywords))
-        function = function.func
-    if isinstance(function, types.FunctionType):
-        walk.function("", function)
-    return walk.parts
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
