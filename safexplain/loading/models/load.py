@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from safexplain._digest import sha256
+from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line, read_bytes, require
@@ -28,7 +28,7 @@ from safexplain.loading.models.architectures import (
 )
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
-from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder, read_weights
+from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder
 from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
 from safexplain.outputs import EstimatorModule
 
@@ -218,14 +218,13 @@ def _load_folder(
             " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
         )
     network = Network.of(folder)
-    state, digest = read_weights(folder, trust_pickle=trust_pickle)
-    model = network.load(state, str(folder)).float().cpu().eval()
+    model = network.load(None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
     _require_gradients(model, input_shape, str(folder))
     fresh = network
     if source == "hf-pretrained":
         fresh = network.starting_from(base)
         _require_untrained(fresh, model, arch, str(folder))
-    return LoadedModel(model, fresh, "", digest, Preprocessing.read(folder))
+    return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
 def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor], arch: str, where: str) -> nn.Module:
@@ -233,7 +232,7 @@ def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor]
     if not isinstance(build, Network):
         return load_weights(build(0), state, arch=arch, where=where)
     model = build.load(without_prefix(state, set(build.names())), where)
-    if build.start is not None:
+    if build.base is not None:
         _require_untrained(build, model, arch, where)
     return model
 
