@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest import sha256
+from safexplain.columns import Column
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.files import one_line, require
 
 _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
-_MOST_CATEGORIES = 256
 
 
 def load_table(
@@ -164,42 +163,23 @@ def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Numbers as they are, and one 0/1 column for each value of a text column; InputError where that cannot be."""
-    types = importlib.import_module("pandas").api.types
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
-    for name in frame.columns:
-        column = frame[name]
-        if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):  # true/false counts as numeric
-            with np.errstate(over="ignore"):
-                blocks.append(column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)[:, None])
+    for name, values in frame.items():
+        column = Column.of(values, name)
+        if column.categories is None:
+            with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
+                blocks.append(values.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)[:, None])
             names.append(name)
             continue
-        encoded, categories = _one_hot(column, where)
-        blocks.append(encoded)
-        names.extend(f"{name}={category}" for category in categories)
+        if None in column.categories:
+            missing = values.isna().to_numpy()
+            raise InputError(
+                f"column {name!r} of {where} has {int(missing.sum())} empty values, the first in row "
+                f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
+            )
+        blocks.append(np.eye(len(column.categories), dtype=np.float32)[column.encode(values).astype(np.int64)])
+        names.extend(f"{name}={category}" for category in column.categories)
     if not blocks:
         raise InputError(f"{where} has no column beside the label and the membership; add the features")
     return np.concatenate(blocks, axis=1), tuple(names)
-
-
-def _one_hot(column: Any, where: str) -> tuple[NDArray[np.float32], list[str]]:
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise InputError(
-            f"column {column.name!r} of {where} has {int(missing.sum())} empty values, the first in row "
-            f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
-        )
-    values = list(column)
-    other = next((value for value in values if not isinstance(value, str | bool)), None)
-    if other is not None:
-        raise InputError(
-            f"column {column.name!r} of {where} holds {one_line(ValueError(other), 40)!r} "
-            f"({type(other).__name__}), neither a number nor a category; convert it or remove it"
-        )
-    categories, codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    if len(categories) > _MOST_CATEGORIES:
-        raise InputError(
-            f"text column {column.name!r} of {where} has {len(categories)} different values (at most "
-            f"{_MOST_CATEGORIES} are encoded); remove it if it names rows, or encode it as the model expects"
-        )
-    return np.eye(len(categories), dtype=np.float32)[codes], categories.tolist()
