@@ -40,6 +40,7 @@ from safexplain._digest.model_state import (
     Writer,
     bytes_of,
     codes_of,
+    function_of,
     gist,
     is_estimator,
     is_module,
@@ -72,7 +73,7 @@ _WIDEST = 1000
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
-_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes]] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes, list[Any]]] = WeakKeyDictionary()
 _views: WeakKeyDictionary[nn.Module, tuple[list[Any], list[list[Tensor]]]] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
@@ -178,17 +179,25 @@ def digest(*parts: Any) -> str:
 
 
 class _Hash(Writer):
-    """A hash of nested values."""
+    """A hash of nested values: of pieces, each after its length."""
 
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
 
+    def put(self, piece: Any) -> None:
+        self.hash.update(len(piece).to_bytes(8, "little"))
+        self.hash.update(piece)
+
     def write(self, text: str) -> None:
-        self.hash.update(text.encode("utf-8", "surrogatepass"))
+        self.put(text.encode("utf-8", "surrogatepass"))
 
     def array(self, value: NDArray[Any]) -> None:
         self.write(f"array {value.dtype.str} {value.shape};")
-        self.hash.update(np.ascontiguousarray(value))
+        self.put(np.ascontiguousarray(value).tobytes())
+
+    def tensor(self, value: Tensor) -> None:
+        for piece in bytes_of(value):
+            self.put(piece)
 
 
 class _Named(_Hash):
@@ -201,9 +210,7 @@ class _Named(_Hash):
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
-            self.write("tensor")
-            for piece in bytes_of(value):
-                self.hash.update(piece)
+            self.tensor(value)
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
             self.write(f"{type(value).__name__}{value!r};")
         elif isinstance(value, logging.Logger):
@@ -239,9 +246,7 @@ class _Named(_Hash):
         for one in inspect.getmro(kind):
             own = one.__module__.partition(".")[0] == "safexplain"
             for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
-                for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
-                    member = getattr(member, inner, member)
-                if inspect.isfunction(member):
+                if inspect.isfunction(member := function_of(member)):
                     self.write(
                         f"{name}{[(c.co_code, c.co_names) for c in codes_of(member.__code__)]}{gist(member.__code__)}"
                     )
@@ -456,12 +461,11 @@ def checked_digest(given: bytes | None) -> bytes | None:
 
 def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
     """Of a function of that name and code around the models with these digests."""
-    digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for known in (_name(forward_func).encode(), *digests):
-        _update(digest, known)
-    for part in parts_of(forward_func):
-        _hash_part(digest, part)
-    return digest.digest()
+    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
+    h.write(_name(forward_func))
+    for known in digests:
+        h.put(known)
+    return _hash_parts(h, parts_of(forward_func))
 
 
 def _digest_of_estimators(forward_func: object) -> bytes | None:
@@ -545,70 +549,61 @@ def _warn_once(forward_func: object) -> None:
 
 def _digest_of_module(module: nn.Module) -> bytes:
     module = network_of(module) or module
-    fingerprint = _fingerprint(module)
+    fingerprint, packed = _fingerprint(module)
     with _guard:
         known = _digests.get(module)
-    if known is not None and known[0] == fingerprint:
-        return known[1]
-    digest = _hash(module)
-    with _guard:
-        _digests[module] = (fingerprint, digest)
-    return digest
+    if known is None or known[0] != fingerprint:
+        known = (fingerprint, _hash(module), packed)
+        with _guard:
+            _digests[module] = known
+    return known[1]
 
 
 def _hash(module: nn.Module) -> bytes:
-    digest, visible = hashlib.blake2b(digest_size=32, person=_PERSON), False
-    for part in state_of(module):
-        visible |= part.visible
-        _hash_part(digest, part)
-    if not visible and any(not type(part).__module__.startswith("torch.") for part in module.modules()):
+    parts = state_of(module)
+    ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
+    if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
             f"nothing in {type(module).__name__} tells it from another model of its class: no parameter, buffer, tensor"
             f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
             " weights in the module"
         )
-    return digest.digest()
+    return _hash_parts(_Hash(hashlib.blake2b(digest_size=32, person=_PERSON)), parts)
 
 
 _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
 
 
-def _hash_part(digest: Any, part: Part) -> None:
-    if part.kind == "plain":
-        _update(digest, f"plain {part.path} {part.value}".encode("utf-8", "surrogatepass"))
-        return
-    _update(digest, f"{part.kind} {part.path}".encode())
-    if part.kind == "tensor":
-        for piece in bytes_of(part.value):
-            _update(digest, piece)
-    elif part.kind == "array":
-        _update(digest, f"{part.value.dtype} {part.value.shape}".encode())
-        _update(digest, np.ascontiguousarray(part.value).tobytes())
-    elif part.kind == "estimator":
-        _update(digest, estimator_digest(part.value) or OPAQUE_DIGEST)
-    else:
-        try:
-            inside = part.value.__getstate__()
-        except Exception as error:  # whatever an extension raises
-            raise RefusedError(
-                f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80}). {_NAME_IT}"
-            ) from None
-        for inner in parts_of(inside):
-            _hash_part(digest, inner)
+def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
+    for part in parts:
+        h.write(f"{part.kind} {part.path}")
+        if part.kind == "plain":
+            h.write(part.value)
+        elif part.kind == "tensor":
+            h.tensor(part.value)
+        elif part.kind == "array":
+            h.array(part.value)
+        elif part.kind == "estimator":
+            h.put(estimator_digest(part.value) or OPAQUE_DIGEST)
+        else:
+            try:
+                inside = part.value.__getstate__()
+            except Exception as error:  # whatever an extension raises
+                what = f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80})"
+                raise RefusedError(f"{what}. {_NAME_IT}") from None
+            _hash_parts(h, parts_of(inside))
+    found: bytes = h.hash.digest()
+    return found
 
 
-def _update(digest: Any, part: Any) -> None:
-    digest.update(len(part).to_bytes(8, "little"))
-    digest.update(part)
-
-
-def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
+def _fingerprint(module: nn.Module) -> tuple[Any, list[Any]]:
     """Changes whenever the digest may have; reads no whole tensor."""
     import torch
 
     marks: list[Any] = []
     plain: list[Tensor] = []
     places: list[Any] = []
+    packed: list[Any] = []  # kept, so that nothing else can come to lie at the address of one
     with torch.no_grad():
         for part in state_of(module):
             value = part.value
@@ -623,9 +618,10 @@ def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
             elif part.kind == "estimator":
                 marks.append((part.path, estimator_digest(value)))
             else:
-                marks.append((part.path, _Same(value) if part.kind == "packed" else value))
+                marks.append((part.path, id(value) if part.kind == "packed" else value))
+                packed += [value] if part.kind == "packed" else []
         kinds = [_gather(parts) for parts in _views_of(module, places, plain)]
-    return tuple(marks), tuple(places), tuple(kinds)
+    return (marks, places, kinds), packed
 
 
 def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
@@ -641,18 +637,6 @@ def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> li
     with _guard:
         _views[module] = (places, list(made.values()))
     return list(made.values())
-
-
-class _Same:
-    """Equal to itself only; keeps what it holds, so that nothing else can come to lie at its address."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _sample_of_array(array: NDArray[Any]) -> bytes:
@@ -747,10 +731,10 @@ def trained_digest(model: Any) -> str:
 
 
 def _hexadecimal(kind: str, *parts: bytes) -> str:
-    found = hashlib.sha256(kind.encode())
+    h = _Hash(hashlib.sha256(kind.encode()))
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+        h.put(part)
+    return str(h.hash.hexdigest())
 
 
 def _labels(model: Any) -> bytes:

@@ -60,15 +60,8 @@ Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
 
 class Part(NamedTuple):
-    """One thing that a model computes with.
-
-    Args:
-        path: where it is in the model.
-        kind: "tensor", "array" (of NumPy), "packed" (weights that PyTorch has packed, as int8 ones), "estimator" (of
-            scikit-learn), or "plain" for all else, as a text.
-        value: the thing.
-        visible: whether it tells this model from another one of its class.
-    """
+    """One thing that a model computes with, at a path in it: a tensor, an array of NumPy, weights that PyTorch has packed,
+    as int8 ones, an estimator, or a plain text of all else; and whether it tells the model from others of its class."""
 
     path: str
     kind: Kind
@@ -89,19 +82,17 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 class Writer:
-    """Goes through nested values in a fixed order: writes what is plain, and hands anything else to `other`."""
+    """Goes through nested values in a fixed order and writes what is plain.
 
-    def write(self, text: str) -> None:
-        """Take a piece."""
-        raise NotImplementedError
+    Arrays that hold no objects go to `array`, what is neither plain nor a container to `other`, with the ids of the
+    containers that it is in.
+    """
 
-    def array(self, value: NDArray[Any]) -> None:
-        """Take an array that holds no objects."""
-        raise NotImplementedError
+    def write(self, text: str) -> None: ...
 
-    def other(self, value: Any, above: tuple[int, ...]) -> None:
-        """Take what is neither plain nor a container, inside of the containers with the ids `above`."""
-        raise NotImplementedError
+    def array(self, value: NDArray[Any]) -> None: ...
+
+    def other(self, value: Any, above: tuple[int, ...]) -> None: ...
 
     def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
         """Write a value; one within itself by its distance."""
@@ -428,9 +419,8 @@ def _names_in(module: nn.Module) -> _Names:
         own = vars(part)
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values()) if "_forward_hooks" in own else ()
         for function in (own.get("forward"), *hooks):
-            function = getattr(function, "__func__", function)
-            if isinstance(function, types.FunctionType):
-                loose.add(function.__code__)
+            if code := getattr(getattr(function, "__func__", function), "__code__", None):
+                loose.add(code)
     return _names_of(frozenset(kinds), frozenset(loose))
 
 
@@ -445,23 +435,19 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 
 def _names_of_class(kind: type) -> _Names:
     """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
-    if (known := _by_class.get(kind)) is not None:
-        return known
-    reads, writes = set[str](), set[str]()
-    waiting, met = ["forward", "__call__"], set[str]()
-    while waiting:
-        name = waiting.pop()
-        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-        if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
-            continue
-        met.add(name)
-        function = function_of(vars(owner)[name])
-        if isinstance(function, types.FunctionType):
-            found = _names_of_code(function.__code__)
-            reads |= found.reads
-            writes |= found.writes
-            waiting += found.reads
-    _by_class[kind] = _Names(frozenset(reads), frozenset(writes))
+    if kind not in _by_class:
+        found = [_Names(frozenset(), frozenset())]
+        waiting, met = ["forward", "__call__"], set[str]()
+        while waiting:
+            name = waiting.pop()
+            owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+            if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
+                continue
+            met.add(name)
+            if isinstance(function := function_of(vars(owner)[name]), types.FunctionType):
+                found.append(_names_of_code(function.__code__))
+                waiting += found[-1].reads
+        _by_class[kind] = _Names(*(frozenset().union(*sets) for sets in zip(*found, strict=True)))
     return _by_class[kind]
 
 
@@ -584,8 +570,8 @@ def bytes_of(tensor: Tensor) -> Iterator[Any]:
     import torch
 
     tensor = tensor.detach()
-    if _flattens(tensor):
-        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, context = tensor.__tensor_flatten__()
         yield f"{type(tensor).__qualname__} {tuple(tensor.shape)} {context!r}".encode()
         for name in names:
             yield from bytes_of(getattr(tensor, name))
@@ -613,10 +599,5 @@ def bytes_of(tensor: Tensor) -> Iterator[Any]:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's numbers lie in one piece of memory of its own."""
-    import torch
-
-    return not _flattens(tensor) and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def _flattens(tensor: Tensor) -> bool:
-    return hasattr(tensor, "__tensor_flatten__")
+    strided = sys.modules["torch"].strided
+    return not hasattr(tensor, "__tensor_flatten__") and tensor.layout is strided and not tensor.is_quantized
