@@ -15,6 +15,7 @@ tensor or a module has imported it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -29,7 +30,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from types import EllipsisType, GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -54,7 +55,6 @@ from safexplain._digest.model_state import (
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, OpaqueModelWarning, RefusedError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 _BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
@@ -73,8 +73,7 @@ _WIDEST = 1000
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
-_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes, list[Any]]] = WeakKeyDictionary()
-_views: WeakKeyDictionary[nn.Module, tuple[list[Any], list[list[Tensor]]]] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
 
@@ -219,10 +218,9 @@ class _Named(_Hash):
             self.feed([repr(value), dict(value.state_dict()), [*dict.fromkeys(map(type, value.modules()))]], above)
         elif inspect.ismethod(value):
             self.feed([value.__func__, value.__self__], above)
-        elif inspect.ismodule(value) or inspect.isbuiltin(value):
-            self.write(_qualified_name(value))
-        elif inspect.isfunction(value) and (_installed(value.__module__) or _own(value)):
-            self.write(_qualified_name(value) + ("" if _installed(value.__module__) else code_digest(value.__module__)))
+        elif inspect.ismodule(value) or inspect.isbuiltin(value) or (inspect.isfunction(value) and _is_named(value)):
+            own = getattr(value, "__module__", None) or ""
+            self.write(_qualified_name(value) + (code_digest(own) if own.startswith("safexplain.") else ""))
         elif inspect.isclass(value) or inspect.isfunction(value):
             number = self._numbers.setdefault(id(value), len(self.met))
             self.met += [value] if number == len(self.met) else []
@@ -233,6 +231,7 @@ class _Named(_Hash):
             raise Undigestable(f"a {type(value).__name__}")
 
     def feed_function(self, function: Any) -> None:
+        """Its source, and what it refers to."""
         try:
             self.write(inspect.getsource(function))
         except (OSError, TypeError):
@@ -290,10 +289,10 @@ def _installed(module: str | None) -> bool:
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
-def _own(function: Any) -> bool:
-    """Whether a function depends on this package's code alone; what its modules keep meanwhile is no part of that."""
-    own = (function.__module__ or "").startswith("safexplain.")
-    return own and function.__closure__ is None and "<locals>" not in function.__qualname__
+def _is_named(function: Any) -> bool:
+    """Whether a function depends on its package's code alone; what modules here keep meanwhile is no part of that."""
+    own = (function.__module__ or "").startswith("safexplain.") and function.__closure__ is None
+    return _installed(function.__module__) or (own and "<locals>" not in function.__qualname__)
 
 
 _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], bytes | None]] = WeakKeyDictionary()
@@ -334,12 +333,10 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
 
 def _read_whole(estimator: Any) -> bytes | None:
     h = _Fitted(hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON))
-    try:
+    with contextlib.suppress(Exception):  # whatever an attribute does when it is asked to be pickled: locks, files
         h.feed(estimator)
-    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
-        return None
-    found: bytes = h.hash.digest()
-    return found
+        return bytes(h.hash.digest())
+    return None
 
 
 class _Fitted(_Hash):
@@ -349,22 +346,18 @@ class _Fitted(_Hash):
         if isinstance(value, np.dtype):
             self.write(f"dtype {value.str};")
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | np.ufunc):
-            if "<lambda>" in (name := getattr(value, "__qualname__", value.__name__)) or "<locals>" in name:
+            if "<lambda>" in (name := _qualified_name(value)) or "<locals>" in name:
                 raise TypeError(f"{name} has no name to go by")
-            self.write(f"name {getattr(value, '__module__', '')} {name};")
+            self.write(f"name {name}")
         else:
-            self.write(f"{type(value).__module__} {type(value).__qualname__}(")
-            for part in _without_counters(value, value.__reduce_ex__(2)):
+            self.write(f"{_qualified_name(type(value))}(")
+            made = value.__reduce_ex__(2)
+            if type(value).__module__ in ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree"):
+                counted = made[2]  # arrays, 3 sizes, trims, leaves, splits, calls of its queries, metric, weights
+                made = (*made[:2], (*counted[:7], *counted[11:]))
+            for part in made:
                 self.feed(list(part) if isinstance(part, Iterator) else part, above)
             self.write(")")
-
-
-def _without_counters(value: Any, reduced: Any) -> Any:
-    """What an object is made of again; of scikit-learn's trees of neighbours without the counts of their queries."""
-    if type(value).__module__ not in ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree"):
-        return reduced
-    made, arguments, state, *rest = reduced  # state: arrays, 3 sizes, trims, leaves, splits, calls, metric, weights
-    return (made, arguments, (*state[:7], *state[11:]), *rest)
 
 
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
@@ -384,21 +377,20 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     """
     if is_module(forward_func):
         return (forward_func,)
-    found: dict[int, nn.Module] = {}
-    _collect(forward_func, is_module, found, {}, 0)
+    found = _reached(forward_func, is_module)
     if len(found) > 1:
-        inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
-        found = {key: module for key, module in found.items() if key not in inner}
-    return tuple(found.values())
+        inner = {id(part) for module in found for part in module.modules() if part is not module}
+        found = [module for module in found if id(module) not in inner]
+    return tuple(found)
 
 
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
     All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
-    attributes, the graph and the constants of TorchScript and of torch.export; see `model_state`. Wrappers that compute
-    nothing do not: `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64
-    where float32 holds the same weights. A function that does more is named too, by its code and its numbers.
+    attributes, the graph and the constants of torch.export; see `model_state`. Wrappers that compute nothing do not:
+    `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64 where float32 holds the same
+    weights. A function that does more is named too, by its code and its numbers.
 
     Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
     of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
@@ -410,6 +402,7 @@ def model_digest(forward_func: object) -> bytes:
 
     Raises:
         RefusedError: a module of somebody's own class in which there is nothing to tell it from another.
+        InputError: a TorchScript model.
 
     Warns:
         OpaqueModelWarning: once for each callable in which neither a module nor a fitted scikit-learn estimator is
@@ -422,12 +415,16 @@ def model_digest(forward_func: object) -> bytes:
     """
     if (network := network_of(forward_func)) is not None:
         return _digest_of_module(network)
-    if modules := modules_of(forward_func):
-        return _named(forward_func, map(_digest_of_module, modules))
-    if (digest_of_estimators := _digest_of_estimators(forward_func)) is not None:
-        return digest_of_estimators
-    _warn_once(forward_func)
-    return OPAQUE_DIGEST
+    found: list[bytes | None] = [*map(_digest_of_module, modules_of(forward_func))]
+    found = found or [*map(estimator_digest, _reached(forward_func, is_estimator))]
+    if not found or None in found:
+        _warn_once(forward_func)
+        return OPAQUE_DIGEST
+    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
+    h.write(_name(forward_func))
+    for known in found:
+        h.put(known)
+    return _hash_parts(h, parts_of(forward_func))
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
@@ -459,33 +456,18 @@ def checked_digest(given: bytes | None) -> bytes | None:
     return given
 
 
-def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
-    """Of a function of that name and code around the models with these digests."""
-    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
-    h.write(_name(forward_func))
-    for known in digests:
-        h.put(known)
-    return _hash_parts(h, parts_of(forward_func))
-
-
-def _digest_of_estimators(forward_func: object) -> bytes | None:
-    found: dict[int, Any] = {}
-    _collect(forward_func, is_estimator, found, {}, 0)
-    digests = [digest for digest in map(estimator_digest, found.values()) if digest is not None]
-    return _named(forward_func, digests) if digests and len(digests) == len(found) else None
-
-
-def _collect(
-    value: object, wanted: Callable[[object], bool], found: dict[int, Any], seen: dict[int, object], depth: int
-) -> None:
-    if wanted(value):
-        found[id(value)] = value
-        return
-    if value is None or isinstance(value, _ATOMS) or is_torch(value, "Tensor") or depth > _DEPTH or id(value) in seen:
-        return
-    seen[id(value)] = value
-    for part in _parts(value):
-        _collect(part, wanted, found, seen, depth + 1)
+def _reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
+    """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
+    seen, found, waiting = dict[int, object](), [], [(value, 0)]
+    for one, depth in waiting:  # grows meanwhile
+        if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if wanted(one):
+            found.append(one)
+        elif depth <= _DEPTH:
+            waiting += [(part, depth + 1) for part in _parts(one)]
+    return found
 
 
 def _parts(value: object) -> Iterator[object]:
@@ -547,16 +529,59 @@ def _warn_once(forward_func: object) -> None:
     )
 
 
+class _Known(NamedTuple):
+    """The digest of a module, and what changes whenever it may have.
+
+    Args:
+        places: where the numbers of its tensors lie.
+        views: of some of them, by device and type; to make them takes longer than to read them.
+        marks: all else that is short, and the numbers read.
+        packed: kept, so that nothing else can come to lie at the address of one.
+        digest: 32 bytes.
+    """
+
+    places: list[Any]
+    views: list[list[Tensor]]
+    marks: list[Any]
+    packed: list[Any]
+    digest: bytes
+
+
 def _digest_of_module(module: nn.Module) -> bytes:
+    """Reads no whole tensor while nothing has changed."""
+    import torch
+
     module = network_of(module) or module
-    fingerprint, packed = _fingerprint(module)
+    marks, packed = list[Any](), list[Any]()
+    tensors: list[Tensor] = []
+    views: dict[Any, list[Tensor]] = {}
+    for part in state_of(module):
+        value = part.value
+        if part.kind == "tensor":
+            version = 0 if value.is_inference() else value._version
+            marks.append((part.path, id(value), version, value.shape, value.dtype))
+            tensors += [value] if is_plain(value) else []
+        elif part.kind == "array":
+            marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
+        elif part.kind == "packed":
+            packed.append(value)
+            marks.append((part.path, id(value)))
+        else:
+            marks.append((part.path, estimator_digest(value) if part.kind == "estimator" else value))
+    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     with _guard:
         known = _digests.get(module)
-    if known is None or known[0] != fingerprint:
-        known = (fingerprint, _hash(module), packed)
+    with torch.no_grad():
+        if known is None or known.places != places:
+            for tensor in tensors:
+                views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
+        looked = known.views if known is not None and known.places == places else list(views.values())
+        marks += [torch.cat(kind).cpu().view(torch.uint8).numpy().tobytes() for kind in looked]
+    if known is None or (known.places, known.marks) != (places, marks):
+        known = _Known(places, looked, marks, packed, _hash(module))
         with _guard:
             _digests[module] = known
-    return known[1]
+    return known.digest
 
 
 def _hash(module: nn.Module) -> bytes:
@@ -596,49 +621,6 @@ def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
     return found
 
 
-def _fingerprint(module: nn.Module) -> tuple[Any, list[Any]]:
-    """Changes whenever the digest may have; reads no whole tensor."""
-    import torch
-
-    marks: list[Any] = []
-    plain: list[Tensor] = []
-    places: list[Any] = []
-    packed: list[Any] = []  # kept, so that nothing else can come to lie at the address of one
-    with torch.no_grad():
-        for part in state_of(module):
-            value = part.value
-            if part.kind == "tensor":
-                version = 0 if value.is_inference() else value._version
-                marks.append((part.path, id(value), version, value.shape, value.dtype))
-                if is_plain(value):
-                    plain.append(value)
-                    places.append((value.data_ptr(), value.shape, value.stride(), value.dtype, value.device))
-            elif part.kind == "array":
-                marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
-            elif part.kind == "estimator":
-                marks.append((part.path, estimator_digest(value)))
-            else:
-                marks.append((part.path, id(value) if part.kind == "packed" else value))
-                packed += [value] if part.kind == "packed" else []
-        kinds = [_gather(parts) for parts in _views_of(module, places, plain)]
-    return (marks, places, kinds), packed
-
-
-def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Views of some numbers of each tensor, by device and type. Kept for as long as the tensors lie where they are, for
-    to make the views takes longer than to read them; a view keeps what it looks at from being freed."""
-    with _guard:
-        known = _views.get(module)
-    if known is not None and known[0] == places:
-        return known[1]
-    made: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        made.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-    with _guard:
-        _views[module] = (places, list(made.values()))
-    return list(made.values())
-
-
 def _sample_of_array(array: NDArray[Any]) -> bytes:
     return array.reshape(-1)[:: max(1, array.size // _SAMPLES)][:_SAMPLES].tobytes()
 
@@ -648,13 +630,6 @@ def _sample(tensor: Tensor) -> Tensor:
     held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     count = min(tensor.numel(), held)
     return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
-
-
-def _gather(parts: Iterable[Tensor]) -> bytes:
-    import torch
-
-    flat = torch.cat(list(parts)).cpu()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -60,8 +60,8 @@ Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
 
 class Part(NamedTuple):
-    """One thing that a model computes with, at a path in it: a tensor, an array of NumPy, weights that PyTorch has packed,
-    as int8 ones, an estimator, or a plain text of all else; and whether it tells the model from others of its class."""
+    """One thing that a model computes with, at a path in it: a tensor, an array of NumPy, packed (int8) weights, an
+    estimator, or a plain text of all else; and whether it tells the model from others of its class."""
 
     path: str
     kind: Kind
@@ -189,12 +189,7 @@ def _inside_callable(value: Any) -> Any:
 
 
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
-    """What a function calls with its own arguments, if it does nothing else; otherwise None.
-
-    Args:
-        function: compared with code that does this.
-        owner: of a method.
-    """
+    """What a function, or a method of `owner`, calls with its own arguments, if it does nothing else; or None."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
     found = owner[0] if owner and names[0] == function.__code__.co_varnames[0] else _value_in(function, names[0])
@@ -353,7 +348,8 @@ class _Walk(Writer):
     def _function(self, function: Any, above: tuple[int, ...]) -> None:
         """Name and gist of a function, and numbers, texts and tensors of its closure, defaults and globals."""
         self.write(f"function {function.__module__} {function.__qualname__};")
-        if not isinstance(function, types.FunctionType) or _is_librarys(function):
+        library = (function.__module__ or "").partition(".")[0]  # name and version stand for its code
+        if not isinstance(function, types.FunctionType) or library in ("torch", "captum", "numpy", "sklearn"):
             return
         self.write(gist(function.__code__))
         found = {**references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
@@ -374,11 +370,6 @@ def _kind_of(value: object) -> Kind | None:
     if is_torch(value, "ScriptObject"):
         return "packed"
     return "estimator" if is_estimator(value) else None
-
-
-def _is_librarys(function: types.FunctionType) -> bool:
-    """Name and version stand for the code of libraries, and their globals lead everywhere."""
-    return (function.__module__ or "").partition(".")[0] in ("torch", "captum", "numpy", "sklearn")
 
 
 @lru_cache(maxsize=1024)
@@ -506,19 +497,15 @@ def gist(code: CodeType) -> str:
     """
     words = []
     for step in dis.get_instructions(code):
+        value = step.argval
         if step.opname.startswith("LOAD_CONST") or step.opname in ("LOAD_SMALL_INT", "RETURN_CONST"):
-            if isinstance(step.argval, CodeType):
-                words.append(f"({gist(step.argval)})")
-            elif step.argval is not None:
-                words.append(
-                    repr(sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval)
-                )
-        elif step.opname in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CONTAINS_OP"):
-            words.append(step.argrepr)
-        elif step.opname.startswith(("UNARY_", "BINARY_")):
-            words.append(step.opname)
+            plain = sorted(map(repr, value)) if isinstance(value, frozenset) else value
+            inner = isinstance(value, CodeType)
+            words += [] if value is None else [f"({gist(value)})" if inner else repr(plain)]
+        elif step.opname.startswith(("UNARY_", "BINARY_")) or step.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+            words.append(step.argrepr or step.opname)
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "STORE_ATTR"):
-            words.append(str(step.argval))
+            words.append(str(value))
     return " ".join(words)
 
 
