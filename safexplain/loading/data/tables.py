@@ -21,7 +21,6 @@ _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", 
 def load_table(
     raw: bytes,
     where: str,
-    *,
     label: str,
     member_column: str | None,
     group_column: str | None = None,
@@ -29,22 +28,12 @@ def load_table(
     drop_slices: bool = False,
     features: Features | None = None,
 ) -> AuditData:
-    """Read a table and encode its columns.
+    """Read CSV or Parquet and encode its columns; other arguments are those of `load_data`.
 
     Numeric columns stay as they are, without standardising: they must come as the model expects them.
     True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
     sorted by value, over all rows). Columns keep their order. Labels that are text become class numbers by
-    their sorted names.
-
-    Args:
-        raw: CSV or Parquet.
-        where: Its path, for messages.
-        label: Name of the label column.
-        member_column: Name of the member column: 0/1, true/false, yes/no, in/out. None: all rows are members.
-        group_column: Name of the column that tells which rows belong together, which is no feature.
-        slice_columns: Names of columns by which results are sliced.
-        drop_slices: These are no features.
-        features: (frame, path) -> (n, d) numbers and their names, in place of this encoding.
+    their sorted names. Membership is 0/1, true/false, yes/no or in/out; without its column all rows are members.
 
     Raises:
         InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
@@ -67,8 +56,8 @@ def load_table(
     if group_column is not None:
         groups = names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
     beside = {label, member_column, group_column, *(slice_columns if drop_slices else ())}
-    encode = features or one_hot_features
-    x, names = encode(frame.drop(columns=[name for name in frame.columns if name in beside]), where)
+    frame = frame.drop(columns=[name for name in frame.columns if name in beside])
+    x, names = (features or one_hot_features)(frame, where)
     return AuditData(x, y, member, class_names, names, sha256(raw), where, groups, named)
 
 
@@ -112,11 +101,10 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
 
 def _membership(column: Any, where: str) -> NDArray[np.bool_]:
     texts = [str(value).strip().lower().removesuffix(".0") for value in column]
-    unknown = next((text for text in texts if text not in _MEMBER), None)
-    if unknown is not None:
+    if unknown := [text for text in texts if text not in _MEMBER]:
         raise InputError(
-            f"the member column {column.name!r} of {where} holds {unknown!r}; expected 0/1, true/false, "
-            "yes/no or in/out"
+            f"the member column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or"
+            " in/out"
         )
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
@@ -125,10 +113,23 @@ def _labels(pandas: Any, column: Any, where: str) -> tuple[NDArray[np.int64], tu
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
         raise InputError(f"the label column {column.name!r} of {where} is empty in row {row} (counted from 0)")
-    if pandas.api.types.is_numeric_dtype(column):
-        return whole_numbers(column.to_numpy(), f"the label column {column.name!r} of {where}"), None
-    names, codes = np.unique(np.array([str(value) for value in column]), return_inverse=True)
-    return codes.astype(np.int64), tuple(names.tolist())
+    numeric = pandas.api.types.is_numeric_dtype(column)
+    values = column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)])
+    return as_labels(values, f"the label column {column.name!r} of {where}")
+
+
+def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    """Classes (n,) as numbers, and their sorted names where they are names.
+
+    Raises:
+        InputError: neither whole numbers nor names.
+    """
+    if y.dtype.kind in "US":
+        names, codes = np.unique(y.astype(str), return_inverse=True)
+        return codes.astype(np.int64), tuple(names.tolist())
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"{what} has dtype {y.dtype}; expected class numbers or names")
+    return whole_numbers(y, what), None
 
 
 def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:

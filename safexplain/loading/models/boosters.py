@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -27,20 +28,8 @@ from safexplain.errors import InputError
 __all__ = ["checked_boosters", "read_lightgbm", "read_xgboost"]
 
 MOST_BYTES = 1 << 30
-"""Of a file."""
-
 MOST_MEMORY = 16 << 30
-"""Bytes of address space that the child may take."""
-
 MOST_SECONDS = 120.0
-
-_READ = {
-    "XGBoost": "import xgboost; model = xgboost.Booster(); model.load_model(raw); found = model.save_raw('json')",
-    "XGBoost, pickled": "import xgboost; model = xgboost.Booster(); model.__setstate__({'handle': raw});"
-    " found = model.save_raw('json')",
-    "LightGBM": "import lightgbm; model = lightgbm.Booster(model_str=raw.decode());"
-    " found = model.model_to_string(num_iteration=-1).encode()",
-}
 
 _CHILD = """
 import contextlib, os, sys
@@ -61,6 +50,10 @@ except Exception as error:
 with os.fdopen(answers, "wb") as file:
     file.write(found)
 """
+_XGBOOST = "import xgboost; model = xgboost.Booster(); model.{how}; found = model.save_raw('json')"
+_LIGHTGBM = (
+    "import lightgbm; found = lightgbm.Booster(model_str=raw.decode()).model_to_string(num_iteration=-1).encode()"
+)
 
 
 def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
@@ -74,8 +67,9 @@ def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -
     Raises:
         InputError: it is damaged, points outside of itself, or takes too much memory or time to read.
     """
+    how = "__setstate__({'handle': raw})" if pickled else "load_model(raw)"
     with _refusing("XGBoost", where):
-        text = _read_in_child("XGBoost, pickled" if pickled else "XGBoost", bytes(raw))
+        text = _read_in_child(_XGBOOST.format(how=how), bytes(raw))
         content = json.loads(text)
         _check_learner(content["learner"])
         return bytearray(text), content
@@ -84,7 +78,7 @@ def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -
 def read_lightgbm(text: str, where: str) -> str:
     """LightGBM's text of a model, to be given to its library; errors are those of `read_xgboost`."""
     with _refusing("LightGBM", where):
-        found = _read_in_child("LightGBM", text.encode()).decode()
+        found = _read_in_child(_LIGHTGBM, text.encode()).decode()
         head, *trees = re.split(r"^Tree=", found.partition("end of trees")[0], flags=re.MULTILINE)
         told = _lines(head)
         classes, a_round, features = (int(told[n]) for n in ("num_class", "num_tree_per_iteration", "max_feature_idx"))
@@ -101,19 +95,19 @@ def read_lightgbm(text: str, where: str) -> str:
 def checked_boosters(where: str) -> Iterator[None]:
     """While boosters inside of other files are restored: each is read as a file of its own."""
 
-    def checked(restore: Callable[..., None], name: str, kind: type, read: Callable[[Any], Any]) -> Callable[..., None]:
+    def checked(restore: Callable[..., None], name: str, kind: type, read: Callable[..., Any]) -> Callable[..., None]:
         def set_state(self: Any, state: dict[str, Any]) -> None:
             if type(state.get(name)) is not kind or not {"handle", "_handle"} & state.keys() <= {name}:
                 raise InputError(f"{where} holds a booster without a model; save it again")
-            read(state[name])
+            read(state[name], where)
             restore(self, state)
 
         return set_state
 
     with _one_at_a_time, contextlib.ExitStack() as stack:
         for module, name, kind, read in (
-            ("xgboost.core", "handle", bytearray, lambda raw: read_xgboost(raw, where, pickled=True)),
-            ("lightgbm.basic", "_handle", str, lambda text: read_lightgbm(text, where)),
+            ("xgboost.core", "handle", bytearray, partial(read_xgboost, pickled=True)),
+            ("lightgbm.basic", "_handle", str, read_lightgbm),
         ):
             if booster := getattr(sys.modules.get(module), "Booster", None):
                 set_state = checked(booster.__setstate__, name, kind, read)
@@ -135,38 +129,29 @@ def _refusing(library: str, where: str) -> Iterator[None]:
         ) from None
 
 
-def _require(holds: Any, reason: str) -> None:
-    if not holds:
-        raise ValueError(reason)
-
-
-def _read_in_child(library: str, raw: bytes) -> bytes:
+def _read_in_child(read: str, raw: bytes) -> bytes:
     """What the library writes of a model that it has read; ValueError where it cannot."""
     _require(len(raw) <= MOST_BYTES, f"it has {len(raw)} bytes, and at most {MOST_BYTES} are read")
-    code = _CHILD.format(memory=MOST_MEMORY, read=_READ[library])
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", _CHILD.format(memory=MOST_MEMORY, read=read)]
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     with tempfile.TemporaryFile() as written:
         try:
-            child = subprocess.run(
-                [sys.executable, "-P", "-c", code],
-                input=raw,
-                stdout=written,
-                stderr=subprocess.PIPE,
-                timeout=MOST_SECONDS,
-                env=settings,
-            )
+            child = subprocess.run(command, input=raw, stdout=written, timeout=MOST_SECONDS, **streams)
         except subprocess.TimeoutExpired:
-            raise ValueError(f"{library} does not come to an end within {MOST_SECONDS:.0f} s of reading it") from None
-        _require(child.returncode >= 0, f"{library} crashes when it reads it")
-        reason = child.stderr.decode(errors="replace").rpartition("reason: ")[2].strip()
-        _require(
-            child.returncode == 0, f"{library} cannot read it: {reason.splitlines()[-1] if reason else 'no reason'}"
-        )
+            raise ValueError(f"its library does not come to an end within {MOST_SECONDS:.0f} s of reading it") from None
+        _require(child.returncode >= 0, "its library crashes when it reads it")
+        said = child.stderr.decode(errors="replace").rpartition("reason: ")[2].strip().splitlines() or ["no reason"]
+        _require(child.returncode == 0, f"its library cannot read it: {said[-1]}")
         written.seek(0)
         return written.read()
 
 
 # What a library read points nowhere else: XGBoost's JSON, LightGBM's text
+
+
+def _require(holds: Any, reason: str) -> None:
+    if not holds:
+        raise ValueError(reason)
 
 
 def _whole(values: Any, least: int, below: int, what: str, count: int | None = None) -> NDArray[np.int64]:
@@ -186,52 +171,47 @@ def _rise(edges: Any, count: int, what: str) -> NDArray[np.int64]:
 def _check_learner(learner: Mapping[str, Any]) -> None:
     told, boosted = learner["learner_model_param"], learner["gradient_booster"]
     features, classes = int(told["num_feature"]), max(int(told["num_class"]), 1)
-    _require(int(told.get("num_target", 1)) <= 1, "it has several targets")
-    bases = str(told["base_score"]).strip("[]").split(",")
-    _require(len(bases) in (1, classes), f"{len(bases)} base scores for {classes} classes")
+    bases = len(str(told["base_score"]).split(","))
+    _require(bases in (1, classes) and int(told.get("num_target", 1)) <= 1, f"{bases} base scores, or several targets")
     for name in ("feature_names", "feature_types"):
         _require(len(learner.get(name, ())) in (0, features), f"it has not one of {name} for each feature")
     if boosted["name"] == "gblinear":
-        weights = boosted["model"]["weights"]
-        _require(len(weights) == (features + 1) * classes, "its weights are not as many as its features and classes")
+        weights = len(boosted["model"]["weights"])
+        _require(weights == (features + 1) * classes, "its weights are not as many as its features and classes")
         return
     model = boosted.get("gbtree", boosted)["model"]
-    trees = model["trees"]
-    _require(len(boosted.get("weight_drop", trees)) == len(trees), "it weighs other trees than it has")
-    _require(classes <= max(len(trees), 2), f"{classes} classes of {len(trees)} trees")
-    _whole(model["tree_info"], 0, classes, "classes of trees", len(trees))
-    _rise(model.get("iteration_indptr", [0, len(trees)]), len(trees), "rounds")
-    for tree in trees:
+    trees = len(model["trees"])
+    _require(len(boosted.get("weight_drop", model["trees"])) == trees, "it weighs other trees than it has")
+    _require(classes <= max(trees, 2), f"{classes} classes of {trees} trees")
+    _whole(model["tree_info"], 0, classes, "classes of trees", trees)
+    _rise(model.get("iteration_indptr", [0, trees]), trees, "rounds")
+    for tree in model["trees"]:
         _check_tree(tree, features)
     names = model.get("cats") or {}
     if names.get("enc"):  # of categories of data frames, from XGBoost 3.1 on
         edges = _rise(names["feature_segments"], len(names["sorted_idx"]), "names of categories")
         for one, start, end in zip(names["enc"], edges[:-1], edges[1:], strict=True):
-            if "offsets" in one and (end > start or one["offsets"]):
-                _rise(one["offsets"], len(one["values"]), "names of categories")
-            held = len(one["offsets"]) - 1 if one.get("offsets") else len(one["values"])
-            order = sorted(_whole(names["sorted_idx"][start:end], 0, end - start, "places of categories"))
-            _require(held == end - start and order == list(range(held)), "it has other categories than it counts")
+            ends = one.get("offsets") or [*range(len(one["values"]) + 1)]
+            _rise(ends, len(one["values"]), "names of categories")
+            order = sorted(names["sorted_idx"][start:end])
+            _require(order == [*range(len(ends) - 1)], "it has other categories than it counts")
 
 
 def _check_tree(tree: Mapping[str, Any], features: int) -> None:
     n = int(tree["tree_param"]["num_nodes"])
-    _require(int(tree["tree_param"].get("size_leaf_vector", 1)) <= 1, "a tree has several outputs")
     left, right = (_whole(tree[side], -1, n, "nodes", n) for side in ("left_children", "right_children"))
     parents, inner = _whole(tree["parents"], -1, 2**31, "nodes", n), left != -1
     children, owners = np.concatenate([left[inner], right[inner]]), np.tile(np.flatnonzero(inner), 2)
     _require(n and (right[~inner] == -1).all() and (children > 0).all(), "nodes point outside of their tree")
-    _require(len(np.unique(children)) == len(children), "a node has two parents")
-    _require(
-        (parents[children] == owners).all() and ((parents < n) | (parents == 2**31 - 1)).all(), "parents are wrong"
-    )
-    _require((np.asarray(tree["split_indices"])[inner] < features).all(), "a tree splits on a feature that it has not")
-    _whole(tree["split_indices"], 0, 2**31, "features", n)
+    once = len(np.unique(children)) == len(children) and (parents[children] == owners).all()
+    _require(once and ((parents < n) | (parents == 2**31 - 1)).all(), "a node has two parents, or another one")
+    _whole(np.asarray(tree["split_indices"])[inner], 0, features, "features")
+    _require(int(tree["tree_param"].get("size_leaf_vector", 1)) <= 1, "a tree has several outputs")
     listed = _whole(tree.get("categories", ()), 0, 2**24, "categories")
     at = _whole(tree.get("categories_nodes", ()), 0, n, "nodes")
     first = _whole(tree.get("categories_segments", ()), 0, len(listed) + 1, "categories", len(at))
     size = _whole(tree.get("categories_sizes", ()), 1, len(listed) + 1, "categories", len(at))
-    _require((first + size <= len(listed)).all() and (np.diff(at) > 0).all(), "categories are outside of their list")
+    _require((first + size <= len(listed)).all(), "categories are outside of their list")
     kinds = np.asarray(tree.get("split_type") or [0] * n)
     _require(at.tolist() == np.flatnonzero(kinds == 1).tolist(), "nodes that split on categories have none")
 
@@ -242,18 +222,17 @@ def _lines(text: str) -> dict[str, str]:
 
 def _check_text_tree(tree: Mapping[str, str], features: int) -> None:
     leaves, sets = int(tree["num_leaves"]), int(tree["num_cat"])
-    if tree.get("is_linear", "0").strip() == "1":
+    if "num_features" in tree:  # of linear models in the leaves
         counts = _whole(tree["num_features"].split(), 0, features + 1, "features", leaves)
         _whole(tree["leaf_features"].split(), 0, features, "features", int(counts.sum()))
     if leaves == 1:
         return
-    children = _whole(f"{tree['left_child']} {tree['right_child']}".split(), -leaves, leaves - 1, "nodes")
+    children = sorted(int(child) for side in ("left_child", "right_child") for child in tree[side].split())
     whole = [*range(-leaves, 0), *range(1, leaves - 1)]
-    _require(sorted(children.tolist()) == whole, "nodes point outside of their tree, or in a circle")
+    _require(children == whole, "nodes point outside of their tree, or in a circle")
     _whole(tree["split_feature"].split(), 0, features, "features", leaves - 1)
     kinds = _whole(tree["decision_type"].split(), 0, 16, "kinds of nodes", leaves - 1)
-    cuts = np.array([float(cut) for cut in tree["threshold"].split()])
-    _whole(cuts[(kinds & 1) == 1], 0, sets, "categories")
+    _whole(np.array(tree["threshold"].split(), dtype=np.float64)[(kinds & 1) == 1], 0, sets, "categories")
     if sets:
-        _rise(tree["cat_boundaries"].split(), len(tree["cat_threshold"].split()), "categories")
-        _require(len(tree["cat_boundaries"].split()) == sets + 1, "it has other categories than it counts")
+        edges = _rise(tree["cat_boundaries"].split(), len(tree["cat_threshold"].split()), "categories")
+        _require(len(edges) == sets + 1, "it has other categories than it counts")
