@@ -100,18 +100,12 @@ class Preprocessing:
         if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
-        axes = (0, 2, 3)
-        least, most = x.min(axes), x.max(axes)
-        off = 0.02 * (high - low)
-        where = f"[{float(low.min()):.2f}, {float(high.max()):.2f}]"
+        least, most, off = x.min((0, 2, 3)), x.max((0, 2, 3)), 0.02 * (high - low)
+        given = f"{float(least.min()):.4g} to {float(most.max()):.4g}"
+        where = f"normalised ones lie in [{float(low.min()):.2f}, {float(high.max()):.2f}]"
         if (least < low - off).any() or (most > high + off).any():
-            return (
-                f"they go from {float(least.min()):.4g} to {float(most.max()):.4g}, and normalised ones lie in {where}"
-            )
-        if float(low.max()) < 0 and float(least.min()) >= 0:
-            given = f"{float(least.min()):.4g} to {float(most.max()):.4g}"
-            return f"none is below 0 ({given}), and normalised ones lie in {where}"
-        return ""
+            return f"they go from {given}, and {where}"
+        return f"none is below 0 ({given}), and {where}" if float(low.max()) < 0 <= float(least.min()) else ""
 
     def in_words(self) -> str:
         """Mean and standard deviation."""
@@ -282,14 +276,15 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
         return read, ()
     notes: tuple[str, ...] = ()
     if told.size is not None and read.x.shape[2:] != told.size:
-        sizes = " x ".join(map(str, told.size)), " x ".join(map(str, read.x.shape[2:]))
-        notes = (f"{_PREPROCESSOR} resizes images to {sizes[0]}, and those of {read.source} are {sizes[1]}.",)
-    if not read.scaled:
-        off = told.unlike(read.x)
-        said = f"The numbers in {read.source} are not normalised as {_PREPROCESSOR} says ({told.in_words()}): {off}."
-        return read, (*notes, said) if off else notes
-    done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
-    return replace(read, x=told(read.x), scaled=False), (*notes, done)
+        stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
+        notes = (f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.",)
+    if read.scaled:
+        done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
+        return replace(read, x=told(read.x), scaled=False), (*notes, done)
+    if off := told.unlike(read.x):
+        how = f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
+        notes = (*notes, f"The numbers in {read.source} are not {how}: {off}.")
+    return read, notes
 
 
 def is_folder(path: str | Path) -> bool:
@@ -323,11 +318,8 @@ def _numbers(value: Any, path: Path) -> tuple[float, ...]:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    if isinstance(stated, int):
-        return stated, stated
-    if isinstance(stated, dict) and isinstance(stated.get("height"), int) and isinstance(stated.get("width"), int):
-        return stated["height"], stated["width"]
-    return None
+    sides = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
+    return sides if all(isinstance(side, int) for side in sides) else None
 
 
 @contextmanager
