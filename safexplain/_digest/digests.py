@@ -174,7 +174,7 @@ def digest(*parts: Any) -> str:
     for code in h.met:  # grows meanwhile
         h.write("|")
         (h.feed_class if inspect.isclass(code) else h.feed_function)(code)
-    return h.hash.hexdigest()
+    return str(h.hash.hexdigest())
 
 
 class _Hash(Writer):

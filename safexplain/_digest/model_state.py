@@ -263,7 +263,7 @@ class _Walk(Writer):
     def module(self, path: str, module: nn.Module) -> None:
         """A module, and those inside it that were not met yet."""
         kind: Any = type(module)
-        if _may_wrap(kind):
+        if _kind(kind).may_wrap:
             module = network_of(module) or module
             kind = type(module)
         if id(module) in self._seen:
@@ -274,7 +274,7 @@ class _Walk(Writer):
                 f"{kind.__name__}: a TorchScript model, which PyTorch has deprecated, is not read; export the original"
                 " model with torch.export.export(model.eval(), ...) and pass its .module()"
             )
-        torchs = _is_torchs(kind)
+        torchs = _kind(kind).torchs
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each
         self._add(path, "plain", "GraphModule" if graph else kind.__qualname__, visible=False)
         for name, parameter in module._parameters.items():
@@ -372,14 +372,19 @@ def _kind_of(value: object) -> Kind | None:
     return "estimator" if is_estimator(value) else None
 
 
-@lru_cache(maxsize=1024)
-def _is_torchs(kind: Any) -> bool:
-    return str(kind.__module__).startswith("torch.")
+class _Kind(NamedTuple):
+    """Of a class: whether it is torch's own, may be a wrapper, or is an estimator of scikit-learn."""
+
+    torchs: bool
+    may_wrap: bool
+    estimator: bool
 
 
-@lru_cache(maxsize=1024)
-def _may_wrap(kind: Any) -> bool:
-    return not _is_torchs(kind) or kind.__name__ in _TORCH_WRAPPERS or kind.__name__ == "Sequential"
+@lru_cache(maxsize=4096)
+def _kind(of: Any) -> _Kind:
+    torchs = str(of.__module__).startswith("torch.")
+    estimator = any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in of.__mro__)
+    return _Kind(torchs, not torchs or of.__name__ in {*_TORCH_WRAPPERS, "Sequential"}, estimator)
 
 
 @lru_cache(maxsize=1)
@@ -391,12 +396,8 @@ def _base_names() -> frozenset[str]:
 
 def is_estimator(value: object) -> bool:
     """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
-    return _is_estimators(type(value))
-
-
-@lru_cache(maxsize=1024)
-def _is_estimators(kind: Any) -> bool:
-    return any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in kind.__mro__)
+    kind: Any = type(value)
+    return _kind(kind).estimator
 
 
 # Names that code reads and writes

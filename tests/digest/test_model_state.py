@@ -453,9 +453,7 @@ def test_a_change_of_a_quantised_model_is_seen_too():
     assert model_digest(model) != before
 
 
-@pytest.mark.parametrize(
-    "make", [Net, lambda: dynamic(Net()), lambda: static(0), exported, traced_fx]
-)
+@pytest.mark.parametrize("make", [Net, lambda: dynamic(Net()), lambda: static(0), exported, traced_fx])
 def test_what_is_known_is_not_hashed_again(make, monkeypatch):
     model, calls = make(), []
     hash_once = identity._hash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from safexplain.errors import InputError
+from safexplain.loading.models import boosters
 from safexplain.loading.models.boosters import read_lightgbm, read_xgboost
 from safexplain.loading.models.estimators import load_estimator
 
@@ -186,3 +188,34 @@ def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None
             archive.writestr(name, raw)
     with pytest.raises(InputError, match="made to do harm"):
         load_estimator(path)
+
+
+def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = bytes(of_xgboost("plain").get_booster().save_raw("json"))
+    for code, said in (
+        ("import os; os.kill(os.getpid(), 11)", "its library crashes"),
+        ("import time; time.sleep(60)", "does not come to an end within 1 s"),
+        ("found = bytes(1 << 40)", "its library cannot read it"),
+        ("found = bytes(1 << 29)", "its library crashes"),  # more than it may write
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(boosters, "_XGBOOST", code)
+            changed.setattr(boosters, "MOST_SECONDS", 1.0 if "sleep" in code else 60.0)
+            with pytest.raises(InputError, match=said):
+                read_xgboost(raw, "it")
+    monkeypatch.setattr(boosters, "MOST_BYTES", len(raw) - 1)
+    with pytest.raises(InputError, match=f"it has {len(raw)} bytes, and at most"):
+        read_xgboost(raw, "it")
+
+
+def test_a_pickle_in_place_of_a_model_is_not_run_by_the_child(tmp_path: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "ran"), "w")
+
+    for raw in (pickle.dumps(Runs()), b"{" + pickle.dumps(Runs())):
+        with pytest.raises(InputError, match="made to do harm"):
+            read_xgboost(raw, "it")
+        with pytest.raises(InputError, match="made to do harm"):
+            read_xgboost(raw, "it", pickled=True)
+    assert not (tmp_path / "ran").exists()

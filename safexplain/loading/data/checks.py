@@ -130,12 +130,12 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
     inside, outside = set(data.y[data.member].tolist()), set(data.y[~data.member].tolist())
-    names, told = data.class_names or (), []
+    names, told = data.class_names or (), list[str]()
     for side, classes in (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside))):
-        shown = ", ".join(names[c] if c < len(names) else str(c) for c in classes[:5])
-        more = ", ..." if len(classes) > 5 else ""
-        told += [f"classes that occur among the {side} only: {shown}{more}; the label alone then tells membership"]
-        told = told if classes else told[:-1]
+        shown = [names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5)
+        if classes:
+            what = f"classes that occur among the {side} only: {', '.join(shown)}"
+            told.append(f"{what}; the label alone then tells membership")
     return tuple(told)
 
 

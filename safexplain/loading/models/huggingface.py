@@ -318,8 +318,9 @@ def _numbers(value: Any, path: Path) -> tuple[float, ...]:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    sides = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
-    return sides if all(isinstance(side, int) for side in sides) else None
+    sides = [stated.get("height"), stated.get("width")] if isinstance(stated, dict) else [stated] * 2
+    high, wide = (side if isinstance(side, int) else None for side in sides)
+    return None if high is None or wide is None else (high, wide)
 
 
 @contextmanager
