@@ -12,7 +12,7 @@ import numpy as np
 from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, read_bytes, require
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _GREY = frozenset({"1", "L", "LA"})
@@ -44,11 +44,9 @@ def load_images(root: Path) -> AuditData:
     for side, path in files:
         raw = read_bytes(path, "image")
         digest.update(f"{side == _SIDES[0]} {path.relative_to(root / side).as_posix()} {sha256(raw)}\n".encode())
-        try:
-            with pillow.open(io.BytesIO(raw)) as image:
-                images.append(image.copy())
-        except Exception as error:  # the decoders raise many kinds of error
-            raise InputError(f"the image {path} cannot be read: {one_line(error)}; replace or remove it") from None
+        damaged = described(f"the image {path} cannot be read", "; replace or remove it")
+        with damaged, pillow.open(io.BytesIO(raw)) as image:
+            images.append(image.copy())
         sizes.setdefault(images[-1].size, path)
         if (mode := images[-1].mode).startswith(_DEEP):
             raise InputError(f"{path} has more than 8 bits a pixel (mode {mode}); save it with 8 bits")

@@ -13,7 +13,7 @@ from safexplain._digest import sha256
 from safexplain.columns import Column
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, require
+from safexplain.loading.files import described, require
 
 _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
 
@@ -86,10 +86,8 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
         )
     else:
         read = pandas.read_csv
-    try:
+    with described(f"{where} cannot be read as a table", "; check it or write it again"):
         frame = read(io.BytesIO(raw))
-    except Exception as error:  # the parsers raise many kinds of error
-        raise InputError(f"{where} cannot be read as a table: {one_line(error)}; check it or write it again") from None
     if len(frame) == 0:
         raise InputError(f"{where} is a table without rows")
     frame.columns = [str(name) for name in frame.columns]

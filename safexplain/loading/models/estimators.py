@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
 from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
@@ -193,10 +193,8 @@ def _library(name: str, where: str) -> Any:
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     skops = require("skops.io", extra="tabular", purpose=f"{where} is a skops file; reading it")
-    try:
+    with described(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
-    except Exception as error:  # the error class is the library's own
-        raise InputError(f"the skops file {where} is damaged: {one_line(error)}; save it again") from None
     refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
     if refused:
         accept = " ".join(f"--trust-type {name}" for name in refused)
@@ -207,16 +205,11 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     for name in ("xgboost", "lightgbm"):
         if any(one.startswith(f"{name}.") for one in unknown):
             _library(name, where)
-    try:
-        with current_directory_importable(), checked_boosters(where):
-            estimator = skops.loads(raw, trusted=unknown)
-    except InputError:
-        raise
-    except Exception as error:  # of the library, or of a type in the file
-        raise InputError(
-            f"the skops file {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; save it again with"
-            f" scikit-learn {version('scikit-learn')}, or install the version that it was made with"
-        ) from None
+    here = f"scikit-learn {version('scikit-learn')}"
+    remedy = f"; save it again with {here}, or install the version that it was made with"
+    damaged = described(f"the skops file {where} cannot be loaded", remedy)
+    with damaged, current_directory_importable(), checked_boosters(where):
+        estimator = skops.loads(raw, trusted=unknown)
     check_trees(estimator, where)
     return estimator
 
@@ -229,19 +222,10 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
             " --trust-pickle if you trust whoever made the file"
         )
     joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
-    try:
-        with current_directory_importable():
-            return joblib.load(io.BytesIO(raw))
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the pickle {where} needs {error.name}, which is not installed: pip install {error.name}, in the version"
-            " that the model was made with"
-        ) from None
-    except Exception as error:  # whatever a pickle raises
-        raise InputError(
-            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; it was made with other"
-            f" versions of its libraries (here: scikit-learn {version('scikit-learn')}), or is damaged"
-        ) from None
+    here = f"(here: scikit-learn {version('scikit-learn')})"
+    remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
+    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+        return joblib.load(io.BytesIO(raw))
 
 
 @contextlib.contextmanager

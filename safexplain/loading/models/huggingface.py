@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, quiet, read_bytes, require
 from safexplain.loading.models.weights import seeded
 from safexplain.outputs import Logits
 
@@ -325,13 +325,6 @@ def _size(stated: Any) -> tuple[int, int] | None:
 
 @contextmanager
 def _described(what: str) -> Iterator[None]:
-    """Errors of the library in a line, without its advice on what to do with heads that are new."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    except Exception as error:  # whatever the library finds wrong
-        raise InputError(f"{what}: {type(error).__name__}: {one_line(error)}") from None
-    finally:
-        logging.disable(before)
+    """As `described`, and without the library's advice on what to do with heads that are new."""
+    with quiet(logging.WARNING), warnings.catch_warnings(action="ignore"), described(what):
+        yield

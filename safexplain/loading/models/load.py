@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
@@ -240,10 +240,8 @@ def _require_untrained(build: Network, model: nn.Module, arch: str | None, where
 
 def _load_safetensors(raw: bytes, where: str) -> Any:
     library = require("safetensors.torch", extra="vision", purpose=f"{where} is a safetensors file; reading it")
-    try:
+    with described(f"the safetensors file {where} is damaged", "; save it again"):
         return library.load(raw)
-    except Exception as error:  # the error class is the library's own
-        raise InputError(f"the safetensors file {where} is damaged: {one_line(error)}; save it again") from None
 
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
@@ -261,14 +259,9 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
             f" ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle if you trust"
             " whoever made the file"
         )
-    try:
-        with current_directory_importable():
-            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever a pickle raises
-        raise InputError(
-            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; the module "
-            "that defines its classes must be importable from the current directory"
-        ) from None
+    remedy = "; the module that defines its classes must be importable from the current directory"
+    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
@@ -306,12 +299,8 @@ def _run(
     if shape is None or len(sizes) != len(shape):
         return True
     x = torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
-    try:
+    with described(f"{what} fails on a batch of shape {tuple(x.shape)}"):
         return run(x)
-    except Exception as error:  # any error of a stranger's network
-        raise InputError(
-            f"{what} fails on a batch of shape {tuple(x.shape)}: {type(error).__name__}: {one_line(error)}"
-        ) from None
 
 
 def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
