@@ -27,6 +27,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from types import EllipsisType, GenericAlias, UnionType
@@ -530,15 +531,8 @@ def _warn_once(forward_func: object) -> None:
 
 
 class _Known(NamedTuple):
-    """The digest of a module, and what changes whenever it may have.
-
-    Args:
-        places: where the numbers of its tensors lie.
-        views: of some of them, by device and type; to make them takes longer than to read them.
-        marks: all else that is short, and the numbers read.
-        packed: kept, so that nothing else can come to lie at the address of one.
-        digest: 32 bytes.
-    """
+    """The digest of a module; where the numbers of its tensors lie, and views of some of them, which take longer to make
+    than to read; all else that tells when to hash again; packed weights, so that their ids stay theirs."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -690,25 +684,20 @@ def trained_digest(model: Any) -> str:
             "expected a torch module, a fitted linear model, scikit-learn estimator or XGBoost or LightGBM model,"
             f" got {type(model).__name__}"
         )
-    from sklearn.utils.validation import check_is_fitted
-
     try:
-        check_is_fitted(model)
+        import_module("sklearn.utils.validation").check_is_fitted(model)
     except ValueError:  # NotFittedError
         raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first") from None
-    whole = _read_whole(model)
-    if whole is None:
-        raise ConfigurationError(
-            f"{type(model).__name__} has a part that cannot be read (a lock, a file, a function without a name of its"
-            " own), so that nothing names what it has learned"
-        )
+    if (whole := _read_whole(model)) is None:
+        why = "a part that cannot be read (a lock, a file, a function without a name of its own)"
+        raise ConfigurationError(f"{type(model).__name__} has {why}, so that nothing names what it has learned")
     return _hexadecimal("estimator", whole)
 
 
-def _hexadecimal(kind: str, *parts: bytes) -> str:
+def _hexadecimal(kind: str, *pieces: bytes) -> str:
     h = _Hash(hashlib.sha256(kind.encode()))
-    for part in parts:
-        h.put(part)
+    for piece in pieces:
+        h.put(piece)
     return str(h.hash.hexdigest())
 
 

@@ -293,21 +293,17 @@ class _Walk(Writer):
     def _attributes(self, path: str, module: nn.Module, torchs: bool) -> None:
         own, numbers = vars(module), list[Any]()
         for name in sorted(own.keys() - self._ignored):
-            value = own[name]
+            value, read = own[name], name in self._names.reads
             kind = type(value)
             if value is None or (torchs and name in _LEFT_BY_CAPTUM):
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
                 counts = is_torch(value, "Tensor", "ScriptObject")
-            elif kind in _FAST:
+            elif kind in _FAST or (kind is tuple and _FAST.issuperset(map(type, value))):
                 counts = False
-                numbers.append((name, kind.__name__, value))
-            elif kind is tuple and _FAST.issuperset(kinds := tuple(map(type, value))):
-                counts = False
-                if name in self._names.reads:
-                    numbers.append((name, kinds, value))
+                numbers += [(name, kind.__name__, value)] if read or kind is not tuple else []
             else:
-                counts = name in self._names.reads or isinstance(value, _NUMBERS) or _kind_of(value) is not None
+                counts = read or isinstance(value, _NUMBERS) or _kind_of(value) is not None
             if counts:
                 self.attribute(f"{path}.{name}", value, visible=not torchs)
         if numbers:
