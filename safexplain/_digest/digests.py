@@ -531,8 +531,8 @@ def _warn_once(forward_func: object) -> None:
 
 
 class _Known(NamedTuple):
-    """The digest of a module; where the numbers of its tensors lie, and views of some of them, which take longer to make
-    than to read; all else that tells when to hash again; packed weights, so that their ids stay theirs."""
+    """The digest of a module; where the numbers of its tensors lie; views of some, which take longer to make than to
+    read; all else that tells when to hash again; packed weights, so that their ids stay theirs."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -565,13 +565,16 @@ def _digest_of_module(module: nn.Module) -> bytes:
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     with _guard:
         known = _digests.get(module)
+    if known is not None and known.places == places:
+        looked = known.views
+    else:
+        known = None
+        for tensor in tensors:
+            views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
+        looked = list(views.values())
     with torch.no_grad():
-        if known is None or known.places != places:
-            for tensor in tensors:
-                views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-        looked = known.views if known is not None and known.places == places else list(views.values())
         marks += [torch.cat(kind).cpu().view(torch.uint8).numpy().tobytes() for kind in looked]
-    if known is None or (known.places, known.marks) != (places, marks):
+    if known is None or known.marks != marks:
         known = _Known(places, looked, marks, packed, _hash(module))
         with _guard:
             _digests[module] = known

@@ -25,7 +25,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from operator import attrgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
@@ -70,9 +69,13 @@ class Part(NamedTuple):
 
 
 def is_torch(value: object, *kinds: str) -> bool:
-    """Whether a value is of one of these classes of torch, such as "Tensor" or "nn.Module"; imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, tuple([attrgetter(kind)(torch) for kind in kinds]))
+    """Whether a value is of one of these classes of torch, such as "Tensor" or "device"; imports nothing."""
+    return "torch" in sys.modules and isinstance(value, _of_torch(kinds))
+
+
+@lru_cache
+def _of_torch(names: tuple[str, ...]) -> tuple[type, ...]:
+    return tuple(getattr(sys.modules["torch"], name) for name in names)
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
