@@ -600,7 +600,7 @@ def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
     for part in parts:
         h.write(f"{part.kind} {part.path}")
         if part.kind == "plain":
-            h.write(part.value)
+            h.write(str(part.value))
         elif part.kind == "tensor":
             h.tensor(part.value)
         elif part.kind == "array":

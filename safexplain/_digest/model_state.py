@@ -294,23 +294,27 @@ class _Walk(Writer):
                 self.module(f"{path}.{name}" if path else name, child)
 
     def _attributes(self, path: str, module: nn.Module, torchs: bool) -> None:
-        own, numbers = vars(module), list[Any]()
+        own, numbers, reads = vars(module), list[Any](), self._names.reads
         for name in sorted(own.keys() - self._ignored):
-            value, read = own[name], name in self._names.reads
+            value = own[name]
             kind = type(value)
             if value is None or (torchs and name in _LEFT_BY_CAPTUM):
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
                 counts = is_torch(value, "Tensor", "ScriptObject")
-            elif kind in _FAST or (kind is tuple and _FAST.issuperset(map(type, value))):
+            elif kind in _FAST:
                 counts = False
-                numbers += [(name, kind.__name__, value)] if read or kind is not tuple else []
+                numbers.append((name, kind.__name__, value))
+            elif kind is tuple and _FAST.issuperset(kinds := tuple(map(type, value))):
+                counts = False
+                if name in reads:
+                    numbers.append((name, kinds, value))
             else:
-                counts = read or isinstance(value, _NUMBERS) or _kind_of(value) is not None
+                counts = name in reads or isinstance(value, _NUMBERS) or _kind_of(value) is not None
             if counts:
                 self.attribute(f"{path}.{name}", value, visible=not torchs)
         if numbers:
-            self._add(path, "plain", repr(numbers), visible=not torchs)
+            self._add(path, "plain", tuple(numbers), visible=not torchs)
 
     def attribute(self, path: str, value: Any, visible: bool = True) -> None:
         """What an attribute or a function holds, as far as it can be told."""
