@@ -37,11 +37,12 @@ answers = os.dup(1)
 os.dup2(2, 1)  # where the library prints
 raw = bytearray(sys.stdin.buffer.read())
 sys.modules.update(dict.fromkeys(("pandas", "sklearn", "pyarrow", "dask")))  # what reading does without, and is slow
-with contextlib.suppress(ImportError):  # there are no such limits on Windows
+with contextlib.suppress(ImportError, OSError, ValueError):  # some systems have not all of these limits
     import resource
-    for kind, most in ((resource.RLIMIT_AS, {memory}), (resource.RLIMIT_FSIZE, 16 * len(raw) + (64 << 20))):
-        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name, most in (("FSIZE", 16 * len(raw) + (64 << 20)), ("CORE", 0), ("AS", {memory})):
+        kind = getattr(resource, f"RLIMIT_{{name}}")
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 try:
     {read}
 except Exception as error:
