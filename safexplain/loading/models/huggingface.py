@@ -218,11 +218,13 @@ class Network:
     def _loaded(
         self, where: str, state: Mapping[str, Tensor] | None, *, new_head: bool = False, trust_pickle: bool = False
     ) -> nn.Module:
+        pickled = False
         if state is None:
             files = weight_files(Path(where))
             if not files:
                 raise InputError(f"{where} holds no model.safetensors; save the model with save_pretrained")
-            if files[0].suffix == ".bin" and not trust_pickle:
+            pickled = files[0].suffix == ".bin"
+            if pickled and not trust_pickle:
                 raise InputError(
                     f"{files[0]} is a pickle, and loading one can run any code; save the model as safetensors"
                     " (save_pretrained does), or pass --trust-pickle if you trust whoever made the file"
@@ -237,7 +239,7 @@ class Network:
                 state_dict=None if state is None else dict(state),
                 local_files_only=True,
                 trust_remote_code=False,
-                use_safetensors=not trust_pickle,
+                use_safetensors=not pickled,
                 weights_only=True,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
