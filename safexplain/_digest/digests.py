@@ -15,22 +15,23 @@ tensor or a module has imported it.
 from __future__ import annotations
 
 import ast
-import dis
+import contextlib
 import functools
 import hashlib
 import inspect
 import logging
+import operator
 import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
-from operator import attrgetter
 from pathlib import Path, PurePath
-from types import CodeType, EllipsisType, GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType, GenericAlias, UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -38,27 +39,27 @@ from numpy.typing import NDArray
 
 from safexplain._digest.model_state import (
     Part,
+    Writer,
     bytes_of,
+    codes_of,
+    function_of,
+    gist,
+    is_estimator,
     is_module,
     is_plain,
+    is_torch,
     network_of,
-    plain_parts,
+    parts_of,
+    references,
     state_of,
-    values_of_function,
 )
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, OpaqueModelWarning, RefusedError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-DEEPEST = 16
-"""Levels of nested values that are followed; an object within itself has no end."""
-
-_PLAIN = (str, bytes, int, float, complex, bool, np.generic, PurePath, range, slice, EllipsisType)
-_BY_REPR = (*_PLAIN, GenericAlias, UnionType)
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-
+_BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
+_CONSTANTS = (str, bytes, int, float)
 
 _ESTIMATOR_PERSON = b"sklearn digest"
 _PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
@@ -73,8 +74,7 @@ _WIDEST = 1000
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
-_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes]] = WeakKeyDictionary()
-_views: WeakKeyDictionary[nn.Module, tuple[list[Any], list[list[Tensor]]]] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
 
@@ -106,12 +106,6 @@ def weight_files(folder: Path) -> list[Path]:
         if found := sorted(folder.glob(pattern)):
             return found
     return []
-
-
-def is_torch(value: object, *kinds: str) -> bool:
-    """Whether a value is of one of these classes of torch, such as "Tensor" or "nn.Module"."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, tuple(attrgetter(kind)(torch) for kind in kinds))
 
 
 class Undigestable(Exception):
@@ -175,172 +169,118 @@ def digest(*parts: Any) -> str:
     Raises:
         Undigestable: a part has no stable identity.
     """
-    h = _Walk()
+    h = _Named()
     for part in parts:
-        _feed(h, part, 0)
+        h.feed(part)
     for code in h.met:  # grows meanwhile
-        h.update(b"|")
-        (_feed_class if inspect.isclass(code) else _feed_function)(h, code)
-    return h.hash.hexdigest()
+        h.write("|")
+        (h.feed_class if inspect.isclass(code) else h.feed_function)(code)
+    return str(h.hash.hexdigest())
 
 
-class _Walk:
-    """A hash, and the functions and classes that were met: each is fed once, later, so that circles have an end."""
+class _Hash(Writer):
+    """A hash of nested values: of pieces, each after its length."""
+
+    def __init__(self, hash_of: Any) -> None:
+        self.hash = hash_of
+
+    def put(self, piece: Any) -> None:
+        self.hash.update(len(piece).to_bytes(8, "little"))
+        self.hash.update(piece)
+
+    def write(self, text: str) -> None:
+        self.put(text.encode("utf-8", "surrogatepass"))
+
+    def array(self, value: NDArray[Any]) -> None:
+        self.write(f"array {value.dtype.str} {value.shape};")
+        self.put(np.ascontiguousarray(value).tobytes())
+
+    def tensor(self, value: Tensor) -> None:
+        for piece in bytes_of(value):
+            self.put(piece)
+
+
+class _Named(_Hash):
+    """Of anything: functions and classes that were met are fed once, later, so that circles have an end."""
 
     def __init__(self) -> None:
-        self.hash = hashlib.sha256()
-        self.update: Callable[[Any], None] = self.hash.update
+        super().__init__(hashlib.sha256())
         self.met: list[Any] = []
         self._numbers: dict[int, int] = {}
 
-    def refer(self, code: Any) -> None:
-        number = self._numbers.setdefault(id(code), len(self.met))
-        if number == len(self.met):
-            self.met.append(code)
-        self.update(f"code{number};".encode())
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
+        if is_torch(value, "Tensor"):
+            self.tensor(value)
+        elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
+            self.write(f"{type(value).__name__}{value!r};")
+        elif isinstance(value, logging.Logger):
+            self.write(f"logger {value.name};")
+        elif is_module(value):
+            self.feed([repr(value), dict(value.state_dict()), [*dict.fromkeys(map(type, value.modules()))]], above)
+        elif inspect.ismethod(value):
+            self.feed([value.__func__, value.__self__], above)
+        elif inspect.ismodule(value) or inspect.isbuiltin(value) or (inspect.isfunction(value) and _is_named(value)):
+            own = getattr(value, "__module__", None) or ""
+            self.write(_qualified_name(value) + (code_digest(own) if own.startswith("safexplain.") else ""))
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            number = self._numbers.setdefault(id(value), len(self.met))
+            self.met += [value] if number == len(self.met) else []
+            self.write(f"code{number};")
+        elif hasattr(value, "__dict__"):
+            self.feed([type(value), vars(value)], above)
+        else:
+            raise Undigestable(f"a {type(value).__name__}")
 
-
-def _feed(h: _Walk, value: Any, depth: int) -> None:
-    if depth > DEEPEST:
-        raise Undigestable("too deeply nested")
-    if is_torch(value, "Tensor"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # unknown to NumPy
-            h.update(b"bfloat16")
-            value = value.view(sys.modules["torch"].int16)
-        value = value.numpy()
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise Undigestable("an array of objects")
-        h.update(f"array{value.dtype}{value.shape}".encode())
-        h.update(np.ascontiguousarray(value))
-    elif (
-        value is None
-        or isinstance(value, _BY_REPR)
-        or is_torch(value, "device", "dtype")
-        or type(value).__module__ == "typing"
-    ):
-        h.update(f"{type(value).__name__}{value!r};".encode())
-    elif isinstance(value, logging.Logger):
-        h.update(f"logger {value.name};".encode())
-    elif isinstance(value, Mapping):
-        h.update(b"{")
-        for k in sorted(value, key=repr):
-            _feed(h, k, depth + 1)
-            _feed(h, value[k], depth + 1)
-        h.update(b"}")
-    elif isinstance(value, list | tuple | set | frozenset):
-        h.update(b"[")
-        for v in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
-            _feed(h, v, depth + 1)
-        h.update(b"]")
-    elif isinstance(value, functools.partial):
-        _feed(h, [value.func, value.args, value.keywords], depth + 1)
-    elif is_torch(value, "nn.Module"):
-        _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
-    elif inspect.ismodule(value) or inspect.isbuiltin(value):
-        h.update(_qualified_name(value))
-    elif inspect.ismethod(value):
-        _feed(h, [value.__func__, value.__self__], depth + 1)
-    elif inspect.isfunction(value) and _installed(value.__module__):
-        h.update(_qualified_name(value))
-    elif inspect.isfunction(value) and _own(value):
-        h.update(_qualified_name(value) + code_digest(value.__module__).encode())
-    elif inspect.isclass(value) or inspect.isfunction(value):
-        h.refer(value)
-    elif hasattr(value, "__dict__"):
-        _feed(h, [type(value), vars(value)], depth + 1)
-    else:
-        raise Undigestable(f"a {type(value).__name__}")
-
-
-def _feed_function(h: _Walk, function: Any) -> None:
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        raise Undigestable(f"the source of {function!r} is not at hand") from None
-    h.update(source.encode())
-    _feed_references(h, function)
-
-
-def _feed_references(h: _Walk, function: Any, *, strict: bool = True) -> None:
-    """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
-    found = {"": [function.__defaults__, function.__kwdefaults__], **_refers_to(function)}
-    for name, value in sorted(found.items()):
-        h.update(name.encode())
+    def feed_function(self, function: Any) -> None:
+        """Its source, and what it refers to."""
         try:
-            _feed(h, value, 0)
-        except Undigestable:
-            if strict:
-                raise
-            h.update(_qualified_name(type(value)))
+            self.write(inspect.getsource(function))
+        except (OSError, TypeError):
+            raise Undigestable(f"the source of {function!r} is not at hand") from None
+        self._feed_references(function)
+
+    def feed_class(self, kind: Any) -> None:
+        """Name of a class, and its methods and bases with what they refer to, unless of an installed package."""
+        self.write(_qualified_name(kind))
+        torchs = "torch" in sys.modules and issubclass(kind, sys.modules["torch"].nn.Module)
+        for one in inspect.getmro(kind):
+            own = one.__module__.partition(".")[0] == "safexplain"
+            for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
+                if inspect.isfunction(member := function_of(member)):
+                    self.write(
+                        f"{name}{[(c.co_code, c.co_names) for c in codes_of(member.__code__)]}{gist(member.__code__)}"
+                    )
+                    if name != "__repr__" and not own and not _installed(member.__module__):
+                        self._feed_references(member, strict=not torchs)
+            self.write(_constants(one))
+
+    def _feed_references(self, function: Any, *, strict: bool = True) -> None:
+        """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
+        found = {"": [function.__defaults__, function.__kwdefaults__], **references(function)}
+        names = {name for code in codes_of(function.__code__) for name in code.co_names}
+        for module in [value for value in found.values() if inspect.ismodule(value)]:
+            members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
+            found |= {k: v for k, v in members.items() if isinstance(v, _CONSTANTS) or inspect.isfunction(v)}
+        for name, value in sorted(found.items()):
+            self.write(name)
+            try:
+                self.feed(value)
+            except Undigestable:
+                if strict:
+                    raise
+                self.write(_qualified_name(type(value)))
 
 
-def _refers_to(function: Any) -> dict[str, Any]:
-    """Globals and closure variables that a function and its inner ones use, and numbers and functions of modules."""
-    codes = list(_codes(function.__code__))
-    names = {name for code in codes for name in code.co_names}
-    loaded = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname in _LOADS}
-    found = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
-    for module in [v for v in found.values() if inspect.ismodule(v)]:
-        members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
-        found |= {k: v for k, v in members.items() if isinstance(v, str | bytes | int | float) or inspect.isfunction(v)}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            found[name] = None
-    return found
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """That of a function and of its inner ones."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _qualified_name(value: Any) -> bytes:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
-
-
-def _is_module_class(kind: type) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(kind, torch.nn.Module)
-
-
-def _feed_class(h: _Walk, kind: Any) -> None:
-    """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
-    h.update(_qualified_name(kind))
-    for one in inspect.getmro(kind):
-        own = one.__module__.partition(".")[0] == "safexplain"
-        for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
-            for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
-                member = getattr(member, inner, member)
-            if inspect.isfunction(member):
-                h.update(f"{name}{_code(member.__code__)}".encode())
-                if name != "__repr__" and not own and not _installed(member.__module__):
-                    _feed_references(h, member, strict=not _is_module_class(kind))
-        h.update(_constants(one))
+def _qualified_name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};"
 
 
 @functools.cache
-def _constants(kind: type) -> bytes:
+def _constants(kind: type) -> str:
     """Numbers and texts of a class as they were first seen: a class may count its own calls."""
     if _installed(kind.__module__):
-        return b""
-    found = {k: v for k, v in vars(kind).items() if isinstance(v, str | bytes | int | float) and not k.startswith("__")}
-    return repr(sorted(found.items())).encode()
-
-
-def _code(code: CodeType) -> str:
-    """What a function does, without where it stands."""
-    consts = [
-        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code!r}{code.co_names}{code.co_varnames}{consts}"
+        return ""
+    return repr(sorted((k, v) for k, v in vars(kind).items() if isinstance(v, _CONSTANTS) and not k.startswith("__")))
 
 
 def _installed(module: str | None) -> bool:
@@ -350,19 +290,13 @@ def _installed(module: str | None) -> bool:
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
-def _own(function: Any) -> bool:
-    """Whether a function depends on this package's code alone; what its modules keep meanwhile is no part of that."""
-    own = (function.__module__ or "").startswith("safexplain.")
-    return own and function.__closure__ is None and "<locals>" not in function.__qualname__
+def _is_named(function: Any) -> bool:
+    """Whether a function depends on its package's code alone; what modules here keep meanwhile is no part of that."""
+    own = (function.__module__ or "").startswith("safexplain.") and function.__closure__ is None
+    return _installed(function.__module__) or (own and "<locals>" not in function.__qualname__)
 
 
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], bytes | None]] = WeakKeyDictionary()
-
-
-def is_estimator(value: object) -> bool:
-    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
-    return any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in type(value).__mro__)
 
 
 def estimator_digest(estimator: Any) -> bytes | None:
@@ -376,28 +310,17 @@ def estimator_digest(estimator: Any) -> bytes | None:
     >>> estimator_digest(one) == estimator_digest(other)
     False
     """
-    kept, samples = tuple(_estimator_parts(estimator)), list(_samples(estimator))
+    kept = tuple(_estimator_parts(estimator))
+    arrays = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size)
+    samples = [_sample_of_array(array) for array in arrays]
     with _guard:
         known = _estimator_digests.get(estimator)
-    if known and len(known[0]) == len(kept) and all(map(_same, known[0], kept)) and known[1] == samples:
+    if known and len(known[0]) == len(kept) and all(map(operator.is_, known[0], kept)) and known[1] == samples:
         return known[2]
     found = _read_whole(estimator)
     with _guard:
         _estimator_digests[estimator] = (kept, samples, found)
     return found
-
-
-def _read_whole(estimator: Any) -> bytes | None:
-    digest = hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON)
-    try:
-        _read(estimator, digest.update, ())
-    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
-        return None
-    return digest.digest()
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other
 
 
 def _estimator_parts(value: Any) -> Iterator[Any]:
@@ -409,59 +332,33 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
             yield from _estimator_parts(part)
 
 
-def _samples(estimator: Any) -> Iterator[bytes]:
-    for part in _estimator_parts(estimator):
-        if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size:
-            yield _sample_of_array(part)
+def _read_whole(estimator: Any) -> bytes | None:
+    h = _Fitted(hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON))
+    with contextlib.suppress(Exception):  # whatever an attribute does when it is asked to be pickled: locks, files
+        h.feed(estimator)
+        return bytes(h.hash.digest())
+    return None
 
 
-def _read(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
-    """Write an object part by part; an object within itself by its distance."""
-    if id(value) in above:
-        write(f"up {len(above) - above.index(id(value))};".encode())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        plain = value.item() if isinstance(value, np.generic) else value
-        write(f"{type(plain).__name__} {plain!r};".encode("utf-8", "surrogatepass"))
-    elif isinstance(value, np.ndarray) and value.dtype.names:
-        write(f"record {value.shape};".encode())
-        for name in value.dtype.names:  # by field: the bytes between fields are anything
-            write(f"{name} ".encode())
-            _read(np.ascontiguousarray(value[name]), write, above)
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
-        write(f"array {value.dtype.str} {value.shape};".encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.dtype):
-        write(f"dtype {value.str};".encode())
-    elif isinstance(value, (*_NAMED, types.ModuleType)):
-        if "<locals>" in (name := getattr(value, "__qualname__", value.__name__)) or name == "<lambda>":
-            raise TypeError(f"{name} has no name to go by")
-        write(f"name {getattr(value, '__module__', '')} {name};".encode())
-    else:
-        _read_parts(value, write, (*above, id(value)))
+class _Fitted(_Hash):
+    """Of what has been fitted: objects as a pickle would hold them, functions and classes by their names."""
 
-
-def _read_parts(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
-    write(f"{type(value).__module__} {type(value).__qualname__}(".encode())
-    if isinstance(value, dict):
-        for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
-            _read(key, write, above)
-            _read(value[key], write, above)
-    elif isinstance(value, set | frozenset):
-        write(" ".join(sorted(map(repr, value))).encode())
-    elif isinstance(value, list | tuple | np.ndarray):
-        for item in value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value:
-            _read(item, write, above)
-    else:
-        for part in _without_counters(value, value.__reduce_ex__(2)):
-            _read(list(part) if isinstance(part, Iterator) else part, write, above)
-    write(b")")
-
-
-def _without_counters(value: Any, reduced: Any) -> Any:
-    """What an object is made of again; of scikit-learn's trees of neighbours without the counts of their queries."""
-    if type(value).__module__ not in ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree"):
-        return reduced
-    made, arguments, state, *rest = reduced  # state: arrays, 3 sizes, trims, leaves, splits, calls, metric, weights
-    return (made, arguments, (*state[:7], *state[11:]), *rest)
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
+        if isinstance(value, np.dtype):
+            self.write(f"dtype {value.str};")
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | np.ufunc):
+            if "<lambda>" in (name := _qualified_name(value)) or "<locals>" in name:
+                raise TypeError(f"{name} has no name to go by")
+            self.write(f"name {name}")
+        else:
+            self.write(f"{_qualified_name(type(value))}(")
+            made = value.__reduce_ex__(2)
+            if type(value).__module__ in ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree"):
+                counted = made[2]  # arrays, 3 sizes, trims, leaves, splits, calls of its queries, metric, weights
+                made = (*made[:2], (*counted[:7], *counted[11:]))
+            for part in made:
+                self.feed(list(part) if isinstance(part, Iterator) else part, above)
+            self.write(")")
 
 
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
@@ -481,21 +378,20 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     """
     if is_module(forward_func):
         return (forward_func,)
-    found: dict[int, nn.Module] = {}
-    _collect(forward_func, is_module, found, {}, 0)
+    found = _reached(forward_func, is_module)
     if len(found) > 1:
-        inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
-        found = {key: module for key, module in found.items() if key not in inner}
-    return tuple(found.values())
+        inner = {id(part) for module in found for part in module.modules() if part is not module}
+        found = [module for module in found if id(module) not in inner]
+    return tuple(found)
 
 
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
     All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
-    attributes, the graph and the constants of TorchScript and of torch.export; see `model_state`. Wrappers that compute
-    nothing do not: `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64
-    where float32 holds the same weights. A function that does more is named too, by its code and its numbers.
+    attributes, the graph and the constants of torch.export; see `model_state`. Wrappers that compute nothing do not:
+    `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64 where float32 holds the same
+    weights. A function that does more is named too, by its code and its numbers.
 
     Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
     of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
@@ -507,6 +403,7 @@ def model_digest(forward_func: object) -> bytes:
 
     Raises:
         RefusedError: a module of somebody's own class in which there is nothing to tell it from another.
+        InputError: a TorchScript model.
 
     Warns:
         OpaqueModelWarning: once for each callable in which neither a module nor a fitted scikit-learn estimator is
@@ -519,12 +416,16 @@ def model_digest(forward_func: object) -> bytes:
     """
     if (network := network_of(forward_func)) is not None:
         return _digest_of_module(network)
-    if modules := modules_of(forward_func):
-        return _named(forward_func, map(_digest_of_module, modules))
-    if (digest_of_estimators := _digest_of_estimators(forward_func)) is not None:
-        return digest_of_estimators
-    _warn_once(forward_func)
-    return OPAQUE_DIGEST
+    found: list[bytes | None] = [*map(_digest_of_module, modules_of(forward_func))]
+    found = found or [*map(estimator_digest, _reached(forward_func, is_estimator))]
+    if not found or None in found:
+        _warn_once(forward_func)
+        return OPAQUE_DIGEST
+    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
+    h.write(_name(forward_func))
+    for known in found:
+        h.put(known)
+    return _hash_parts(h, parts_of(forward_func))
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
@@ -556,48 +457,31 @@ def checked_digest(given: bytes | None) -> bytes | None:
     return given
 
 
-def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
-    """Of a function of that name and code around the models with these digests."""
-    digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for known in (_name(forward_func).encode(), *digests):
-        _update(digest, known)
-    for part in values_of_function(forward_func):
-        _hash_part(digest, part)
-    return digest.digest()
-
-
-def _digest_of_estimators(forward_func: object) -> bytes | None:
-    found: dict[int, Any] = {}
-    _collect(forward_func, is_estimator, found, {}, 0)
-    digests = [digest for digest in map(estimator_digest, found.values()) if digest is not None]
-    return _named(forward_func, digests) if digests and len(digests) == len(found) else None
-
-
-def _collect(
-    value: object, wanted: Callable[[object], bool], found: dict[int, Any], seen: dict[int, object], depth: int
-) -> None:
-    if wanted(value):
-        found[id(value)] = value
-        return
-    if value is None or isinstance(value, _ATOMS) or is_torch(value, "Tensor") or depth > _DEPTH or id(value) in seen:
-        return
-    seen[id(value)] = value
-    for part in _parts(value):
-        _collect(part, wanted, found, seen, depth + 1)
+def _reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
+    """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
+    seen, found, waiting = dict[int, object](), [], [(value, 0)]
+    for one, depth in waiting:  # grows meanwhile
+        if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if wanted(one):
+            found.append(one)
+        elif depth <= _DEPTH:
+            waiting += [(part, depth + 1) for part in _parts(one)]
+    return found
 
 
 def _parts(value: object) -> Iterator[object]:
     """What a callable or container holds that may be, or hold, a module."""
     if isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
-    elif isinstance(value, dict):
-        yield from value.values() if len(value) <= _WIDEST else ()
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from value if len(value) <= _WIDEST else ()
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        held = value.values() if isinstance(value, dict) else value
+        yield from held if len(value) <= _WIDEST else ()
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
         own = getattr(value, "__dict__", {})
         yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
@@ -609,30 +493,17 @@ def _parts(value: object) -> Iterator[object]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a cell that nothing was assigned to yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    if (function.__module__ or "").partition(".")[0] in ("torch", "captum"):  # whose globals lead to no model
-        return
-    names = list(dict.fromkeys(_names(function.__code__)))
-    for name in names:
-        value = function.__globals__.get(name)
+    """Its closure, defaults and globals, and torch modules in the Python modules among these."""
+    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
+    found = references(function)
+    names = function.__code__.co_freevars if libraries else found
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for value in (found[name] for name in names):
         if isinstance(value, types.ModuleType):
-            members = (value.__dict__.get(member) for member in names)
-            yield from (member for member in members if is_module(member))
+            used = (name for code in codes_of(function.__code__) for name in code.co_names)
+            yield from filter(is_module, map(value.__dict__.get, used))
         else:
             yield value
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _name(forward_func: Any) -> str:
@@ -659,118 +530,92 @@ def _warn_once(forward_func: object) -> None:
     )
 
 
+class _Known(NamedTuple):
+    """The digest of a module; where the numbers of its tensors lie; views of some, which take longer to make than to
+    read; all else that tells when to hash again; packed weights, so that their ids stay theirs."""
+
+    places: list[Any]
+    views: list[list[Tensor]]
+    marks: list[Any]
+    packed: list[Any]
+    digest: bytes
+
+
 def _digest_of_module(module: nn.Module) -> bytes:
+    """Reads no whole tensor while nothing has changed."""
+    import torch
+
     module = network_of(module) or module
-    fingerprint = _fingerprint(module)
+    marks, packed = list[Any](), list[Any]()
+    tensors: list[Tensor] = []
+    views: dict[Any, list[Tensor]] = {}
+    for part in state_of(module):
+        value = part.value
+        if part.kind == "tensor":
+            version = 0 if value.is_inference() else value._version
+            marks.append((part.path, id(value), version, value.shape, value.dtype))
+            tensors += [value] if is_plain(value) else []
+        elif part.kind == "array":
+            marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
+        elif part.kind == "packed":
+            packed.append(value)
+            marks.append((part.path, id(value)))
+        else:
+            marks.append((part.path, estimator_digest(value) if part.kind == "estimator" else value))
+    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     with _guard:
         known = _digests.get(module)
-    if known is not None and known[0] == fingerprint:
-        return known[1]
-    digest = _hash(module)
-    with _guard:
-        _digests[module] = (fingerprint, digest)
-    return digest
+    if known is not None and known.places == places:
+        looked = known.views
+    else:
+        known = None
+        for tensor in tensors:
+            views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
+        looked = list(views.values())
+    with torch.no_grad():
+        marks += [torch.cat(kind).cpu().view(torch.uint8).numpy().tobytes() for kind in looked]
+    if known is None or known.marks != marks:
+        known = _Known(places, looked, marks, packed, _hash(module))
+        with _guard:
+            _digests[module] = known
+    return known.digest
 
 
 def _hash(module: nn.Module) -> bytes:
-    digest, visible = hashlib.blake2b(digest_size=32, person=_PERSON), False
-    for part in state_of(module):
-        visible |= part.visible
-        _hash_part(digest, part)
-    if not visible and any(not type(part).__module__.startswith("torch.") for part in module.modules()):
+    parts = state_of(module)
+    ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
+    if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
             f"nothing in {type(module).__name__} tells it from another model of its class: no parameter, buffer, tensor"
             f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
             " weights in the module"
         )
-    return digest.digest()
+    return _hash_parts(_Hash(hashlib.blake2b(digest_size=32, person=_PERSON)), parts)
 
 
 _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
 
 
-def _hash_part(digest: Any, part: Part) -> None:
-    if part.kind == "plain":
-        _update(digest, f"plain {part.path} {part.value!r}".encode("utf-8", "surrogatepass"))
-        return
-    _update(digest, f"{part.kind} {part.path}".encode())
-    if part.kind == "tensor":
-        for piece in bytes_of(part.value):
-            _update(digest, piece)
-    elif part.kind == "array":
-        _update(digest, f"{part.value.dtype} {part.value.shape}".encode())
-        _update(digest, np.ascontiguousarray(part.value).tobytes())
-    elif part.kind == "estimator":
-        _update(digest, estimator_digest(part.value) or OPAQUE_DIGEST)
-    else:
-        try:
-            inside = part.value.__getstate__()
-        except Exception as error:  # whatever an extension raises
-            raise RefusedError(
-                f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80}). {_NAME_IT}"
-            ) from None
-        for inner in plain_parts(part.path, inside):
-            _hash_part(digest, inner)
-
-
-def _update(digest: Any, part: Any) -> None:
-    digest.update(len(part).to_bytes(8, "little"))
-    digest.update(part)
-
-
-def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
-    """Changes whenever the digest may have; reads no whole tensor."""
-    import torch
-
-    marks: list[Any] = []
-    plain: list[Tensor] = []
-    places: list[Any] = []
-    with torch.no_grad():
-        for part in state_of(module):
-            value = part.value
-            if part.kind == "tensor":
-                version = 0 if value.is_inference() else value._version
-                marks.append((part.path, id(value), version, value.shape, value.dtype))
-                if is_plain(value):
-                    plain.append(value)
-                    places.append((value.data_ptr(), value.shape, value.stride(), value.dtype, value.device))
-            elif part.kind == "array":
-                marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
-            elif part.kind == "estimator":
-                marks.append((part.path, estimator_digest(value)))
-            else:
-                marks.append((part.path, _Same(value) if part.kind == "packed" else value))
-        kinds = [_gather(parts) for parts in _views_of(module, places, plain)]
-    return tuple(marks), tuple(places), tuple(kinds)
-
-
-def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Views of some numbers of each tensor, by device and type. Kept for as long as the tensors lie where they are, for
-    to make the views takes longer than to read them; a view keeps what it looks at from being freed."""
-    with _guard:
-        known = _views.get(module)
-    if known is not None and known[0] == places:
-        return known[1]
-    made: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        made.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-    found = list(made.values())
-    if all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=_dense_format(tensor)) for tensor in tensors):
-        with _guard:
-            _views[module] = (places, found)
+def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
+    for part in parts:
+        h.write(f"{part.kind} {part.path}")
+        if part.kind == "plain":
+            h.write(str(part.value))
+        elif part.kind == "tensor":
+            h.tensor(part.value)
+        elif part.kind == "array":
+            h.array(part.value)
+        elif part.kind == "estimator":
+            h.put(estimator_digest(part.value) or OPAQUE_DIGEST)
+        else:
+            try:
+                inside = part.value.__getstate__()
+            except Exception as error:  # whatever an extension raises
+                what = f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80})"
+                raise RefusedError(f"{what}. {_NAME_IT}") from None
+            _hash_parts(h, parts_of(inside))
+    found: bytes = h.hash.digest()
     return found
-
-
-class _Same:
-    """Equal to itself only; keeps what it holds, so that nothing else can come to lie at its address."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _sample_of_array(array: NDArray[Any]) -> bytes:
@@ -778,24 +623,10 @@ def _sample_of_array(array: NDArray[Any]) -> bytes:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    count = tensor.numel()
-    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=_dense_format(tensor)):
-        return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
-    return tensor.detach().flatten()[:: max(1, count // _SAMPLES)][:_SAMPLES]
-
-
-def _dense_format(tensor: Tensor) -> torch.memory_format:
-    import torch
-
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats.get(tensor.dim(), torch.contiguous_format)
-
-
-def _gather(parts: Iterable[Tensor]) -> bytes:
-    import torch
-
-    flat = torch.cat(list(parts)).cpu()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    """Some of the numbers in a tensor's memory, in whatever order they lie there."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    count = min(tensor.numel(), held)
+    return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -856,26 +687,21 @@ def trained_digest(model: Any) -> str:
             "expected a torch module, a fitted linear model, scikit-learn estimator or XGBoost or LightGBM model,"
             f" got {type(model).__name__}"
         )
-    from sklearn.utils.validation import check_is_fitted
-
     try:
-        check_is_fitted(model)
+        import_module("sklearn.utils.validation").check_is_fitted(model)
     except ValueError:  # NotFittedError
         raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first") from None
-    whole = _read_whole(model)
-    if whole is None:
-        raise ConfigurationError(
-            f"{type(model).__name__} has a part that cannot be read (a lock, a file, a function without a name of its"
-            " own), so that nothing names what it has learned"
-        )
+    if (whole := _read_whole(model)) is None:
+        why = "a part that cannot be read (a lock, a file, a function without a name of its own)"
+        raise ConfigurationError(f"{type(model).__name__} has {why}, so that nothing names what it has learned")
     return _hexadecimal("estimator", whole)
 
 
-def _hexadecimal(kind: str, *parts: bytes) -> str:
-    found = hashlib.sha256(kind.encode())
-    for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+def _hexadecimal(kind: str, *pieces: bytes) -> str:
+    h = _Hash(hashlib.sha256(kind.encode()))
+    for piece in pieces:
+        h.put(piece)
+    return str(h.hash.hexdigest())
 
 
 def _labels(model: Any) -> bytes:

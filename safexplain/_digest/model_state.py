@@ -13,12 +13,15 @@ stand for it.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dis
 import inspect
 import re
 import sys
+import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -27,6 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,22 +49,18 @@ _CHANGERS = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
 )
 _SETTERS = frozenset({"register_buffer", "setattr", "__setattr__"})
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
+
+PLAIN = (str, bytes, bool, int, float, complex, np.generic)
+"""Values that stand for themselves."""
 
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
 
 class Part(NamedTuple):
-    """One thing that a model computes with.
-
-    Args:
-        path: where it is in the model.
-        kind: "tensor", "array" (of NumPy), "packed" (an object of TorchScript, such as packed weights), "estimator" (of
-            scikit-learn), or "plain" for texts, numbers and tuples of these.
-        value: the thing.
-        visible: whether it tells this model from another one of its class.
-    """
+    """One thing that a model computes with, at a path in it: a tensor, an array of NumPy, packed (int8) weights, an
+    estimator, or a plain text of all else; and whether it tells the model from others of its class."""
 
     path: str
     kind: Kind
@@ -66,10 +68,66 @@ class Part(NamedTuple):
     visible: bool = True
 
 
+def is_torch(value: object, *kinds: str) -> bool:
+    """Whether a value is of one of these classes of torch, such as "Tensor" or "device"; imports nothing."""
+    return "torch" in sys.modules and isinstance(value, _of_torch(kinds))
+
+
+@lru_cache
+def _of_torch(names: tuple[str, ...]) -> tuple[type, ...]:
+    return tuple(getattr(sys.modules["torch"], name) for name in names)
+
+
 def is_module(value: object) -> TypeGuard[nn.Module]:
     """Whether a value is a torch module; imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+class Writer:
+    """Goes through nested values in a fixed order and writes what is plain.
+
+    Arrays that hold no objects go to `array`, what is neither plain nor a container to `other`, with the ids of the
+    containers that it is in.
+    """
+
+    def write(self, text: str) -> None: ...
+
+    def array(self, value: NDArray[Any]) -> None: ...
+
+    def other(self, value: Any, above: tuple[int, ...]) -> None: ...
+
+    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
+        """Write a value; one within itself by its distance."""
+        inside = (*above, id(value))
+        if value is None or isinstance(value, PLAIN):
+            plain = value.item() if isinstance(value, np.generic) else value
+            self.write(f"{type(plain).__name__} {plain!r};")
+        elif id(value) in above:
+            self.write(f"up {len(above) - above.index(id(value))};")
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject and not value.dtype.names:
+            self.array(value)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset | partial | np.ndarray):
+            self.write(f"{type(value).__qualname__}(")
+            for item in _items(value):
+                self.feed(item, inside)
+            self.write(")")
+        else:
+            self.other(value, inside)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
+            yield from (key, value[key])
+    elif isinstance(value, set | frozenset):
+        yield from sorted(value, key=repr)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, np.ndarray) and value.dtype.names:  # by field: the bytes between fields are anything
+        yield from (np.ascontiguousarray(value[name]) for name in value.dtype.names)
+    else:
+        yield from value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
 
 
 # Wrappers
@@ -133,47 +191,30 @@ def _inside_callable(value: Any) -> Any:
     return _called_by(value) if isinstance(value, types.FunctionType) else None
 
 
-_SILENT = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOT_TAKEN"}
-
-
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
-    """What a function calls with its own arguments, if it does nothing else; otherwise None.
-
-    Args:
-        function: read instruction by instruction.
-        owner: of a method.
-    """
+    """What a function, or a method of `owner`, calls with its own arguments, if it does nothing else; or None."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
-    first, *rest = names
-    callee = owner[0] if owner and first == function.__code__.co_varnames[0] else _references(function).get(first)
-    for name in rest:
-        callee = getattr(callee, name, None)
-    return callee
+    found = owner[0] if owner and names[0] == function.__code__.co_varnames[0] else _value_in(function, names[0])
+    for name in names[1:]:
+        found = getattr(found, name, None)
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
     """("net", "forward") for `lambda x: net.forward(x)`, and None for all code that does anything else."""
-    taken = code.co_varnames[owners : code.co_argcount]
-    if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or not taken:
+    taken = code.co_varnames[: code.co_argcount]
+    names = (*code.co_freevars, *code.co_names)
+    if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or not taken[owners:]:
         return None
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    if len(steps) < 4 or steps[-1].opname != "RETURN_VALUE" or steps[-2].opname != "CALL":
-        return None
-    first, *rest = steps[:-2]
-    own = owners and first.opname.startswith("LOAD_FAST") and first.argval == code.co_varnames[0]
-    if not own and first.opname not in ("LOAD_DEREF", "LOAD_GLOBAL"):
-        return None
-    names = [first.argval]
-    while rest and rest[0].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        names.append(rest.pop(0).argval)
-    given: list[str] = []
-    for step in rest:
-        if not step.opname.startswith("LOAD_FAST"):
-            return None
-        given += step.argval if isinstance(step.argval, tuple) else [step.argval]
-    return tuple(names) if tuple(given) == taken else None
+    for path in (names, (*taken[:owners], *names)):
+        source = f"lambda {', '.join(taken)}: {'.'.join(path)}({', '.join(taken[owners:])})"
+        with contextlib.suppress(SyntaxError):
+            *_, made = codes_of(compile(f"lambda {', '.join(code.co_freevars)}: {source}", "", "eval"))
+            if made.co_code == code.co_code and path:
+                return path
+    return None
 
 
 # What modules hold
@@ -190,10 +231,11 @@ def state_of(module: nn.Module) -> list[Part]:
     return walk.parts
 
 
-def plain_parts(path: str, value: object) -> list[Part]:
-    """The parts of a value as an attribute that is read would have them."""
-    walk = _Walk(_NO_NAMES)
-    walk.value(path, value)
+def parts_of(value: object) -> list[Part]:
+    """The same of a value that is no module: of a function, the numbers, texts and tensors of its closure and globals,
+    beside the modules in it."""
+    walk = _Walk(_Names(frozenset(), frozenset()))
+    walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
 
 
@@ -204,14 +246,11 @@ class _Names(NamedTuple):
     writes: frozenset[str]
 
 
-_NO_NAMES = _Names(frozenset(), frozenset())
-
-
 _LEFT_BY_CAPTUM = frozenset({"input", "output"})
 """What Captum's own DeepLift leaves on activation modules of torch: what ran through them last."""
 
 
-class _Walk:
+class _Walk(Writer):
     """Goes through a model once and lists its parts."""
 
     def __init__(self, names: _Names) -> None:
@@ -219,6 +258,7 @@ class _Walk:
         self._names = names
         self._ignored = names.writes | _base_names() | _MODES
         self._seen: set[int] = set()
+        self._path, self._texts, self._visible = "", list[str](), False
 
     def _add(self, path: str, kind: Kind, value: Any, visible: bool = True) -> None:
         self.parts.append(Part(path, kind, value, visible))
@@ -226,17 +266,18 @@ class _Walk:
     def module(self, path: str, module: nn.Module) -> None:
         """A module, and those inside it that were not met yet."""
         kind: Any = type(module)
-        if _may_wrap(kind):
+        if _kind(kind).may_wrap:
             module = network_of(module) or module
             kind = type(module)
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
-        if _is_script(module):
-            self._add(path, "plain", "TorchScript", visible=False)
-            self._script(path, module)
-            return
-        torchs = _is_torchs(kind)
+        if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+            raise InputError(
+                f"{kind.__name__}: a TorchScript model, which PyTorch has deprecated, is not read; export the original"
+                " model with torch.export.export(model.eval(), ...) and pass its .module()"
+            )
+        torchs = _kind(kind).torchs
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each
         self._add(path, "plain", "GraphModule" if graph else kind.__qualname__, visible=False)
         for name, parameter in module._parameters.items():
@@ -253,122 +294,100 @@ class _Walk:
                 self.module(f"{path}.{name}" if path else name, child)
 
     def _attributes(self, path: str, module: nn.Module, torchs: bool) -> None:
-        own, numbers = vars(module), list[Any]()
+        own, numbers, reads = vars(module), list[Any](), self._names.reads
         for name in sorted(own.keys() - self._ignored):
             value = own[name]
             kind = type(value)
             if value is None or (torchs and name in _LEFT_BY_CAPTUM):
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
-                counts = _is_torch(value, "Tensor", "ScriptObject")
+                counts = is_torch(value, "Tensor", "ScriptObject")
             elif kind in _FAST:
                 counts = False
                 numbers.append((name, kind.__name__, value))
             elif kind is tuple and _FAST.issuperset(kinds := tuple(map(type, value))):
                 counts = False
-                if name in self._names.reads:
+                if name in reads:
                     numbers.append((name, kinds, value))
             else:
-                counts = name in self._names.reads or _always_counts(value)
+                counts = name in reads or isinstance(value, _NUMBERS) or _kind_of(value) is not None
             if counts:
-                self.value(f"{path}.{name}", value, visible=not torchs)
+                self.attribute(f"{path}.{name}", value, visible=not torchs)
         if numbers:
             self._add(path, "plain", tuple(numbers), visible=not torchs)
 
-    def value(self, path: str, value: Any, depth: int = 0, visible: bool = True) -> None:
-        """What an attribute, a closure or a graph holds, as far as it can be told."""
-        if depth > _DEEPEST or value is None:
-            return
-        if _is_torch(value, "Tensor"):
-            self._add(path, "tensor", value)
-        elif is_module(value):
-            self.module(path, value)
-        elif _is_torch(value, "ScriptObject"):
-            self._add(path, "packed", value)
-        elif _is_estimator(value):
-            self._add(path, "estimator", value)
-        elif isinstance(value, Enum):
-            self._add(path, "plain", (type(value).__qualname__, value.name), visible)
-        elif isinstance(value, np.ndarray):
-            if not value.dtype.hasobject:
-                self._add(path, "array", value)
-        elif isinstance(value, (*_NUMBERS, str, bytes, range, slice)):
-            plain = value.item() if isinstance(value, np.generic) else value
-            self._add(path, "plain", (type(plain).__name__, plain), visible)
-        elif _is_torch(value, "dtype", "memory_format"):
-            self._add(path, "plain", str(value), visible)
-        elif isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            self.function(path, value, depth)
-        else:
-            self._container(path, value, depth, visible)
+    def attribute(self, path: str, value: Any, visible: bool = True) -> None:
+        """What an attribute or a function holds, as far as it can be told."""
+        before, self._path, self._texts, self._visible = (self._path, self._texts, self._visible), path, [], False
+        self.feed(value)
+        self._add(path, "plain", "".join(self._texts), visible and self._visible)
+        self._path, self._texts, self._visible = before
 
-    def _container(self, path: str, value: Any, depth: int, visible: bool) -> None:
-        if isinstance(value, Mapping) and len(value) <= _WIDEST:
-            self._add(path, "plain", "mapping", visible=False)
-            for key in sorted(value, key=repr):
-                if isinstance(key, (*_NUMBERS, str, bytes, tuple)):
-                    self.value(f"{path}[{key!r}]", value[key], depth + 1, visible)
-        elif isinstance(value, set | frozenset) and len(value) <= _WIDEST:
-            plain = (repr(item) for item in value if isinstance(item, (*_NUMBERS, str, bytes, tuple)))
-            self._add(path, "plain", ("set", *sorted(plain)), visible)
-        elif isinstance(value, list | tuple) and len(value) <= _WIDEST:
-            self._add(path, "plain", ("sequence", len(value)), visible=False)
-            for i, item in enumerate(value):
-                self.value(f"{path}[{i}]", item, depth + 1, visible)
-        elif isinstance(value, partial):
-            self.value(f"{path}()", (value.func, value.args, value.keywords), depth + 1, visible)
+    def write(self, text: str) -> None:
+        self._texts.append(text)
+
+    def array(self, value: NDArray[Any]) -> None:
+        self._add(self._path, "array", value)
+
+    def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
+        self._visible |= value is not None and isinstance(value, PLAIN)
+        if len(above) <= _DEEPEST and not (isinstance(value, Collection) and len(value) > _WIDEST):
+            super().feed(value, above)
+
+    def other(self, value: Any, above: tuple[int, ...]) -> None:
+        if kind := _kind_of(value):
+            self._add(self._path, kind, value)
+        elif is_module(value):
+            self.module(self._path, value)
+        elif isinstance(value, Enum | range | slice) or is_torch(value, "dtype", "memory_format"):
+            self._visible |= not is_torch(value, "dtype")
+            self.write(f"{type(value).__qualname__} {value!s};")
+        elif isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            self._function(value, above)
         elif isinstance(value, types.SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
             names = [f.name for f in fields(value)] if is_dataclass(value) else [*vars(value)]
-            for name in sorted({*names} - self._names.writes):
-                self.value(f"{path}.{name}", getattr(value, name, None), depth + 1, visible)
+            self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
-    def function(self, path: str, function: Any, depth: int = 0) -> None:
+    def _function(self, function: Any, above: tuple[int, ...]) -> None:
         """Name and gist of a function, and numbers, texts and tensors of its closure, defaults and globals."""
-        self._add(path, "plain", ("function", function.__module__, function.__qualname__), visible=False)
-        if not isinstance(function, types.FunctionType) or _is_librarys(function):
+        self.write(f"function {function.__module__} {function.__qualname__};")
+        library = (function.__module__ or "").partition(".")[0]  # name and version stand for its code
+        if not isinstance(function, types.FunctionType) or library in ("torch", "captum", "numpy", "sklearn"):
             return
-        self._add(path, "plain", gist(function.__code__), visible=False)
-        found = {**_references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
+        self.write(gist(function.__code__))
+        found = {**references(function), "()": function.__defaults__, "(*)": function.__kwdefaults__}
         for name in sorted(found.keys() - _names_of_code(function.__code__).writes):
             if not isinstance(found[name], _NOT_IN_FUNCTIONS) and not is_module(found[name]):
-                self.value(f"{path}:{name}", found[name], depth + 1)
-
-    def _script(self, path: str, module: Any) -> None:
-        if (script := _scripts.get(module)) is None:
-            _scripts[module] = script = _read_script(module)
-        self._add(path, "plain", script.text)
-        for i, constant in enumerate(script.constants):
-            self.value(f"{path}#{i}", constant)
-        for names in script.paths:
-            value: Any = module
-            for name in names:
-                value = getattr(value, name)
-            self.value(f"{path}.{'.'.join(names)}", value)
+                self.write(f":{name} ")
+                self.feed(found[name], above)
 
 
 _FAST = frozenset({bool, int, float, complex})
 _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 
 
-def _always_counts(value: object) -> bool:
-    if isinstance(value, (*_NUMBERS, np.ndarray)):
-        return True
-    return _is_torch(value, "Tensor", "ScriptObject") or _is_estimator(value)
+def _kind_of(value: object) -> Kind | None:
+    """Of what always counts, unless `forward` writes it."""
+    if is_torch(value, "Tensor"):
+        return "tensor"
+    if is_torch(value, "ScriptObject"):
+        return "packed"
+    return "estimator" if is_estimator(value) else None
 
 
-def _is_librarys(function: types.FunctionType) -> bool:
-    """Name and version stand for the code of libraries, and their globals lead everywhere."""
-    return (function.__module__ or "").partition(".")[0] in ("torch", "captum", "numpy", "sklearn")
+class _Kind(NamedTuple):
+    """Of a class: whether it is torch's own, may be a wrapper, or is an estimator of scikit-learn."""
+
+    torchs: bool
+    may_wrap: bool
+    estimator: bool
 
 
-@lru_cache(maxsize=1024)
-def _is_torchs(kind: Any) -> bool:
-    return str(kind.__module__).startswith("torch.")
-
-
-@lru_cache(maxsize=1024)
-def _may_wrap(kind: Any) -> bool:
-    return not _is_torchs(kind) or kind.__name__ in _TORCH_WRAPPERS or kind.__name__ == "Sequential"
+@lru_cache(maxsize=4096)
+def _kind(of: Any) -> _Kind:
+    torchs = str(of.__module__).startswith("torch.")
+    estimator = any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in of.__mro__)
+    return _Kind(torchs, not torchs or of.__name__ in {*_TORCH_WRAPPERS, "Sequential"}, estimator)
 
 
 @lru_cache(maxsize=1)
@@ -378,19 +397,10 @@ def _base_names() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized", "forward"}
 
 
-def _is_torch(value: object, *kinds: str) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, tuple([getattr(torch, kind) for kind in kinds]))
-
-
-def _is_estimator(value: object) -> bool:
+def is_estimator(value: object) -> bool:
+    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
     kind: Any = type(value)
-    return _is_estimators(kind)
-
-
-@lru_cache(maxsize=1024)
-def _is_estimators(kind: Any) -> bool:
-    return any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in kind.__mro__)
+    return _kind(kind).estimator
 
 
 # Names that code reads and writes
@@ -404,9 +414,8 @@ def _names_in(module: nn.Module) -> _Names:
         own = vars(part)
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values()) if "_forward_hooks" in own else ()
         for function in (own.get("forward"), *hooks):
-            function = getattr(function, "__func__", function)
-            if isinstance(function, types.FunctionType):
-                loose.add(function.__code__)
+            if code := getattr(getattr(function, "__func__", function), "__code__", None):
+                loose.add(code)
     return _names_of(frozenset(kinds), frozenset(loose))
 
 
@@ -421,77 +430,64 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 
 def _names_of_class(kind: type) -> _Names:
     """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
-    if (known := _by_class.get(kind)) is not None:
-        return known
-    module = sys.modules["torch"].nn.Module
-    reads, writes = set[str](), set[str]()
-    waiting, met = ["forward", "__call__"], set[str]()
-    while waiting:
-        name = waiting.pop()
-        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-        if name in met or owner in (None, module, object):
-            continue
-        met.add(name)
-        member = vars(owner)[name]
-        for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
-            member = getattr(member, inner, member)
-        if isinstance(member := _unwrapped(member), types.FunctionType):
-            found = _names_of_code(member.__code__)
-            reads |= found.reads
-            writes |= found.writes
-            waiting += found.reads
-    _by_class[kind] = _Names(frozenset(reads), frozenset(writes))
+    if kind not in _by_class:
+        found = [_Names(frozenset(), frozenset())]
+        waiting, met = ["forward", "__call__"], set[str]()
+        while waiting:
+            name = waiting.pop()
+            owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+            if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
+                continue
+            met.add(name)
+            if isinstance(function := function_of(vars(owner)[name]), types.FunctionType):
+                found.append(_names_of_code(function.__code__))
+                waiting += found[-1].reads
+        _by_class[kind] = _Names(*(frozenset().union(*sets) for sets in zip(*found, strict=True)))
     return _by_class[kind]
 
 
-def _unwrapped(function: Any) -> Any:
-    """A function behind decorators such as `torch.no_grad`."""
-    for _ in range(_DEEPEST):
-        function = getattr(function, "__wrapped__", function)
-    return function
+def function_of(member: Any) -> Any:
+    """The function of a property, a cached one, a class method, or behind decorators such as `torch.no_grad`."""
+    for inner in ("fget", "func", "__func__"):
+        member = getattr(member, inner, member)
+    return inspect.unwrap(member) if callable(member) else member
 
 
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
-    """Names that a function and its inner ones load or hold as texts, and those of which it changes what they name."""
-    texts = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
-    reads, writes = {*code.co_names, *code.co_freevars, *texts}, set[str]()
-    if _SETTERS & {*code.co_names}:
-        writes |= texts
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    for i, (step, after) in enumerate(zip(steps, [*steps[1:], None], strict=True)):
-        if step.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
-            writes.add(step.argval)
-        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):  # the last one from Python 3.12 on
-            writes |= _container(steps, i, 2 if step.opname == "STORE_SLICE" else 1)
-        elif step.opname.startswith("LOAD_") and after and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            method = str(after.argval)
-            if _is_called(after) and (method in _CHANGERS or (method.endswith("_") and not method.endswith("__"))):
-                writes |= {step.argval} if isinstance(step.argval, str) else set()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = _names_of_code(constant)
-            reads, writes = reads | inner.reads, writes | inner.writes
+    """Names that a function and its inner ones load or hold as texts, and those of which its source changes what they
+    name. Where there is no source, it may change all that it names."""
+    reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars, *_texts_of(one))}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError):
+        return _Names(frozenset(reads), frozenset(reads))
+    except SyntaxError:  # a lambda amid other code, which assigns nothing
+        return _Names(frozenset(reads), frozenset())
+    writes = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            writes.add(_name_in(node))
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            writes |= {*node.names}
+        elif isinstance(node, ast.Call):
+            method = _name_in(node.func)
+            if method in _SETTERS:
+                writes |= {*_texts_of(code)}
+            elif isinstance(node.func, ast.Attribute) and (method in _CHANGERS or re.search("[^_]_$", method)):
+                writes.add(_name_in(node.func.value))
     return _Names(frozenset(reads), frozenset(writes))
 
 
-def _is_called(step: dis.Instruction) -> bool:
-    """Whether an attribute is loaded to be called: `x.add_(1)`, and not `estimator.classes_`."""
-    if sys.version_info >= (3, 12):
-        return bool((step.arg or 0) & 1)
-    return step.opname == "LOAD_METHOD"
+def _texts_of(code: CodeType) -> list[str]:
+    return [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
 
 
-def _container(steps: list[dis.Instruction], at: int, keys: int) -> set[str]:
-    """Name of what `container[key] = value` writes into: its load comes before all that makes the key (of a slice, its
-    two ends)."""
-    depth = 0
-    for i in range(at - 1, 0, -1):
-        depth += dis.stack_effect(steps[i].opcode, steps[i].arg if steps[i].opcode >= dis.HAVE_ARGUMENT else None)
-        if depth == keys:
-            before = steps[i - 1]
-            return {before.argval} if before.opname.startswith("LOAD_") and isinstance(before.argval, str) else set()
-    return set()
+def _name_in(node: ast.AST) -> str:
+    """`b` of `a.b`, of `a.b[0]` and of `b`; "" of anything else."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 # Functions
@@ -505,123 +501,51 @@ def gist(code: CodeType) -> str:
     """
     words = []
     for step in dis.get_instructions(code):
+        value = step.argval
         if step.opname.startswith("LOAD_CONST") or step.opname in ("LOAD_SMALL_INT", "RETURN_CONST"):
-            if isinstance(step.argval, CodeType):
-                words.append(f"({gist(step.argval)})")
-            elif step.argval is not None:
-                words.append(
-                    repr(sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval)
-                )
-        elif step.opname in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CONTAINS_OP"):
-            words.append(step.argrepr)
-        elif step.opname.startswith(("UNARY_", "BINARY_")):
-            words.append(step.opname)
+            plain = sorted(map(repr, value)) if isinstance(value, frozenset) else value
+            inner = isinstance(value, CodeType)
+            words += [] if value is None else [f"({gist(value)})" if inner else repr(plain)]
+        elif step.opname.startswith(("UNARY_", "BINARY_")) or step.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+            words.append(step.argrepr or step.opname)
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "STORE_ATTR"):
-            words.append(str(step.argval))
+            words.append(str(value))
     return " ".join(words)
 
 
-def values_of_function(function: Any) -> list[Part]:
-    """What a function computes with beside the modules in it: numbers, texts and tensors of closure and globals."""
-    walk = _Walk(_NO_NAMES)
-    function = getattr(function, "__func__", function)
-    while isinstance(function, partial):
-        walk.value("partial", (function.args, function.keywords))
-        function = function.func
-    if isinstance(function, types.FunctionType):
-        walk.function("", function)
-    return walk.parts
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """That of a function and of its inner ones."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
 
 
-def _references(function: types.FunctionType) -> dict[str, Any]:
-    """Closure variables, and the globals that a function names."""
-    found = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
+def references(function: types.FunctionType) -> dict[str, Any]:
+    """Closure variables, and the globals that a function and its inner ones name; None: not assigned yet."""
+    names = (*function.__code__.co_freevars, *_globals_in(function.__code__))
+    missing = object()
+    found = {name: _value_in(function, name, missing) for name in names}
+    return {name: value for name, value in found.items() if value is not missing}
 
 
-# TorchScript
-
-_MANGLED = re.compile(r"___torch_mangle_\d+\.")
-
-
-class _Script(NamedTuple):
-    """The graph of a scripted module as a text, its tensor constants, and the attributes that it reads, as paths."""
-
-    text: str
-    constants: tuple[Any, ...]
-    paths: tuple[tuple[str, ...], ...]
+@lru_cache(maxsize=4096)
+def _globals_in(code: CodeType) -> tuple[str, ...]:
+    steps = (step for one in codes_of(code) for step in dis.get_instructions(one))
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _LOADS))
 
 
-_scripts: WeakKeyDictionary[nn.Module, _Script] = WeakKeyDictionary()
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
-def _is_script(module: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(module, torch.jit.ScriptModule)
-
-
-def _read_script(module: Any) -> _Script:
-    """The inlined graph of `forward`, in which constants and attributes stand where they are used.
-
-    Names of values and the order of constants, which saving and loading change, leave no trace.
-    """
-    reader = _ScriptReader(module)
-    reader.read(module.inlined_graph, 0)
-    return _Script(_MANGLED.sub("", "\n".join(reader.lines)), tuple(reader.constants), tuple(reader.paths))
-
-
-class _ScriptReader:
-    """Writes a graph line by line; constants and attributes are looked at where they are used first."""
-
-    def __init__(self, module: Any) -> None:
-        self.lines: list[str] = []
-        self.constants: list[Any] = []
-        self.paths: list[tuple[str, ...]] = []
-        self._root = module
-        self._shown: dict[str, str] = {}
-        self._constants: dict[str, Any] = {}
-        self._attributes: dict[str, tuple[str, ...]] = {next(module.inlined_graph.inputs()).debugName(): ()}
-
-    def read(self, block: Any, level: int) -> None:
-        for value in block.inputs():
-            self._shown[value.debugName()] = f"%{len(self.lines)}:{value.offset()}"
-        for node in block.nodes():
-            kind, outputs = node.kind(), list(node.outputs())
-            if kind == "prim::GetAttr" and (owner := next(node.inputs()).debugName()) in self._attributes:
-                self._attributes[outputs[0].debugName()] = (*self._attributes[owner], node.s("name"))
-                continue
-            if kind == "prim::Constant":
-                try:
-                    self._constants[outputs[0].debugName()] = outputs[0].toIValue()
-                except RuntimeError:  # a function
-                    self._shown[outputs[0].debugName()] = outputs[0].type().str()
-                continue
-            self.lines.append(f"{level} {kind}({', '.join(map(self._use, node.inputs()))})")
-            for value in outputs:
-                self._shown[value.debugName()] = f"%{len(self.lines)}.{value.offset()}"
-            for inner in node.blocks():
-                self.read(inner, level + 1)
-        self.lines.append(f"{level} return({', '.join(map(self._use, block.outputs()))})")
-
-    def _use(self, value: Any) -> str:
-        name = value.debugName()
-        if name in self._constants:
-            content = self._constants.pop(name)
-            content = content.item() if _is_torch(content, "Tensor") and content.dim() == 0 else content
-            if isinstance(content, (bool, int, float, complex, str, type(None))):
-                self._shown[name] = repr(content)
-            else:
-                self.constants.append(content)
-                self._shown[name] = f"#{len(self.constants)}"
-        elif name in self._attributes and name not in self._shown:
-            self.paths.append(self._attributes[name])
-            self._shown[name] = f".{'.'.join(self.paths[-1])}"
-        return self._shown[name]
+def _value_in(function: types.FunctionType, name: str, missing: Any = None) -> Any:
+    """What a function finds under a name: in its closure, or among its globals."""
+    free = function.__code__.co_freevars
+    if name not in free or function.__closure__ is None:
+        return function.__globals__.get(name, missing)
+    with contextlib.suppress(ValueError):  # not assigned yet
+        return function.__closure__[free.index(name)].cell_contents
+    return None
 
 
 # Tensors
@@ -637,8 +561,8 @@ def bytes_of(tensor: Tensor) -> Iterator[Any]:
     import torch
 
     tensor = tensor.detach()
-    if _flattens(tensor):
-        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, context = tensor.__tensor_flatten__()
         yield f"{type(tensor).__qualname__} {tuple(tensor.shape)} {context!r}".encode()
         for name in names:
             yield from bytes_of(getattr(tensor, name))
@@ -666,10 +590,5 @@ def bytes_of(tensor: Tensor) -> Iterator[Any]:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's numbers lie in one piece of memory of its own."""
-    import torch
-
-    return not _flattens(tensor) and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def _flattens(tensor: Tensor) -> bool:
-    return hasattr(tensor, "__tensor_flatten__")
+    strided = sys.modules["torch"].strided
+    return not hasattr(tensor, "__tensor_flatten__") and tensor.layout is strided and not tensor.is_quantized

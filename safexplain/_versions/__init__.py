@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 VERSION = "0.2.0"
 """Of this package; `pyproject.toml` reads it here."""
 
-RELEASE_FORMAT = 1
+RELEASE_FORMAT = 2
 """Names what is released for the same model, configuration, key and input. It changes when any number of it does:
 `tests/golden/release_formats.json` has the digests of the recorded releases under each number."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,28 @@ def one_line(error: BaseException | str, limit: int = 200) -> str:
     """The first line of an exception's message, shortened: what may stand inside a one-line error."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@contextmanager
+def described(what: str, remedy: str = "") -> Iterator[None]:
+    """Whatever error the code of others raises, as an InputError in one line: what failed, the error, what to do."""
+    try:
+        yield
+    except (InputError, MissingExtraError):
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: {type(error).__name__}: {one_line(error)}{remedy}") from None
+
+
+@contextmanager
+def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
+    """Without log lines up to a level, which repeat at length what an error says in a line."""
+    before = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from safexplain.errors import InputError
-from safexplain.loading.models.boosters import check_lightgbm, check_xgboost
+from safexplain.loading.models import boosters
+from safexplain.loading.models.boosters import read_lightgbm, read_xgboost
 from safexplain.loading.models.estimators import load_estimator
 
 xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
@@ -55,7 +57,7 @@ def of_xgboost(name: str) -> Any:
 
 def test_both_of_xgboosts_formats_are_read_alike() -> None:
     booster = of_xgboost("categories").get_booster()
-    text, binary = (check_xgboost(bytes(booster.save_raw(kind)), "it") for kind in ("json", "ubj"))
+    text, binary = (read_xgboost(bytes(booster.save_raw(kind)), "it")[1] for kind in ("json", "ubj"))
     one, other = (c["learner"]["gradient_booster"]["model"]["trees"] for c in (text, binary))
     assert [sorted(tree) for tree in one] == [sorted(tree) for tree in other]
     for name in ("left_children", "split_indices", "categories", "categories_nodes"):
@@ -143,7 +145,7 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
 )
 def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
     with pytest.raises(InputError, match="made to do harm"):
-        check_xgboost(raw, "it")
+        read_xgboost(raw, "it")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int
     for one in (changed, re.sub("^tree_sizes=.*\n", "", changed, flags=re.MULTILINE)):
         if line != "tree_sizes" or "tree_sizes" in one:
             with pytest.raises(InputError, match="made to do harm"):
-                check_lightgbm(one, "it")
+                read_lightgbm(one, "it")
 
 
 def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None:
@@ -186,3 +188,34 @@ def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None
             archive.writestr(name, raw)
     with pytest.raises(InputError, match="made to do harm"):
         load_estimator(path)
+
+
+def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = bytes(of_xgboost("plain").get_booster().save_raw("json"))
+    for code, said in (
+        ("import os; os.kill(os.getpid(), 11)", "its library crashes"),
+        ("import time; time.sleep(60)", "does not come to an end within 1 s"),
+        ("found = bytes(1 << 40)", "its library cannot read it"),
+        ("found = bytes(1 << 29)", "File too large"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(boosters, "_XGBOOST", code)
+            changed.setattr(boosters, "MOST_SECONDS", 1.0 if "sleep" in code else 60.0)
+            with pytest.raises(InputError, match=said):
+                read_xgboost(raw, "it")
+    monkeypatch.setattr(boosters, "MOST_BYTES", len(raw) - 1)
+    with pytest.raises(InputError, match=f"it has {len(raw)} bytes, and at most"):
+        read_xgboost(raw, "it")
+
+
+def test_a_pickle_in_place_of_a_model_is_not_run_by_the_child(tmp_path: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "ran"), "w")
+
+    for raw in (pickle.dumps(Runs()), b"{" + pickle.dumps(Runs())):
+        with pytest.raises(InputError, match="made to do harm"):
+            read_xgboost(raw, "it")
+        with pytest.raises(InputError, match="made to do harm"):
+            read_xgboost(raw, "it", pickled=True)
+    assert not (tmp_path / "ran").exists()

@@ -234,6 +234,7 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(folders, tmp_path
 
 def test_a_pickle_in_a_folder_is_loaded_only_where_it_is_trusted(folders, tmp_path):
     folder = changed(folders, tmp_path)
+    assert load_model(folder, trust_pickle=True).sha256 == load_model(folder).sha256
     (folder / "model.safetensors").unlink()
     torch.save(load_model(folders / "vit").model.model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="--trust-pickle"):

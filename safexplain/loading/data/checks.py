@@ -83,29 +83,20 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != n:
             raise InputError(f"x has {n} rows but {name} has shape {column.shape}; expected ({n},): one entry a row")
-    if both_sides:
-        _check_membership(data.member)
-    elif not data.member.any():
-        raise InputError(f"none of the {n} rows of {data.source} is a member, a row that the model was trained on")
-    _check_finite(data)
-    _check_labels(data, num_classes)
-    if not both_sides:
-        return ()
-    return _lopsided_classes(data)
-
-
-def _check_membership(member: NDArray[np.bool_]) -> None:
-    inside = int(member.sum())
-    outside = len(member) - inside
-    if inside == 0:
-        raise InputError(f"all {outside} rows are non-members; add rows that the model was trained on")
-    if outside == 0:
-        raise InputError(f"all {inside} rows are members; add rows that the model was not trained on")
-    if min(inside, outside) < MINIMUM_ROWS:
+    inside, source = int(data.member.sum()), data.source
+    if both_sides and inside in (0, n):
+        lack = "non-members; add rows that the model was" if not inside else "members; add rows that the model was not"
+        raise InputError(f"all {n} rows are {lack} trained on")
+    if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
         raise InputError(
-            f"the data has {inside} members and {outside} non-members; an audit needs at least "
+            f"the data has {inside} members and {n - inside} non-members; an audit needs at least "
             f"{MINIMUM_ROWS} of each, and hundreds to prove anything"
         )
+    if not inside:
+        raise InputError(f"none of the {n} rows of {source} is a member, a row that the model was trained on")
+    _check_finite(data)
+    _check_labels(data, num_classes)
+    return _lopsided_classes(data) if both_sides else ()
 
 
 def _check_finite(data: AuditData) -> None:
@@ -139,18 +130,13 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
     inside, outside = set(data.y[data.member].tolist()), set(data.y[~data.member].tolist())
-    sides = (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside)))
-    return tuple(
-        f"classes that occur among the {side} only: {', '.join(_name(data, c) for c in classes[:5])}"
-        f"{', ...' if len(classes) > 5 else ''}; the label alone then tells membership"
-        for side, classes in sides
-        if classes
-    )
-
-
-def _name(data: AuditData, label: int) -> str:
-    names = data.class_names
-    return names[label] if names is not None and label < len(names) else str(label)
+    names, told = data.class_names or (), list[str]()
+    for side, classes in (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside))):
+        shown = [names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5)
+        if classes:
+            what = f"classes that occur among the {side} only: {', '.join(shown)}"
+            told.append(f"{what}; the label alone then tells membership")
+    return tuple(told)
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:

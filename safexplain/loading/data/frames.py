@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,14 @@ def load_for_classifier(
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder of images; a classifier of tables takes an .npz or a table")
     beside = tuple(name for name in (label, "member", group) if name)
-    others = None if public is None or _is_npz(public) else _as_named(_frame(public), found.names or ())
+    others = None if public is None else _table(public, found.names or ())
     seen: list[tuple[Columns | None, tuple[str, ...]]] = []
 
     def features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         names = found.names or tuple(frame.columns)
         frame = _as_named(frame, names)
         if absent := [name for name in names if name not in frame.columns]:
-            raise _absent(found, absent, frame, where)
+            raise _absent(absent, frame, where)
         if found.names is None and found.width not in (None, len(names)):
             x, encoded = one_hot_features(frame, where)
             if x.shape[1] == found.width:
@@ -84,9 +85,13 @@ def load_for_classifier(
                 f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}: give"
                 " it the columns that it was trained on, in their order, and no other"
             )
-        every = frame if others is None else _with_public(frame, others, names, public)
-        columns = Columns.of(every, names)
-        columns = _as_taken(found, columns, frame)
+        every = frame
+        if others is not None:
+            if absent := [name for name in names if name not in others.columns]:
+                raise InputError(f"--public: {public} lacks columns that the model takes: {_few(absent)}")
+            pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
+            every = pandas.concat([frame[list(names)], others[list(names)]], ignore_index=True)
+        columns = _as_taken(found, Columns.of(every, names), frame)
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
         return columns.encode(frame), columns.names
 
@@ -101,26 +106,28 @@ def load_for_classifier(
     elif others is not None and columns is not None:
         rows = columns.encode(others)
     elif others is not None:
-        rows = _numbers(others, found.names or data.feature_names, beside, str(public))
+        known = found.names or data.feature_names or ()
+        chosen = [name for name in known if name in others.columns]
+        if not known or len(chosen) < len(known):  # the data are arrays, and name no columns
+            chosen = [name for name in others.columns if name not in beside]
+        plain = Columns.of(others, chosen)
+        if not plain.plain:
+            raise InputError(
+                f"--public: {public} has texts or missing numbers, and the data are arrays of numbers; use one form"
+            )
+        rows = plain.encode(others)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
         raise InputError(f"--public: expected rows of shape {data.x.shape[1:]}, as the data have, got {rows.shape[1:]}")
     return ClassifierData(data, coded, rows, notes + more)
 
 
-def _is_npz(path: str | Path) -> bool:
-    return read_bytes(path, "data")[:4] == b"PK\x03\x04"
-
-
-def _frame(path: str | Path) -> Any:
+def _table(path: str | Path, names: tuple[str, ...]) -> Any:
+    """The frame of a file, its columns as a model names them; None: it holds arrays."""
+    raw = read_bytes(path, "data")
+    if raw[:4] == b"PK\x03\x04":
+        return None
     pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    return read_table(pandas, read_bytes(path, "data"), str(path))
-
-
-def _with_public(frame: Any, others: Any, names: tuple[str, ...], where: Any) -> Any:
-    if absent := [name for name in names if name not in others.columns]:
-        raise InputError(f"--public: {where} lacks columns that the model takes: {_few(absent)}")
-    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    return pandas.concat([frame[list(names)], others[list(names)]], ignore_index=True)
+    return _as_named(read_table(pandas, raw, str(path)), names)
 
 
 def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
@@ -129,28 +136,12 @@ def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
 
-def _numbers(others: Any, names: Any, beside: tuple[str, ...], where: str) -> NDArray[np.float32]:
-    """Of public rows in a table, where the data are arrays."""
-    known = names is not None and all(name in others.columns for name in names)
-    chosen = list(names) if known else [name for name in others.columns if name not in beside]
-    columns = Columns.of(others, chosen)
-    if not columns.plain:
-        raise InputError(
-            f"--public: {where} has texts or missing numbers, and the data are arrays of numbers; use one form"
-        )
-    return columns.encode(others)
-
-
-def _absent(found: FittedClassifier, absent: list[str], frame: Any, where: str) -> InputError:
-    dummies = [name for name in absent if any(name.startswith((f"{c}_", f"{c}=")) for c in frame.columns)]
-    hint = (
-        f" ({dummies[0]} looks like a column that was made before the training: give the table as the model takes it)"
-        if dummies
-        else ""
-    )
+def _absent(absent: list[str], frame: Any, where: str) -> InputError:
+    made = [name for name in absent if any(name.startswith((f"{c}_", f"{c}=")) for c in frame.columns)]
+    looks = "looks like a column that was made before the training: give the table as the model takes it"
     return InputError(
-        f"{where} lacks columns that the model was fitted with: {_few(absent)}{hint}; it has"
-        f" {_few(tuple(frame.columns))}"
+        f"{where} lacks columns that the model was fitted with: {_few(absent)}"
+        f"{f' ({made[0]} {looks})' if made else ''}; it has {_few(frame.columns)}"
     )
 
 
@@ -199,23 +190,19 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
         pairs = ", ".join(f"{name} for {number}" for name, number in zip(names, classes.tolist(), strict=True))
         return data, (f"Labels were taken for the model's classes in the order of their names: {pairs}.",)
     own = [str(value) for value in classes.tolist()]
-    given = list(names) if names is not None else [str(value) for value in np.unique(data.y).tolist()]
-    as_numbers = {str(float(value)): str(value) for value in classes.tolist()} if classes.dtype.kind in "biuf" else {}
-    resolved = [as_numbers.get(_as_float(name), name) for name in given]
-    if unknown := [name for name in resolved if name not in own]:
+    numbered = np.unique(data.y)
+    given = list(names) if names is not None else [str(value) for value in numbered.tolist()]
+    if classes.dtype.kind in "biuf":
+        with contextlib.suppress(ValueError):
+            same = {float(value): str(value) for value in classes.tolist()}
+            given = [same.get(float(name), name) for name in given]
+    if unknown := [name for name in given if name not in own]:
         raise InputError(
             f"{data.source} has the label {unknown[0]!r}, which is no class of the model; its classes are {_few(own)}"
         )
-    places = np.array([own.index(name) for name in resolved], dtype=np.int64)
-    y = places[data.y] if names is not None else places[np.searchsorted(np.unique(data.y), data.y)]
+    places = np.array([own.index(name) for name in given], dtype=np.int64)
+    y = places[data.y if names is not None else np.searchsorted(numbered, data.y)]
     return replace(data, y=y, class_names=tuple(own)), ()
-
-
-def _as_float(text: str) -> str:
-    try:
-        return str(float(text))
-    except ValueError:
-        return text
 
 
 def _few(names: Any) -> str:

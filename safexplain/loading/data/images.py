@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, read_bytes, require
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _GREY = frozenset({"1", "L", "LA"})
 _DEEP = ("I", "F")
+_SIDES = ("members", "non-members")
 _PLACES = "members/CLASS/IMAGE and non-members/CLASS/IMAGE"
 
 
@@ -35,42 +35,35 @@ def load_images(root: Path) -> AuditData:
         MissingExtraError: Pillow is not installed.
     """
     pillow = require("PIL.Image", extra="vision", purpose="reading images")
-    folders = {True: root / "members", False: root / "non-members"}
-    for folder in folders.values():
-        if not folder.is_dir():
-            raise InputError(f"{root} is a directory without {folder.name}; images lie in it as {_PLACES}")
-    files = {side: _list(folder) for side, folder in folders.items()}
-    modes: set[str] = set()
-    sizes: dict[tuple[int, int], Path] = {}
-    for paths in files.values():
-        for path in paths:
-            with _open(pillow, path) as image:
-                modes.add(image.mode)
-                sizes.setdefault(image.size, path)
-                if image.mode.startswith(_DEEP):
-                    raise InputError(f"{path} has more than 8 bits a pixel (mode {image.mode}); save it with 8 bits")
+    for name in _SIDES:
+        if not (root / name).is_dir():
+            raise InputError(f"{root} is a directory without {name}; images lie in it as {_PLACES}")
+    files = [(name, path) for name in _SIDES for path in _list(root / name)]
+    digest = hashlib.sha256()
+    images, sizes = list[Any](), dict[tuple[int, int], Path]()
+    for side, path in files:
+        raw = read_bytes(path, "image")
+        digest.update(f"{side == _SIDES[0]} {path.relative_to(root / side).as_posix()} {sha256(raw)}\n".encode())
+        damaged = described(f"the image {path} cannot be read", "; replace or remove it")
+        with damaged, pillow.open(io.BytesIO(raw)) as image:
+            images.append(image.copy())
+        sizes.setdefault(images[-1].size, path)
+        if (mode := images[-1].mode).startswith(_DEEP):
+            raise InputError(f"{path} has more than 8 bits a pixel (mode {mode}); save it with 8 bits")
     if len(sizes) > 1:
         (one, first), (other, second) = list(sizes.items())[:2]
         raise InputError(
             f"images differ in size ({first} is {one[0]}x{one[1]}, {second} is {other[0]}x{other[1]}); resize"
             " members and non-members alike, from originals of the same sizes"
         )
-    mode = "L" if modes <= _GREY else "RGB"
-
-    names = tuple(sorted({path.parent.name for paths in files.values() for path in paths}))
-    number = {name: index for index, name in enumerate(names)}
-    digest = hashlib.sha256()
-    images, labels = [], []
-    for side, folder in folders.items():
-        for path in files[side]:
-            raw = read_bytes(path, "image")
-            digest.update(f"{side} {path.relative_to(folder).as_posix()} {sha256(raw)}\n".encode())
-            images.append(_pixels(pillow, raw, path, mode))
-            labels.append(number[path.parent.name])
-    x = np.stack(images).astype(np.float32) / np.float32(255)
-    member = np.repeat([True, False], [len(files[True]), len(files[False])])
-    y = np.array(labels, dtype=np.int64)
-    return AuditData(x, y, member, names, None, digest.hexdigest(), str(root), scaled=True)
+    grey = {image.mode for image in images} <= _GREY
+    pixels = np.stack([np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8) for image in images])
+    x = (pixels[:, None] if grey else pixels.transpose(0, 3, 1, 2)).astype(np.float32, order="C") / np.float32(255)
+    names, y = np.unique([path.parent.name for _, path in files], return_inverse=True)
+    member = np.array([side == _SIDES[0] for side, _ in files])
+    return AuditData(
+        x, y.astype(np.int64), member, tuple(names.tolist()), None, digest.hexdigest(), str(root), scaled=True
+    )
 
 
 def _list(root: Path) -> list[Path]:
@@ -84,24 +77,3 @@ def _list(root: Path) -> list[Path]:
         if path.parent.parent != root:
             raise InputError(f"{path} does not lie in a class folder; expected {root}/CLASS/{path.name}")
     return sorted(found)
-
-
-def _open(pillow: Any, source: Path) -> Any:
-    try:
-        return pillow.open(source)
-    except Exception as error:  # the decoders raise many kinds of error
-        raise _damaged(source, error) from None
-
-
-def _damaged(path: Path, error: BaseException) -> InputError:
-    return InputError(f"the image {path} cannot be read: {one_line(error)}; replace or remove it")
-
-
-def _pixels(pillow: Any, raw: bytes, path: Path, mode: str) -> NDArray[np.uint8]:
-    """Pixels (channels, height, width)."""
-    try:
-        with pillow.open(io.BytesIO(raw)) as image:
-            pixels = np.asarray(image.convert(mode), dtype=np.uint8)
-    except Exception as error:  # the decoders raise many kinds of error
-        raise _damaged(path, error) from None
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -15,7 +15,7 @@ from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import Features, load_table, names_of, whole_numbers
+from safexplain.loading.data.tables import Features, as_labels, load_table, names_of
 from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
@@ -105,32 +105,16 @@ def load_inputs(path: str | Path) -> NDArray[np.float32]:
     return _as_features(_read_npz(raw, where, ("x",))["x"], where)
 
 
-def _load_file(
-    path: str | Path,
-    label: str,
-    member_column: str | None,
-    group: str | None = None,
-    slices: tuple[str, ...] = (),
-    drop_slices: bool = False,
-    features: Features | None = None,
-) -> AuditData:
+def _load_file(path: str | Path, label: str, member_column: str | None, *options: Any) -> AuditData:
     """Arrays or a table; without a name for what tells membership, all rows are members."""
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
-        return load_table(
-            raw,
-            where,
-            label=label,
-            member_column=member_column,
-            group_column=group,
-            slice_columns=slices,
-            drop_slices=drop_slices,
-            features=features,
-        )
+        return load_table(raw, where, label, member_column, *options)
+    group, slices, *_ = options or (None, ())
     wanted = ("x", "y", *(name for name in (member_column, group, *slices) if name))
     arrays = _read_npz(raw, where, tuple(dict.fromkeys(wanted)))
     x = _as_features(arrays["x"], where)
-    y, class_names = _as_labels(arrays["y"], where)
+    y, class_names = as_labels(arrays["y"].reshape(len(arrays["y"])), f"y of {where}")
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     columns = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
@@ -194,17 +178,6 @@ def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
     if x.dtype == np.uint8 and x.ndim == 4:
         values = values / np.float32(255)
     return values
-
-
-def _as_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.dtype.kind in "US":
-        names, codes = np.unique(y.astype(str), return_inverse=True)
-        return codes.astype(np.int64), tuple(names.tolist())
-    if y.dtype.kind not in "biuf":
-        raise InputError(f"y of {where} has dtype {y.dtype}; expected class numbers or names")
-    return whole_numbers(y, f"y of {where}"), None
 
 
 def _as_member(member: NDArray[Any], where: str) -> NDArray[np.bool_]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest import sha256
+from safexplain.columns import Column
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, require
+from safexplain.loading.files import described, require
 
 _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
-_MOST_CATEGORIES = 256
 
 
 def load_table(
     raw: bytes,
     where: str,
-    *,
     label: str,
     member_column: str | None,
     group_column: str | None = None,
@@ -30,22 +28,12 @@ def load_table(
     drop_slices: bool = False,
     features: Features | None = None,
 ) -> AuditData:
-    """Read a table and encode its columns.
+    """Read CSV or Parquet and encode its columns; other arguments are those of `load_data`.
 
     Numeric columns stay as they are, without standardising: they must come as the model expects them.
     True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
     sorted by value, over all rows). Columns keep their order. Labels that are text become class numbers by
-    their sorted names.
-
-    Args:
-        raw: CSV or Parquet.
-        where: Its path, for messages.
-        label: Name of the label column.
-        member_column: Name of the member column: 0/1, true/false, yes/no, in/out. None: all rows are members.
-        group_column: Name of the column that tells which rows belong together, which is no feature.
-        slice_columns: Names of columns by which results are sliced.
-        drop_slices: These are no features.
-        features: (frame, path) -> (n, d) numbers and their names, in place of this encoding.
+    their sorted names. Membership is 0/1, true/false, yes/no or in/out; without its column all rows are members.
 
     Raises:
         InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
@@ -68,8 +56,8 @@ def load_table(
     if group_column is not None:
         groups = names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
     beside = {label, member_column, group_column, *(slice_columns if drop_slices else ())}
-    encode = features or one_hot_features
-    x, names = encode(frame.drop(columns=[name for name in frame.columns if name in beside]), where)
+    frame = frame.drop(columns=[name for name in frame.columns if name in beside])
+    x, names = (features or one_hot_features)(frame, where)
     return AuditData(x, y, member, class_names, names, sha256(raw), where, groups, named)
 
 
@@ -98,10 +86,8 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
         )
     else:
         read = pandas.read_csv
-    try:
+    with described(f"{where} cannot be read as a table", "; check it or write it again"):
         frame = read(io.BytesIO(raw))
-    except Exception as error:  # the parsers raise many kinds of error
-        raise InputError(f"{where} cannot be read as a table: {one_line(error)}; check it or write it again") from None
     if len(frame) == 0:
         raise InputError(f"{where} is a table without rows")
     frame.columns = [str(name) for name in frame.columns]
@@ -113,11 +99,10 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
 
 def _membership(column: Any, where: str) -> NDArray[np.bool_]:
     texts = [str(value).strip().lower().removesuffix(".0") for value in column]
-    unknown = next((text for text in texts if text not in _MEMBER), None)
-    if unknown is not None:
+    if unknown := [text for text in texts if text not in _MEMBER]:
         raise InputError(
-            f"the member column {column.name!r} of {where} holds {unknown!r}; expected 0/1, true/false, "
-            "yes/no or in/out"
+            f"the member column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or"
+            " in/out"
         )
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
@@ -126,10 +111,23 @@ def _labels(pandas: Any, column: Any, where: str) -> tuple[NDArray[np.int64], tu
     if column.isna().any():
         row = int(column.isna().to_numpy().argmax())
         raise InputError(f"the label column {column.name!r} of {where} is empty in row {row} (counted from 0)")
-    if pandas.api.types.is_numeric_dtype(column):
-        return whole_numbers(column.to_numpy(), f"the label column {column.name!r} of {where}"), None
-    names, codes = np.unique(np.array([str(value) for value in column]), return_inverse=True)
-    return codes.astype(np.int64), tuple(names.tolist())
+    numeric = pandas.api.types.is_numeric_dtype(column)
+    values = column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)])
+    return as_labels(values, f"the label column {column.name!r} of {where}")
+
+
+def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    """Classes (n,) as numbers, and their sorted names where they are names.
+
+    Raises:
+        InputError: neither whole numbers nor names.
+    """
+    if y.dtype.kind in "US":
+        names, codes = np.unique(y.astype(str), return_inverse=True)
+        return codes.astype(np.int64), tuple(names.tolist())
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"{what} has dtype {y.dtype}; expected class numbers or names")
+    return whole_numbers(y, what), None
 
 
 def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
@@ -164,42 +162,23 @@ def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Numbers as they are, and one 0/1 column for each value of a text column; InputError where that cannot be."""
-    types = importlib.import_module("pandas").api.types
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
-    for name in frame.columns:
-        column = frame[name]
-        if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):  # true/false counts as numeric
-            with np.errstate(over="ignore"):
-                blocks.append(column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)[:, None])
+    for name, values in frame.items():
+        column = Column.of(values, name)
+        if column.categories is None:
+            with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
+                blocks.append(values.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)[:, None])
             names.append(name)
             continue
-        encoded, categories = _one_hot(column, where)
-        blocks.append(encoded)
-        names.extend(f"{name}={category}" for category in categories)
+        if None in column.categories:
+            missing = values.isna().to_numpy()
+            raise InputError(
+                f"column {name!r} of {where} has {int(missing.sum())} empty values, the first in row "
+                f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
+            )
+        blocks.append(np.eye(len(column.categories), dtype=np.float32)[column.encode(values).astype(np.int64)])
+        names.extend(f"{name}={category}" for category in column.categories)
     if not blocks:
         raise InputError(f"{where} has no column beside the label and the membership; add the features")
     return np.concatenate(blocks, axis=1), tuple(names)
-
-
-def _one_hot(column: Any, where: str) -> tuple[NDArray[np.float32], list[str]]:
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise InputError(
-            f"column {column.name!r} of {where} has {int(missing.sum())} empty values, the first in row "
-            f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
-        )
-    values = list(column)
-    other = next((value for value in values if not isinstance(value, str | bool)), None)
-    if other is not None:
-        raise InputError(
-            f"column {column.name!r} of {where} holds {one_line(ValueError(other), 40)!r} "
-            f"({type(other).__name__}), neither a number nor a category; convert it or remove it"
-        )
-    categories, codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    if len(categories) > _MOST_CATEGORIES:
-        raise InputError(
-            f"text column {column.name!r} of {where} has {len(categories)} different values (at most "
-            f"{_MOST_CATEGORIES} are encoded); remove it if it names rows, or encode it as the model expects"
-        )
-    return np.eye(len(categories), dtype=np.float32)[codes], categories.tolist()

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line, require
+from safexplain.loading.files import described, require
 from safexplain.loading.models.huggingface import Network
 from safexplain.loading.models.weights import channels_of, classes_of, seeded, without_prefix
 
@@ -67,13 +68,8 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
         construct = _function(arch, num_classes)
 
     def build(seed: int) -> nn.Module:
-        with seeded(seed):
-            try:
-                network = construct()
-            except InputError:
-                raise
-            except Exception as error:  # any error of a stranger's code
-                raise InputError(f"--arch {arch} cannot be built: {type(error).__name__}: {one_line(error)}") from None
+        with seeded(seed), described(f"--arch {arch} cannot be built"):
+            network = construct()
         if not isinstance(network, nn.Module):
             raise InputError(f"--arch {arch} gave a {type(network).__name__}; it must return a torch.nn.Module")
         return network.train()
@@ -115,21 +111,17 @@ def imported(spec: str, what: str, forms: str = "package.module:function") -> Ca
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(f"{what} {spec!r} is not understood; expected {forms}")
-    try:
-        with current_directory_importable():
-            function: Any = importlib.import_module(module_name)
-            for part in name.split("."):
-                function = getattr(function, part)
-            inspect.signature(function)
-    except AttributeError:
-        raise InputError(f"module {module_name} has no function {name!r}; expected {forms}") from None
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"module {error.name} of {what} {spec} is not found from the current directory; "
-            "run from the directory that python -m would need"
-        ) from None
-    except Exception as error:  # any error of a stranger's code
-        raise InputError(f"{what} {spec} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
+    with described(f"{what} {spec} cannot be imported"), current_directory_importable():
+        try:
+            function: Any = attrgetter(name)(importlib.import_module(module_name))
+        except AttributeError:
+            raise InputError(f"module {module_name} has no function {name!r}; expected {forms}") from None
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"module {error.name} of {what} {spec} is not found from the current directory; "
+                "run from the directory that python -m would need"
+            ) from None
+        inspect.signature(function)
     return cast(Callable[..., Any], function)
 
 

@@ -1,403 +1,239 @@
-"""Whether a booster's file can be handed to its library, whose C++ believes what it reads.
+"""Files of boosters, read by their library in a child process first, since its C++ believes what it reads.
 
-XGBoost and LightGBM follow the numbers of nodes, features and categories in a file wherever they point. Such a file can
-crash the process, or write where it should not. So it is read here first, and accepted where its nodes form trees, its
-features exist and its categories are inside of their lists.
+XGBoost and LightGBM follow the numbers of nodes, features and categories in a file wherever they point. The child may
+crash on such a file; it has limits of memory, time and output. What it read is written out again by the library, and
+accepted where nodes form trees, features exist and categories are inside of their lists. Only this is loaded here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 
-__all__ = ["check_lightgbm", "check_xgboost", "checked_boosters"]
+__all__ = ["checked_boosters", "read_lightgbm", "read_xgboost"]
 
-MOST_DEPTH = 64
-"""Of lists and objects inside each other, in what XGBoost writes; a tree is flat lists."""
+MOST_BYTES = 1 << 30
+MOST_MEMORY = 16 << 30
+MOST_SECONDS = 120.0
 
-MOST_CATEGORY = 2**24
-"""Categories are numbers below it, in XGBoost."""
+_CHILD = """
+import contextlib, os, sys
+answers = os.dup(1)
+os.dup2(2, 1)  # where the library prints
+raw = bytearray(sys.stdin.buffer.read())
+sys.modules.update(dict.fromkeys(("pandas", "sklearn", "pyarrow", "dask")))  # what reading does without, and is slow
+with contextlib.suppress(ImportError, OSError, ValueError):  # some systems have not all of these limits
+    import resource
+    for name, most in (("FSIZE", 16 * len(raw) + (64 << 20)), ("CORE", 0), ("AS", {memory})):
+        kind = getattr(resource, f"RLIMIT_{{name}}")
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+try:
+    {read}
+except Exception as error:
+    lines = str(error).splitlines()
+    sys.exit("reason: " + next((line for line in lines if "Check failed" in line or "rror" in line), str(error)))
+with os.fdopen(answers, "wb") as file:
+    file.write(found)
+"""
+_XGBOOST = "import xgboost; model = xgboost.Booster(); model.{how}; found = model.save_raw('json')"
+_LIGHTGBM = (
+    "import lightgbm; found = lightgbm.Booster(model_str=raw.decode()).model_to_string(num_iteration=-1).encode()"
+)
 
-_UBJ_NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 
-Ints = NDArray[np.int64]
+def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
+    """XGBoost's JSON of a model, to be given to its library, and the content of it.
 
-
-class _Wrong(ValueError):
-    """Why a file is refused."""
-
-
-def check_xgboost(raw: bytes | bytearray, where: str) -> dict[str, Any]:
-    """The content of XGBoost's JSON or UBJSON, of a booster that its library can be given.
+    Args:
+        raw: its JSON or UBJSON.
+        where: the file's name, for errors.
+        pickled: the bytes are what a pickle of a booster holds.
 
     Raises:
-        InputError: it is damaged, or points outside of itself.
+        InputError: it is damaged, points outside of itself, or takes too much memory or time to read.
     """
-    try:
-        content = _content(bytes(raw))
-        _check_learner(_of(content.get("Model", content), "learner"))
-    except (_Wrong, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise _refused("XGBoost", where, error) from None
-    return content
+    how = "__setstate__({'handle': raw})" if pickled else "load_model(raw)"
+    with _refusing("XGBoost", where):
+        text = _read_in_child(_XGBOOST.format(how=how), bytes(raw))
+        content = json.loads(text)
+        _check_learner(content["learner"])
+        return bytearray(text), content
 
 
-def check_lightgbm(text: str, where: str) -> None:
-    """Refuse LightGBM's text where its library would follow a number out of a tree.
-
-    Raises:
-        InputError: it is damaged, or points outside of itself.
-    """
-    try:
-        _check_text(text)
-    except (_Wrong, KeyError, ValueError, IndexError, OverflowError) as error:
-        raise _refused("LightGBM", where, error) from None
-
-
-def _refused(library: str, where: str, error: Exception) -> InputError:
-    why = f"{error}" if isinstance(error, _Wrong) else f"{type(error).__name__}: {error!s:.80}"
-    return InputError(
-        f"the {library} model {where} is damaged or made to do harm ({why}); save it again with save_model"
-    )
-
-
-_state = threading.local()
-_installing = threading.Lock()
+def read_lightgbm(text: str, where: str) -> str:
+    """LightGBM's text of a model, to be given to its library; errors are those of `read_xgboost`."""
+    with _refusing("LightGBM", where):
+        found = _read_in_child(_LIGHTGBM, text.encode()).decode()
+        head, *trees = re.split(r"^Tree=", found.partition("end of trees")[0], flags=re.MULTILINE)
+        told = _lines(head)
+        classes, a_round, features = (int(told[n]) for n in ("num_class", "num_tree_per_iteration", "max_feature_idx"))
+        stated = re.search(r"num_class:(\d+)", told.get("objective", ""))
+        _require(classes == int(stated[1] if stated else 1), "its objective is about other classes than it counts")
+        _require(a_round in (1, classes) and len(trees) % a_round == 0, "its rounds are not of its trees")
+        _require(found.count("leaf_const=") == text.count("leaf_const="), "its linear trees lack numbers")
+        for tree in trees:
+            _check_text_tree(_lines(tree), features + 1)
+        return found
 
 
 @contextlib.contextmanager
 def checked_boosters(where: str) -> Iterator[None]:
-    """While boosters inside of other files are restored: each is checked before its library sees it."""
-    with _installing:
-        for module, name, kinds, check in (
-            ("xgboost.core", "handle", (bytearray,), check_xgboost),
-            ("lightgbm.basic", "_handle", (str,), check_lightgbm),
+    """While boosters inside of other files are restored: each is read as a file of its own."""
+
+    def checked(restore: Callable[..., None], name: str, kind: type, read: Callable[..., Any]) -> Callable[..., None]:
+        def set_state(self: Any, state: dict[str, Any]) -> None:
+            if type(state.get(name)) is not kind or not {"handle", "_handle"} & state.keys() <= {name}:
+                raise InputError(f"{where} holds a booster without a model; save it again")
+            read(state[name], where)
+            restore(self, state)
+
+        return set_state
+
+    with _one_at_a_time, contextlib.ExitStack() as stack:
+        for module, name, kind, read in (
+            ("xgboost.core", "handle", bytearray, partial(read_xgboost, pickled=True)),
+            ("lightgbm.basic", "_handle", str, read_lightgbm),
         ):
-            _install(module, name, kinds, check)
-    before, _state.where = getattr(_state, "where", None), where
+            if booster := getattr(sys.modules.get(module), "Booster", None):
+                set_state = checked(booster.__setstate__, name, kind, read)
+                stack.enter_context(patch.object(booster, "__setstate__", set_state))
+        yield
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextlib.contextmanager
+def _refusing(library: str, where: str) -> Iterator[None]:
     try:
         yield
-    finally:
-        _state.where = before
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error!s:.80}"
+        raise InputError(
+            f"the {library} model {where} is damaged or made to do harm ({reason:.300}); save it again with save_model"
+        ) from None
 
 
-def _install(module: str, name: str, kinds: tuple[type, ...], check: Callable[[Any, str], Any]) -> None:
-    kind = getattr(sys.modules.get(module), "Booster", None)
-    if kind is None or hasattr(kind.__setstate__, "unchecked"):
-        return
-    restore = kind.__setstate__
-
-    def checked(self: Any, state: dict[str, Any]) -> None:
-        where = getattr(_state, "where", None)
-        if where is not None:
-            held = state.get(name)
-            if type(held) not in kinds or ("handle" in state and name != "handle"):
-                raise InputError(f"{where} holds a booster without a model; save it again")
-            check(held, where)
-        restore(self, state)
-
-    checked.unchecked = restore  # type: ignore[attr-defined]
-    kind.__setstate__ = checked
+def _read_in_child(read: str, raw: bytes) -> bytes:
+    """What the library writes of a model that it has read; ValueError where it cannot."""
+    _require(len(raw) <= MOST_BYTES, f"it has {len(raw)} bytes, and at most {MOST_BYTES} are read")
+    command = [sys.executable, "-P", "-c", _CHILD.format(memory=MOST_MEMORY, read=read)]
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    with tempfile.TemporaryFile() as written:
+        try:
+            child = subprocess.run(command, input=raw, stdout=written, timeout=MOST_SECONDS, **streams)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"its library does not come to an end within {MOST_SECONDS:.0f} s of reading it") from None
+        _require(child.returncode >= 0, "its library crashes when it reads it")
+        said = child.stderr.decode(errors="replace").rpartition("reason: ")[2].strip().splitlines() or ["no reason"]
+        _require(child.returncode == 0, f"its library cannot read it: {said[-1]}")
+        written.seek(0)
+        return written.read()
 
 
-# ----------------------------------------------------------------------------------------------------------- XGBoost
+# What a library read points nowhere else: XGBoost's JSON, LightGBM's text
 
 
-def _content(raw: bytes) -> dict[str, Any]:
-    if re.match(rb'\{\s*"', raw):
-        _check_depth(raw)
-        found = json.loads(raw, object_pairs_hook=_once)
-    else:
-        found, end = _ubj(raw, 0, 0)
-        if end != len(raw):
-            raise _Wrong(f"{len(raw) - end} bytes follow its end")
-    if not isinstance(found, dict):
-        raise _Wrong("it is no object")
+def _require(holds: Any, reason: str) -> None:
+    if not holds:
+        raise ValueError(reason)
+
+
+def _whole(values: Any, least: int, below: int, what: str, count: int | None = None) -> NDArray[np.int64]:
+    """Whole numbers in [least, below), so many of them."""
+    found = np.asarray([int(v) for v in values], dtype=np.int64)
+    _require(count in (None, len(found)) and ((found >= least) & (found < below)).all(), f"{what} point outside of it")
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Wrong("a name stands twice in one object")
+def _rise(edges: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Places where the parts of a list of so many items begin and end."""
+    found = _whole(edges, 0, count + 1, what)
+    _require(found[0] == 0 and found[-1] == count and (np.diff(found) >= 0).all(), f"{what} are not of their list")
     return found
 
 
-def _check_depth(raw: bytes) -> None:
-    deep = most = 0
-    for sign in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', raw):
-        start = sign[0][:1]
-        deep += (start in b"[{") - (start in b"]}")
-        most = max(most, deep)
-    if most > MOST_DEPTH:
-        raise _Wrong(f"{most} lists or objects are inside each other")
-
-
-def _ubj(raw: bytes, at: int, deep: int) -> tuple[Any, int]:
-    """One value of UBJSON from a place, and where it ends."""
-    if deep > MOST_DEPTH:
-        raise _Wrong(f"more than {MOST_DEPTH} lists or objects are inside each other")
-    kind, at = raw[at : at + 1].decode("latin-1"), at + 1
-    if kind in _UBJ_NUMBERS:
-        return _ubj_number(raw, at, kind)
-    if kind in ("T", "F", "Z"):
-        return {"T": True, "F": False, "Z": None}[kind], at
-    if kind == "S":
-        return _ubj_text(raw, at)
-    if kind == "[":
-        return _ubj_list(raw, at, deep)
-    if kind == "{":
-        pairs: list[tuple[str, Any]] = []
-        while raw[at : at + 1] != b"}":
-            name, at = _ubj_text(raw, at)
-            value, at = _ubj(raw, at, deep + 1)
-            pairs.append((name, value))
-        return _once(pairs), at + 1
-    raise _Wrong(f"byte {at - 1} starts no value of UBJSON")
-
-
-def _ubj_list(raw: bytes, at: int, deep: int) -> tuple[Any, int]:
-    if raw[at : at + 1] == b"$":
-        kind = raw[at + 1 : at + 2].decode("latin-1")
-        if kind not in _UBJ_NUMBERS or raw[at + 2 : at + 3] != b"#":
-            raise _Wrong(f"byte {at} starts no list of numbers")
-        count, at = _ubj_size(raw, at + 3)
-        dtype = np.dtype(_UBJ_NUMBERS[kind])
-        if count > (len(raw) - at) // dtype.itemsize:
-            raise _Wrong("a list is longer than the file")
-        return np.frombuffer(raw, dtype, count, at).tolist(), at + count * dtype.itemsize
-    found: list[Any] = []
-    if raw[at : at + 1] == b"#":
-        count, at = _ubj_size(raw, at + 1)
-        if count > len(raw) - at:
-            raise _Wrong("a list is longer than the file")
-        for _ in range(count):
-            value, at = _ubj(raw, at, deep + 1)
-            found.append(value)
-        return found, at
-    while raw[at : at + 1] != b"]":
-        value, at = _ubj(raw, at, deep + 1)
-        found.append(value)
-    return found, at + 1
-
-
-def _ubj_number(raw: bytes, at: int, kind: str) -> tuple[Any, int]:
-    dtype = np.dtype(_UBJ_NUMBERS[kind])
-    if at + dtype.itemsize > len(raw):
-        raise _Wrong("it is cut short")
-    return np.frombuffer(raw, dtype, 1, at)[0].item(), at + dtype.itemsize
-
-
-def _ubj_size(raw: bytes, at: int) -> tuple[int, int]:
-    if raw[at : at + 1].decode("latin-1") not in "iUIlL" or at >= len(raw):
-        raise _Wrong(f"byte {at} starts no length")
-    size, end = _ubj_number(raw, at + 1, chr(raw[at]))
-    if size < 0:
-        raise _Wrong("a length is negative")
-    return int(size), end
-
-
-def _ubj_text(raw: bytes, at: int) -> tuple[str, int]:
-    size, at = _ubj_size(raw, at)
-    if size > len(raw) - at:
-        raise _Wrong("a text is longer than the file")
-    return raw[at : at + size].decode("utf-8"), at + size
-
-
-def _of(value: Any, name: str) -> Any:
-    if not isinstance(value, Mapping) or name not in value:
-        raise _Wrong(f"it has no {name}")
-    return value[name]
-
-
-def _check_learner(learner: Any) -> None:
-    told = _of(learner, "learner_model_param")
-    features, classes, targets = (int(told.get(name, 1)) for name in ("num_feature", "num_class", "num_target"))
-    if features < 0 or classes < 0 or targets not in (0, 1):
-        raise _Wrong(f"{features} features, {classes} classes and {targets} targets")
-    bases = [float(b) for b in str(told.get("base_score", "0.5")).strip("[]").split(",")]
-    if len(bases) not in (1, max(classes, 1)):
-        raise _Wrong(f"{len(bases)} base scores for {classes} classes")
+def _check_learner(learner: Mapping[str, Any]) -> None:
+    told, boosted = learner["learner_model_param"], learner["gradient_booster"]
+    features, classes = int(told["num_feature"]), max(int(told["num_class"]), 1)
+    bases = len(str(told["base_score"]).split(","))
+    _require(bases in (1, classes) and int(told.get("num_target", 1)) <= 1, f"{bases} base scores, or several targets")
     for name in ("feature_names", "feature_types"):
-        if len(learner.get(name, ())) not in (0, features):
-            raise _Wrong(f"{len(learner[name])} {name} for {features} features")
-    boosted = _of(learner, "gradient_booster")
-    kind = _of(boosted, "name")
-    if kind == "gblinear":
-        if len(_of(_of(boosted, "model"), "weights")) != (features + 1) * max(classes, 1):
-            raise _Wrong("its weights are not as many as its features and classes")
+        _require(len(learner.get(name, ())) in (0, features), f"it has not one of {name} for each feature")
+    if boosted["name"] == "gblinear":
+        weights = len(boosted["model"]["weights"])
+        _require(weights == (features + 1) * classes, "its weights are not as many as its features and classes")
         return
-    if kind not in ("gbtree", "dart"):
-        raise _Wrong(f"its booster is {kind!r:.20}")
-    model = _of(_of(boosted, "gbtree") if kind == "dart" else boosted, "model")
-    trees = _of(model, "trees")
-    if kind == "dart" and len(_of(boosted, "weight_drop")) != len(trees):
-        raise _Wrong("it weighs other trees than it has")
-    if classes > max(len(trees), 2):
-        raise _Wrong(f"{classes} classes of {len(trees)} trees")
-    _whole("tree_info", _of(model, "tree_info"), len(trees), 0, max(classes, 1))
-    rounds = model.get("iteration_indptr")
-    if rounds is not None:
-        steps = _whole("iteration_indptr", rounds, len(rounds), 0, len(trees) + 1)
-        if len(steps) and (steps[0] != 0 or steps[-1] != len(trees) or (np.diff(steps) < 0).any()):
-            raise _Wrong("its rounds are not of its trees")
-    for number, tree in enumerate(trees):
-        if int(tree.get("id", number)) != number:
-            raise _Wrong("its trees are not numbered as they stand")
+    model = boosted.get("gbtree", boosted)["model"]
+    trees = len(model["trees"])
+    _require(len(boosted.get("weight_drop", model["trees"])) == trees, "it weighs other trees than it has")
+    _require(classes <= max(trees, 2), f"{classes} classes of {trees} trees")
+    _whole(model["tree_info"], 0, classes, "classes of trees", trees)
+    _rise(model.get("iteration_indptr", [0, trees]), trees, "rounds")
+    for tree in model["trees"]:
         _check_tree(tree, features)
-    _check_categories(model.get("cats"), features)
+    names = model.get("cats") or {}
+    if names.get("enc"):  # of categories of data frames, from XGBoost 3.1 on
+        edges = _rise(names["feature_segments"], len(names["sorted_idx"]), "names of categories")
+        for one, start, end in zip(names["enc"], edges[:-1], edges[1:], strict=True):
+            ends = one.get("offsets") or [*range(len(one["values"]) + 1)]
+            _rise(ends, len(one["values"]), "names of categories")
+            order = sorted(names["sorted_idx"][start:end])
+            _require(order == [*range(len(ends) - 1)], "it has other categories than it counts")
 
 
 def _check_tree(tree: Mapping[str, Any], features: int) -> None:
-    told = _of(tree, "tree_param")
-    n = int(told["num_nodes"])
-    if n < 1 or int(told.get("size_leaf_vector", 1)) not in (0, 1) or int(told.get("num_feature", features)) > features:
-        raise _Wrong("a tree has no nodes, several outputs, or features of its own")
-    left, right = (_whole(side, tree[side], n, -1, n) for side in ("left_children", "right_children"))
-    inner = left != -1
-    used = _forms_tree(left[inner], right[inner], np.flatnonzero(inner), n)
-    if (right[~inner] != -1).any():
-        raise _Wrong("a leaf has a child")
-    parents = _whole("parents", tree["parents"], n, -1, 2**31)
-    for child, parent in used.items():
-        if parents[child] != parent:
-            raise _Wrong("a node is not its child's parent")
-    if any(not (parents[node] in (-1, 2**31 - 1) or parents[node] < n) for node in range(n)):
-        raise _Wrong("a node's parent is outside of its tree")
-    split = _whole("split_indices", tree["split_indices"], n, 0, 2**31)
-    if (split[inner] >= features).any():
-        raise _Wrong("a tree splits on a feature that there is not")
-    kinds = _whole("split_type", tree.get("split_type") or [0] * n, n, 0, 2)
-    nodes, starts, sizes = (tree.get(f"categories_{name}") or [] for name in ("nodes", "segments", "sizes"))
-    listed = _whole("categories", tree.get("categories") or [], None, 0, MOST_CATEGORY)
-    at = _whole("categories_nodes", nodes, None, 0, n)
-    first = _whole("categories_segments", starts, len(at), 0, len(listed) + 1)
-    size = _whole("categories_sizes", sizes, len(at), 1, len(listed) + 1)
-    if (first + size > len(listed)).any() or (np.diff(at) <= 0).any():
-        raise _Wrong("a node's categories are outside of their list")
-    if at.tolist() != np.flatnonzero(kinds == 1).tolist():
-        raise _Wrong("nodes that split on categories have none")
-
-
-def _forms_tree(left: Ints, right: Ints, owner: Ints, n: int) -> dict[int, int]:
-    """Children -> parents; no node has two, nor is the first node one: so what is below it is a tree."""
-    children = np.concatenate([left, right])
-    if (children < 1).any() or (children >= n).any() or len(np.unique(children)) != len(children):
-        raise _Wrong("a tree's nodes point outside of it, or in a circle")
-    return dict(zip(children.tolist(), [*owner.tolist(), *owner.tolist()], strict=True))
-
-
-def _check_categories(cats: Any, features: int) -> None:
-    """Names of categories, which XGBoost 3.1 and later keep of data frames."""
-    if not cats or not cats.get("enc"):
-        return
-    segments = _whole("feature_segments", cats["feature_segments"], features + 1, 0, 2**31)
-    if len(cats["enc"]) != features or segments[0] != 0 or (np.diff(segments) < 0).any():
-        raise _Wrong("it names categories of other features than it has")
-    sizes = np.diff(segments)
-    order = _whole("sorted_idx", cats["sorted_idx"], int(segments[-1]), 0, 2**31)
-    for one, size, start in zip(cats["enc"], sizes.tolist(), segments.tolist(), strict=False):
-        values, offsets = one["values"], one.get("offsets")
-        if offsets is not None:
-            ends = _whole("offsets", offsets, size + 1 if size else None, 0, len(values) + 1)
-            if size and (ends[0] != 0 or ends[-1] != len(values) or (np.diff(ends) < 0).any()):
-                raise _Wrong("names of categories are outside of their list")
-        elif len(values) != size:
-            raise _Wrong("it has other categories than it counts")
-        if sorted(order[start : start + size].tolist()) != list(range(size)):
-            raise _Wrong("categories are not sorted among themselves")
-
-
-def _whole(name: str, values: Any, count: int | None, least: int, below: int) -> Ints:
-    if not isinstance(values, list) or (count is not None and len(values) != count):
-        raise _Wrong(f"{name} is no list of {count} numbers")
-    if any(type(v) not in (int, bool) for v in values):
-        raise _Wrong(f"{name} holds what is no whole number")
-    if values and (min(values) < least or max(values) >= below):
-        raise _Wrong(f"{name} holds a number below {least}, or not below {below}")
-    return np.asarray(values, dtype=np.int64)
-
-
-# ---------------------------------------------------------------------------------------------------------- LightGBM
-
-
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise _Wrong("it holds a null character")
-    head, *blocks = re.split(r"^Tree=", text, flags=re.MULTILINE)
-    told = _lines(head)
-    per_round, classes = int(told["num_tree_per_iteration"]), int(told["num_class"])
-    features = int(told["max_feature_idx"]) + 1
-    if not 1 <= per_round <= max(len(blocks), 1) or not 1 <= classes <= max(len(blocks), 1) or features < 1:
-        raise _Wrong(f"{classes} classes, {per_round} trees a round and {features} features")
-    stated = re.search(r"num_class:(\d+)", told.get("objective", ""))
-    if stated and int(stated[1]) != classes:
-        raise _Wrong("its objective is about other classes than it counts")
-    if len(blocks) % per_round or per_round not in (1, classes):
-        raise _Wrong("its rounds are not of its trees")
-    if "tree_sizes" in told and blocks:
-        sizes = [int(size) for size in told["tree_sizes"].split()]
-        lengths = [len(f"Tree={block}".partition("end of trees")[0].encode()) for block in blocks]
-        if sizes != lengths:
-            raise _Wrong("its trees have other sizes than it states")
-    for number, block in enumerate(blocks):
-        if not block.startswith(f"{number}\n"):
-            raise _Wrong("its trees are not numbered as they stand")
-        _check_block(_lines(block.partition("end of trees")[0]), features)
+    n = int(tree["tree_param"]["num_nodes"])
+    left, right = (_whole(tree[side], -1, n, "nodes", n) for side in ("left_children", "right_children"))
+    parents, inner = _whole(tree["parents"], -1, 2**31, "nodes", n), left != -1
+    children, owners = np.concatenate([left[inner], right[inner]]), np.tile(np.flatnonzero(inner), 2)
+    _require(n and (right[~inner] == -1).all() and (children > 0).all(), "nodes point outside of their tree")
+    once = len(np.unique(children)) == len(children) and (parents[children] == owners).all()
+    _require(once and ((parents < n) | (parents == 2**31 - 1)).all(), "a node has two parents, or another one")
+    _whole(np.asarray(tree["split_indices"])[inner], 0, features, "features")
+    _require(int(tree["tree_param"].get("size_leaf_vector", 1)) <= 1, "a tree has several outputs")
+    listed = _whole(tree.get("categories", ()), 0, 2**24, "categories")
+    at = _whole(tree.get("categories_nodes", ()), 0, n, "nodes")
+    first = _whole(tree.get("categories_segments", ()), 0, len(listed) + 1, "categories", len(at))
+    size = _whole(tree.get("categories_sizes", ()), 1, len(listed) + 1, "categories", len(at))
+    _require((first + size <= len(listed)).all(), "categories are outside of their list")
+    kinds = np.asarray(tree.get("split_type") or [0] * n)
+    _require(at.tolist() == np.flatnonzero(kinds == 1).tolist(), "nodes that split on categories have none")
 
 
 def _lines(text: str) -> dict[str, str]:
-    pairs = [line.partition("=") for line in text.splitlines() if "=" in line]
-    return _once([(name, value) for name, _, value in pairs])
+    return {name: value for name, sign, value in (line.partition("=") for line in text.splitlines()) if sign}
 
 
-def _check_block(tree: Mapping[str, str], features: int) -> None:
-    leaves, categorical = int(tree["num_leaves"]), int(tree["num_cat"])
-    if not 1 <= leaves <= 2**20 or not 0 <= categorical < leaves:
-        raise _Wrong(f"a tree of {leaves} leaves and {categorical} splits on categories")
-    if len(tree["leaf_value"].split()) != leaves:
-        raise _Wrong("a tree has other leaves than it counts")
-    if tree.get("is_linear", "0").strip() not in ("0", ""):
-        _check_linear(tree, leaves, features)
+def _check_text_tree(tree: Mapping[str, str], features: int) -> None:
+    leaves, sets = int(tree["num_leaves"]), int(tree["num_cat"])
+    if "num_features" in tree:  # of linear models in the leaves
+        counts = _whole(tree["num_features"].split(), 0, features + 1, "features", leaves)
+        _whole(tree["leaf_features"].split(), 0, features, "features", int(counts.sum()))
     if leaves == 1:
         return
-    left, right = (_numbers(tree, side, leaves - 1, -leaves, leaves - 1) for side in ("left_child", "right_child"))
-    children = np.concatenate([left, right])
-    if sorted(children.tolist()) != [*range(-leaves, 0), *range(1, leaves - 1)]:
-        raise _Wrong("a tree's nodes point outside of it, or in a circle")
-    _numbers(tree, "split_feature", leaves - 1, 0, features)
-    kinds = _numbers(tree, "decision_type", leaves - 1, 0, 16)
-    cuts = tree["threshold"].split()
-    if len(cuts) != leaves - 1:
-        raise _Wrong("a tree has other thresholds than nodes")
-    if categorical == 0:
-        if (kinds & 1).any():
-            raise _Wrong("nodes that split on categories have none")
-        return
-    words = _numbers(tree, "cat_threshold", None, 0, 2**32)
-    edges = _numbers(tree, "cat_boundaries", categorical + 1, 0, len(words) + 1)
-    if edges[0] != 0 or edges[-1] != len(words) or (np.diff(edges) < 0).any():
-        raise _Wrong("categories are outside of their list")
-    for cut, kind in zip(cuts, kinds.tolist(), strict=True):
-        if kind & 1 and not 0 <= int(float(cut)) < categorical:
-            raise _Wrong("a node's categories are outside of their list")
-
-
-def _check_linear(tree: Mapping[str, str], leaves: int, features: int) -> None:
-    counts = _numbers(tree, "num_features", leaves, 0, features + 1)
-    _numbers(tree, "leaf_features", int(counts.sum()), 0, features)
-    if len(tree["leaf_coeff"].split()) != counts.sum() or len(tree["leaf_const"].split()) != leaves:
-        raise _Wrong("a tree has other coefficients than features")
-
-
-def _numbers(tree: Mapping[str, str], name: str, count: int | None, least: int, below: int) -> Ints:
-    return _whole(name, [int(v) for v in tree[name].split()], count, least, below)
+    children = sorted(int(child) for side in ("left_child", "right_child") for child in tree[side].split())
+    whole = [*range(-leaves, 0), *range(1, leaves - 1)]
+    _require(children == whole, "nodes point outside of their tree, or in a circle")
+    _whole(tree["split_feature"].split(), 0, features, "features", leaves - 1)
+    kinds = _whole(tree["decision_type"].split(), 0, 16, "kinds of nodes", leaves - 1)
+    _whole(np.array(tree["threshold"].split(), dtype=np.float64)[(kinds & 1) == 1], 0, sets, "categories")
+    if sets:
+        edges = _rise(tree["cat_boundaries"].split(), len(tree["cat_threshold"].split()), "categories")
+        _require(len(edges) == sets + 1, "it has other categories than it counts")

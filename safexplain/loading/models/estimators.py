@@ -14,7 +14,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import io
-import json
 import lzma
 import re
 import warnings
@@ -32,9 +31,9 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
-from safexplain.loading.models.boosters import check_lightgbm, check_xgboost, checked_boosters
+from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
 
 __all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
@@ -188,18 +187,14 @@ def _library(name: str, where: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        reason = "which is not installed" if isinstance(error, ModuleNotFoundError) else one_line(error)
-        raise MissingExtraError(
-            f"{where} is a model of {name}, and reading it needs {name}, {reason}: pip install {name}", name=name
-        ) from None
+        said = f"{where} is a model of {name}, and reading it needs {name}, which is not there ({one_line(error)})"
+        raise MissingExtraError(f"{said}: pip install {name}", name=name) from None
 
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     skops = require("skops.io", extra="tabular", purpose=f"{where} is a skops file; reading it")
-    try:
+    with described(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
-    except Exception as error:  # the error class is the library's own
-        raise InputError(f"the skops file {where} is damaged: {one_line(error)}; save it again") from None
     refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
     if refused:
         accept = " ".join(f"--trust-type {name}" for name in refused)
@@ -210,16 +205,11 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     for name in ("xgboost", "lightgbm"):
         if any(one.startswith(f"{name}.") for one in unknown):
             _library(name, where)
-    try:
-        with current_directory_importable(), checked_boosters(where):
-            estimator = skops.loads(raw, trusted=unknown)
-    except InputError:
-        raise
-    except Exception as error:  # of the library, or of a type in the file
-        raise InputError(
-            f"the skops file {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; save it again with"
-            f" scikit-learn {version('scikit-learn')}, or install the version that it was made with"
-        ) from None
+    here = f"scikit-learn {version('scikit-learn')}"
+    remedy = f"; save it again with {here}, or install the version that it was made with"
+    damaged = described(f"the skops file {where} cannot be loaded", remedy)
+    with damaged, current_directory_importable(), checked_boosters(where):
+        estimator = skops.loads(raw, trusted=unknown)
     check_trees(estimator, where)
     return estimator
 
@@ -232,19 +222,10 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
             " --trust-pickle if you trust whoever made the file"
         )
     joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
-    try:
-        with current_directory_importable():
-            return joblib.load(io.BytesIO(raw))
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the pickle {where} needs {error.name}, which is not installed: pip install {error.name}, in the version"
-            " that the model was made with"
-        ) from None
-    except Exception as error:  # whatever a pickle raises
-        raise InputError(
-            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; it was made with other"
-            f" versions of its libraries (here: scikit-learn {version('scikit-learn')}), or is damaged"
-        ) from None
+    here = f"(here: scikit-learn {version('scikit-learn')})"
+    remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
+    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+        return joblib.load(io.BytesIO(raw))
 
 
 @contextlib.contextmanager
@@ -318,53 +299,29 @@ def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _xgboost(raw: bytes, where: str) -> FittedClassifier:
     xgboost = _library("xgboost", where)
-    made = re.search(rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)', raw[-256:]) or re.search(
-        rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)', raw[:256]
-    )
-    here = tuple(int(part) for part in xgboost.__version__.split(".")[:2])
-    if made and (int(made[1]), int(made[2])) > here:
-        newer = f"{int(made[1])}.{int(made[2])}"
-        raise InputError(
-            f'{where} was made with XGBoost {newer}, and here is {xgboost.__version__}: pip install "xgboost>={newer}"'
-        )
-    check_xgboost(raw, where)
+    text, content = read_xgboost(raw, where)
+    learner = content["learner"]
+    _check_objective("xgboost", learner["objective"]["name"], where)
     model = xgboost.XGBClassifier()
-    try:
-        booster = xgboost.Booster()
-        booster.load_model(bytearray(raw))
-        saved = json.loads(bytes(booster.save_raw("json")))
-        _check_objective("xgboost", saved["learner"]["objective"]["name"], where)
-        model.load_model(bytearray(raw))
-    except InputError:
-        raise
-    except Exception as error:  # of the library
-        reason = next(
-            (line for line in str(error).splitlines() if "Check failed" in line or "rror" in line), str(error)
-        )
-        raise InputError(
-            f"XGBoost {xgboost.__version__} cannot read {where}: {one_line(reason)}; it is damaged, or of a version"
-            " that this one does not read: save it again"
-        ) from None
-    learner = saved["learner"]
+    model.load_model(text)
+    params = {
+        "booster": learner["gradient_booster"]["name"],
+        "objective": learner["objective"]["name"],
+        "enable_categorical": bool(model.get_params().get("enable_categorical")),
+    }
     boosted = learner["gradient_booster"]
-    trees = boosted.get("gbtree", boosted).get("model", {})
-    params: dict[str, Any] = {"booster": boosted["name"], "objective": learner["objective"]["name"]}
-    untold = ["learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight"]
-    told = ""
+    trees = boosted.get("gbtree", boosted)["model"]
+    notes: tuple[str, ...] = ()
     if "trees" in trees:
+        rounds, depth = model.get_booster().num_boosted_rounds(), max(map(_depth, trees["trees"]), default=0)
         parallel = int(trees["gbtree_model_param"].get("num_parallel_tree", 1))
-        outputs = max(int(learner["learner_model_param"]["num_class"]), 1)
-        rounds = len(trees["trees"]) // max(outputs * parallel, 1)
-        depth = max((_depth(tree) for tree in trees["trees"]), default=0)
         params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
-        told = (
+        notes = (
             "XGBoost's file does not tell how it was trained, but for the number of rounds and the depth of trees: here"
-            f" {rounds} and {depth}."
+            f" {rounds} and {depth}.",
         )
-    again = xgboost.XGBClassifier(
-        **{**params, "enable_categorical": bool(model.get_params().get("enable_categorical"))}
-    )
-    return FittedClassifier(model, again, "", tuple(untold), (told,) if told else ())
+    untold = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
+    return FittedClassifier(model, xgboost.XGBClassifier(**params), "", untold, notes)
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
@@ -409,45 +366,23 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"the LightGBM model {where} is damaged: it is no text; save it again") from None
-    made = re.search(r"^version=(\S+)", text, re.MULTILINE)
-    if made and made[1] not in ("v2", "v3", "v4"):
-        raise InputError(
-            f"{where} is in LightGBM's format {made[1]:.20}, and {lightgbm.__version__} reads v4: install the version"
-            " that it was made with"
-        )
     objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
     _check_objective("lightgbm", objective[1] if objective else "none", where)
-    if "\nend of trees" not in text or "\nend of parameters" not in text:  # without which the library itself crashes
-        raise InputError(f"the LightGBM model {where} is cut short: it has no 'end of parameters'; save it again")
-    check_lightgbm(text, where)
-    try:
-        booster = lightgbm.Booster(model_str=text)
-    except Exception as error:  # of the library
-        raise InputError(f"the LightGBM model {where} is damaged: {one_line(error)}; save it again") from None
-    params: dict[str, Any] = dict(booster.params or {})
-    outputs = max(int(booster.num_model_per_iteration()), 1)
-    rounds = booster.num_trees() // outputs
-    chosen: dict[str, Any] = {
-        _OF_LIGHTGBM.get(name, name): value for name, value in params.items() if name in _OF_LIGHTGBM or name in _KEPT
-    }
-    again = lightgbm.LGBMClassifier(
-        **{**chosen, "n_estimators": rounds, "objective": objective[1] if objective else None}
-    )
-    return FittedClassifier(classifier_of(booster), again, "")
+    booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
+    rounds = booster.num_trees() // max(int(booster.num_model_per_iteration()), 1)
+    told = {_OF_LIGHTGBM.get(name, name): v for name, v in (booster.params or {}).items()}
+    chosen = {name: value for name, value in told.items() if name in _KEPT or name in _OF_LIGHTGBM.values()}
+    chosen |= {"n_estimators": rounds, "objective": objective[1] if objective else None}
+    return FittedClassifier(classifier_of(booster), lightgbm.LGBMClassifier(**chosen), "")
 
 
 def _check_objective(library: str, objective: str, where: str) -> None:
-    if objective.split()[0] in OBJECTIVES[library]:
-        return
-    kind = (
-        "a regressor"
-        if objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
-        else "no classifier"
-    )
-    raise InputError(
-        f"{where} is {kind} of {library} (objective {objective:.40}); an audit needs class probabilities: expected one"
-        f" of {', '.join(OBJECTIVES[library])}"
-    )
+    if objective.split()[0] not in OBJECTIVES[library]:
+        regressor = objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
+        raise InputError(
+            f"{where} is {'a regressor' if regressor else 'no classifier'} of {library} (objective {objective:.40}); an"
+            f" audit needs class probabilities: expected one of {', '.join(OBJECTIVES[library])}"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ checks
@@ -489,85 +424,72 @@ def check_trees(estimator: Any, where: str) -> None:
     """Refuse trees whose nodes point outside of themselves: C code would follow them wherever they point.
 
     Raises:
-        InputError: such a tree.
+        InputError: such a tree, or one that splits on columns which its forest does not take: a forest hands rows to
+            its trees without counting them.
     """
-    for value in _parts(estimator, set()):
-        kind = type(value)
-        if kind.__name__ == "Tree" and kind.__module__ == "sklearn.tree._tree":
-            _check_nodes(
-                value.children_left, value.children_right, value.feature, value.n_features, value.node_count, where
-            )
-        elif kind.__name__ == "TreePredictor":
-            nodes, wide = value.nodes, np.iinfo(np.int32).max
-            inner = nodes["is_leaf"] == 0
-            left, right = (np.where(inner, nodes[side].astype(np.int64), -1) for side in ("left", "right"))
-            _check_nodes(left, right, nodes["feature_idx"].astype(np.int64), wide, len(nodes), where)
-            sets = nodes["bitset_idx"][inner & (nodes["is_categorical"] != 0)]
-            if len(sets) and int(sets.max()) >= min(
-                len(value.raw_left_cat_bitsets), len(value.binned_left_cat_bitsets)
-            ):
-                raise _broken(where)
-    _check_widths(estimator, where)
-
-
-def _check_nodes(left: Any, right: Any, feature: Any, features: int, count: int, where: str) -> None:
-    at = np.arange(count)
-    left, right, feature = (np.asarray(a, dtype=np.int64) for a in (left, right, feature))
-    if not (len(left) == len(right) == len(feature) == count) or count < 1:
-        raise _broken(where)
-    inner = left != -1
-    for child in (left[inner], right[inner]):
-        if ((child <= at[inner]) | (child >= count)).any():
-            raise _broken(where)
-    if ((feature[inner] < 0) | (feature[inner] >= features)).any():
-        raise _broken(where)
-
-
-def _check_widths(estimator: Any, where: str) -> None:
-    """Every tree splits on columns that its forest takes: a forest hands rows to its trees without counting them."""
-    for owner in _parts(estimator, set()):
+    fits = True
+    for owner in _parts(estimator):
+        if type(owner).__name__ in ("Tree", "TreePredictor"):
+            fits &= _is_a_tree(owner)
         width = getattr(owner, "n_features_in_", None)
-        if not isinstance(width, int | np.integer) or not hasattr(owner, "__dict__"):
-            continue
-        inside = [vars(owner).get("estimators_"), vars(owner).get("_predictors"), vars(owner).get("tree_")]
-        for tree in _parts(inside, set()):
-            kind = type(tree).__name__
-            if kind == "Tree" and tree.n_features > width and not _selects(owner):
-                raise _broken(where)
-            if kind == "TreePredictor" and tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) >= max(
-                width, getattr(owner, "n_features_", width)
-            ):
-                raise _broken(where)
+        if isinstance(width, int | np.integer) and hasattr(owner, "__dict__"):
+            wide = max(width, getattr(owner, "n_features_", width))
+            for tree in _parts([vars(owner).get(name) for name in ("estimators_", "_predictors", "tree_")]):
+                if type(tree).__name__ == "Tree" and type(owner).__module__.startswith(_FORESTS):
+                    fits &= tree.n_features <= width
+                elif type(tree).__name__ == "TreePredictor":
+                    fits &= tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) < wide
+    if not fits:
+        raise InputError(
+            f"{where} holds a tree whose nodes point outside of it: the file is damaged or made to do harm; save it"
+            " again"
+        )
 
 
-def _selects(owner: Any) -> bool:
-    """Whether an ensemble's parts are pipelines of their own, which may make more columns than it takes."""
-    return not type(owner).__module__.startswith(("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree"))
+_FORESTS = ("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree")
+"""Parts of other ensembles may be pipelines of their own, which make more columns than the ensemble takes."""
 
 
-def _broken(where: str) -> InputError:
-    return InputError(
-        f"{where} holds a tree whose nodes point outside of it: the file is damaged or made to do harm; save it again"
+def _is_a_tree(tree: Any) -> bool:
+    """Whether every child stands after its parent and is there, and every feature, and set of categories, exists."""
+    if type(tree).__name__ == "Tree":
+        left, right, feature = tree.children_left, tree.children_right, tree.feature
+        inner, count, features, sets = left != -1, tree.node_count, tree.n_features, np.empty(0)
+        held = count
+    else:
+        nodes = tree.nodes
+        left, right, feature = (nodes[name].astype(np.int64) for name in ("left", "right", "feature_idx"))
+        inner, count, features = nodes["is_leaf"] == 0, len(nodes), np.iinfo(np.int32).max
+        sets = nodes["bitset_idx"][inner & (nodes["is_categorical"] != 0)]
+        held = min(len(tree.raw_left_cat_bitsets), len(tree.binned_left_cat_bitsets))
+    at = np.flatnonzero(inner)
+    children = np.stack([left[inner], right[inner]])
+    whole = len(left) == len(right) == len(feature) == count >= 1
+    return bool(
+        whole
+        and ((children > at) & (children < count)).all()
+        and ((feature[inner] >= 0) & (feature[inner] < features)).all()
+        and (sets < held).all()
     )
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+def _parts(value: Any) -> Iterator[Any]:
     """An object and what is in it: attributes, items, arrays of objects."""
-    stack = [value]
+    stack, seen = [value], dict[int, Any]()
     while stack:
         one = stack.pop()
         if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:
             continue
-        seen.add(id(one))
+        seen[id(one)] = one
         yield one
         if isinstance(one, Mapping):
-            stack += list(one.values())
+            stack += one.values()
         elif isinstance(one, list | tuple | set):
-            stack += list(one)
+            stack += one
         elif isinstance(one, np.ndarray):
             stack += one.reshape(-1).tolist() if one.dtype == object else []
         elif hasattr(one, "__dict__") and not type(one).__module__.startswith("builtins"):
-            stack += list(vars(one).values())
+            stack += vars(one).values()
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import pickle
 import re
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -26,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line
+from safexplain.loading.files import one_line, quiet
 
 # --- the archive, rewritten
 
@@ -296,7 +294,7 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
     """
     try:
         archive = io.BytesIO(raw) if trusted else rewrite(raw)
-        with _quiet():
+        with quiet():
             program = torch.export.load(archive)
             module = program.module()
     except InputError as error:
@@ -317,17 +315,6 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
     model = ExportedModel(module, _example_shape(program, where))
     model.training = False
     return model.cpu(), {name: tensor.detach() for name, tensor in program.state_dict.items()}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the loader's log lines, which repeat as a traceback what the error says in a line."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:

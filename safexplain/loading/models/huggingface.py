@@ -1,14 +1,12 @@
 """Image classifiers as `transformers` saves them: a folder with config.json, weights and preprocessor_config.json.
 
-Nothing is downloaded and no code of the folder is run. Its configuration chooses one of the library's own classes, and
-the weights are read here and handed to the library's loader, which knows how older files name them. Attention is
-computed by plain operations ("eager"), through which every explainer and per-example gradients reach the input.
+Nothing is downloaded, no code of the folder is run and no pickle is read: the library loads its own classes, with
+`local_files_only=True, trust_remote_code=False, use_safetensors=True`. Attention is computed by plain operations
+("eager"), through which every explainer and per-example gradients reach the input.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import logging
 import math
@@ -24,22 +22,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import sha256, weight_files
+from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, quiet, read_bytes, require
 from safexplain.loading.models.weights import seeded
 from safexplain.outputs import Logits
 
-__all__ = ["Network", "Preprocessing", "as_the_model_takes", "is_folder", "read_weights"]
+__all__ = ["Network", "Preprocessing", "as_the_model_takes", "is_folder"]
 
 _CONFIG = "config.json"
 _PREPROCESSOR = "preprocessor_config.json"
-
-_LEFT_OUT = frozenset(
-    {"auto_map", "dtype", "torch_dtype", "attn_implementation", "_attn_implementation", "quantization_config"}
-)
-"""Of a configuration: names of code, of kernels to download and of number formats. Weights become float32."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,11 @@ class Preprocessing:
         Raises:
             InputError: another number of channels.
         """
-        self._check(x)
+        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]):
+            raise InputError(
+                f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has shape {x.shape}; expected"
+                " (n, channels, height, width)"
+            )
         mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
@@ -103,30 +100,17 @@ class Preprocessing:
         if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
-        axes = (0, 2, 3)
-        least, most = x.min(axes), x.max(axes)
-        off = 0.02 * (high - low)
-        where = f"[{float(low.min()):.2f}, {float(high.max()):.2f}]"
+        least, most, off = x.min((0, 2, 3)), x.max((0, 2, 3)), 0.02 * (high - low)
+        given = f"{float(least.min()):.4g} to {float(most.max()):.4g}"
+        where = f"normalised ones lie in [{float(low.min()):.2f}, {float(high.max()):.2f}]"
         if (least < low - off).any() or (most > high + off).any():
-            return (
-                f"they go from {float(least.min()):.4g} to {float(most.max()):.4g}, and normalised ones lie in {where}"
-            )
-        if float(low.max()) < 0 and float(least.min()) >= 0:
-            given = f"{float(least.min()):.4g} to {float(most.max()):.4g}"
-            return f"none is below 0 ({given}), and normalised ones lie in {where}"
-        return ""
+            return f"they go from {given}, and {where}"
+        return f"none is below 0 ({given}), and {where}" if float(low.max()) < 0 <= float(least.min()) else ""
 
     def in_words(self) -> str:
         """Mean and standard deviation."""
         mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (self.mean, self.std))
         return f"mean {mean}, standard deviation {std}"
-
-    def _check(self, x: NDArray[np.float32]) -> None:
-        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]):
-            raise InputError(
-                f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has shape {x.shape}; expected"
-                " (n, channels, height, width)"
-            )
 
 
 @dataclass(frozen=True)
@@ -135,13 +119,13 @@ class Network:
 
     Args:
         folder: that holds config.json.
-        config: its content, without what names code.
-        start: weights that networks start from, of a pre-trained model; None: new weights.
+        config: of the library, from there.
+        base: folder with the weights that networks start from, of a pre-trained model; None: new weights.
     """
 
     folder: str
-    config: Mapping[str, Any] = field(repr=False)
-    start: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    config: Any = field(repr=False)
+    base: str | None = None
 
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
@@ -156,18 +140,31 @@ class Network:
             InputError: there is no configuration, or not of an image classifier of the library's own.
             MissingExtraError: transformers is not installed.
         """
-        if not (Path(folder) / _CONFIG).is_file():
+        if not is_folder(folder):
             raise InputError(f"{folder} holds no {_CONFIG}; expected a folder as save_pretrained writes it")
-        config = _cleaned(_read_json(Path(folder) / _CONFIG))
+        library = require("transformers", extra="transformers", purpose=f"{folder}, a model of transformers,")
+        stated = _read_json(Path(folder) / _CONFIG)
+        if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
+            raise InputError(
+                f"{folder}/{_CONFIG} names a network of another library, which might be downloaded; pass its weights"
+                " with --arch timm:NAME"
+            )
+        with _described(f"{folder}/{_CONFIG} is of no image classifier of transformers {library.__version__}"):
+            config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            if type(config) not in library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+                raise ValueError(f"it is a {config.model_type}; expected one as vit, resnet or convnext")
+            kinds = library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
+            names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+            if config.architectures and not {*names} & {*config.architectures}:
+                stands = ", ".join(map(str, config.architectures))
+                raise ValueError(f"a {stands} gives no scores of classes; expected {' or '.join(names)}")
+        vars(config).pop("quantization_config", None)  # weights become float32
+        config._attn_implementation = "eager"  # and no kernel to download
         if num_classes is not None:
-            for name in ("id2label", "label2id", "num_labels"):
-                config.pop(name, None)
-            config["num_labels"] = num_classes
-        if channels is not None and "num_channels" in config:
-            config["num_channels"] = channels
-        made = cls(str(folder), config)
-        made._kind()
-        return made
+            config.num_labels = num_classes
+        if channels is not None and hasattr(config, "num_channels"):
+            config.num_channels = channels
+        return cls(str(folder), config)
 
     def starting_from(self, base: str | Path) -> Network:
         """The same networks, starting from the weights of another folder; a head of another size is drawn anew.
@@ -175,8 +172,7 @@ class Network:
         Raises:
             InputError: the folder cannot be read, or its weights are of another network.
         """
-        state, _ = read_weights(Path(base), trust_pickle=False)
-        started = Network(self.folder, self.config, state)
+        started = replace(self, base=str(base))
         started(0)
         return started
 
@@ -186,115 +182,86 @@ class Network:
         Raises:
             InputError: as the constructor of the network.
         """
-        own, labels = self._new().state_dict(), self._config().num_labels
-        sizes = {
-            int(state[name].shape[0])
-            for name, tensor in own.items()
-            if name in state
-            and tensor.ndim
-            and tensor.shape[0] == labels != state[name].shape[0]
-            and tensor.shape[1:] == state[name].shape[1:]
-        }
-        if len(sizes) != 1:
-            return self
-        other = {k: v for k, v in self.config.items() if k not in ("id2label", "label2id", "num_labels")}
-        return Network(self.folder, {**other, "num_labels": sizes.pop()}, self.start)
+        own, labels = self._new().state_dict(), self.config.num_labels
+        heads = [n for n, tensor in own.items() if n in state and tensor.shape[:1] == (labels,) != state[n].shape[:1]]
+        sizes = {int(state[name].shape[0]) for name in heads if own[name].shape[1:] == state[name].shape[1:]}
+        return self if len(sizes) != 1 else Network.of(self.folder, num_classes=sizes.pop())
 
     def __call__(self, seed: int) -> Logits:
         """A network in training mode, new weights drawn by `seed`."""
         with seeded(seed):
-            network = self._new() if self.start is None else self._with(self.start, self.folder, head=True)
+            network = self._new() if self.base is None else self._loaded(self.base, None, new_head=True)
         return Logits(network.train())
 
-    def load(self, state: Mapping[str, Tensor], where: str) -> Logits:
+    def load(self, state: Mapping[str, Tensor] | None, where: str, *, trust_pickle: bool = False) -> Logits:
         """The network with these weights, which must be all that it has.
 
+        Args:
+            state: the weights; None: those in the folder `where`.
+            where: for errors.
+            trust_pickle: weights in a pickle may be read too.
+
         Raises:
-            InputError: they do not fit.
+            InputError: they do not fit, are damaged, or a pickle that is not trusted.
         """
-        return Logits(self._with(state, where, head=False))
+        return Logits(self._loaded(where, state, trust_pickle=trust_pickle))
 
     def names(self) -> list[str]:
         """Of the weights."""
         return list(self._new().state_dict())
 
-    def _kind(self) -> Any:
-        """The library's class."""
-        library = require("transformers", extra="transformers", purpose=f"{self.folder}, a model of transformers,")
-        names: Mapping[str, Any] = library.models.auto.modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-        kind: Any = self.config.get("model_type")
-        stated = self.config.get("architectures") or []
-        if kind not in names:
-            raise InputError(
-                f"{self.folder}/{_CONFIG} is of model_type {kind!r}, which is no image classifier of transformers"
-                f" {library.__version__}; expected one of {len(names)}, as vit, resnet or convnext. Wrap another model"
-                " so that its forward returns scores, and pass --arch package.module:function"
-            )
-        if kind == "timm_wrapper" or _backbones(self.config):
-            raise InputError(
-                f"{self.folder}/{_CONFIG} names a network of another library, which might be downloaded; pass its"
-                " weights with --arch timm:NAME"
-            )
-        of_kind = names[kind] if isinstance(names[kind], tuple) else (names[kind],)
-        chosen = next((name for name in stated if name in of_kind), None)
-        if chosen is None and stated:
-            raise InputError(
-                f"{self.folder}/{_CONFIG} is of a {', '.join(map(str, stated))}, which gives no scores of classes;"
-                f" expected {' or '.join(of_kind)}"
-            )
-        return getattr(library, chosen or of_kind[0])
-
-    def _config(self) -> Any:
-        try:
-            config = self._kind().config_class.from_dict(dict(self.config))
-        except InputError:
-            raise
-        except Exception as error:  # whatever the library finds wrong with the values
-            raise InputError(f"{self.folder}/{_CONFIG} is not understood: {one_line(error)}") from None
-        config._attn_implementation = "eager"
-        return config
-
     def _new(self) -> nn.Module:
-        try:
-            with _quiet():
-                network: nn.Module = self._kind()(self._config())
-        except InputError:
-            raise
-        except Exception as error:  # likewise
-            raise InputError(
-                f"{self.folder} cannot be built: {type(error).__name__}: {one_line(error)}; see its {_CONFIG}"
-            ) from None
+        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
+            network: nn.Module = _auto().from_config(self.config, dtype=torch.float32, trust_remote_code=False)
         return network
 
-    def _with(self, state: Mapping[str, Tensor], where: str, *, head: bool) -> nn.Module:
-        """By the library's loader; of what is missing the head may be drawn anew."""
-        kind = self._kind()
-        try:
-            with _quiet():
-                network, told = kind.from_pretrained(
-                    None,
-                    config=self._config(),
-                    state_dict=dict(state),
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                    attn_implementation="eager",
-                    dtype=torch.float32,
+    def _loaded(
+        self, where: str, state: Mapping[str, Tensor] | None, *, new_head: bool = False, trust_pickle: bool = False
+    ) -> nn.Module:
+        pickled = False
+        if state is None:
+            files = weight_files(Path(where))
+            if not files:
+                raise InputError(f"{where} holds no model.safetensors; save the model with save_pretrained")
+            pickled = files[0].suffix == ".bin"
+            if pickled and not trust_pickle:
+                raise InputError(
+                    f"{files[0]} is a pickle, and loading one can run any code; save the model as safetensors"
+                    " (save_pretrained does), or pass --trust-pickle if you trust whoever made the file"
                 )
-        except Exception as error:  # likewise
-            raise InputError(f"the weights in {where} cannot be loaded as {kind.__name__}: {one_line(error)}") from None
-        missing = sorted({*told["missing_keys"], *(str(m[0]) for m in told["mismatched_keys"])})
+        kind: Any = type(self._new())
         body = f"{kind.base_model_prefix}."
-        wrong = [name for name in missing if not head or name.startswith(body)]
-        extra = [] if head else sorted(told["unexpected_keys"])
+        what = f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}"
+        with _described(f"{what}, or the file is damaged"):
+            network, told = kind.from_pretrained(
+                where if state is None else None,
+                config=self.config,
+                state_dict=None if state is None else dict(state),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=not pickled,
+                weights_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                attn_implementation="eager",
+                dtype=torch.float32,
+            )
+        mismatched = {name if isinstance(name, str) else name[0] for name in told["mismatched_keys"]}
+        missing = sorted({*told["missing_keys"], *mismatched})
+        wrong = [name for name in missing if not new_head or name.startswith(body)]
+        extra = [] if new_head else sorted(told["unexpected_keys"])
         if wrong or extra:
             lacks = f"{len(wrong)} are missing or of another shape, as {wrong[0]}" if wrong else ""
             more = f"{len(extra)} have no place in it, as {extra[0]}" if extra else ""
             raise InputError(
-                f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}:"
-                f" {'; '.join(filter(None, (lacks, more)))}. Pass the folder that they were saved in"
+                f"{what}: {'; '.join(filter(None, (lacks, more)))}. Pass the folder that they were saved in"
             )
         loaded: nn.Module = network
         return loaded
+
+
+def _auto() -> Any:
+    return require("transformers", extra="transformers", purpose="a folder of weights").AutoModelForImageClassification
 
 
 def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
@@ -311,60 +278,20 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
         return read, ()
     notes: tuple[str, ...] = ()
     if told.size is not None and read.x.shape[2:] != told.size:
-        sizes = " x ".join(map(str, told.size)), " x ".join(map(str, read.x.shape[2:]))
-        notes = (f"{_PREPROCESSOR} resizes images to {sizes[0]}, and those of {read.source} are {sizes[1]}.",)
-    if not read.scaled:
-        off = told.unlike(read.x)
-        said = f"The numbers in {read.source} are not normalised as {_PREPROCESSOR} says ({told.in_words()}): {off}."
-        return read, (*notes, said) if off else notes
-    done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
-    return replace(read, x=told(read.x), scaled=False), (*notes, done)
+        stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
+        notes = (f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.",)
+    if read.scaled:
+        done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
+        return replace(read, x=told(read.x), scaled=False), (*notes, done)
+    if off := told.unlike(read.x):
+        how = f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
+        notes = (*notes, f"The numbers in {read.source} are not {how}: {off}.")
+    return read, notes
 
 
 def is_folder(path: str | Path) -> bool:
     """Whether it is a folder as `save_pretrained` writes it."""
     return (Path(path) / _CONFIG).is_file()
-
-
-def read_weights(folder: Path, *, trust_pickle: bool) -> tuple[dict[str, Tensor], str]:
-    """Weights of a folder, and the SHA-256 of their files, one after another.
-
-    Raises:
-        InputError: there are none, they are damaged, or a pickle that is not trusted.
-        MissingExtraError: safetensors is not installed.
-    """
-    files = weight_files(folder)
-    if not files:
-        raise InputError(f"{folder} holds no model.safetensors; save the model with save_pretrained")
-    if files[0].suffix == ".bin":
-        return _read_pickled(files[0], trust_pickle)
-    library = require("safetensors.torch", extra="vision", purpose=f"reading {files[0]}")
-    state: dict[str, Tensor] = {}
-    whole = hashlib.sha256()
-    for path in files:
-        raw = read_bytes(path, "model")
-        try:
-            state |= library.load(raw)
-        except Exception as error:  # the error class is the library's own
-            raise InputError(f"{path} is damaged: {one_line(error)}; save it again") from None
-        whole.update(raw)
-    return state, whole.hexdigest()
-
-
-def _read_pickled(path: Path, trusted: bool) -> tuple[dict[str, Tensor], str]:
-    if not trusted:
-        raise InputError(
-            f"{path} is a pickle, and loading one can run any code; save the model as safetensors (save_pretrained"
-            " does), or pass --trust-pickle if you trust whoever made the file"
-        )
-    raw = read_bytes(path, "model")
-    try:
-        state = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a pickle raises
-        raise InputError(f"{path} cannot be loaded: {one_line(error)}; save it as safetensors") from None
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise InputError(f"{path} holds no weights; save the model again with save_pretrained")
-    return {str(name): tensor for name, tensor in state.items()}, sha256(raw)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -377,18 +304,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _cleaned(inner) for name, inner in value.items() if name not in _LEFT_OUT}
-    return [_cleaned(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _backbones(value: Any) -> bool:
+def _names_backbone(value: Any) -> bool:
     """Whether a configuration, or one inside it, names a network to fetch."""
     if not isinstance(value, dict):
         return False
     fetched = any(value.get(name) for name in ("backbone", "use_timm_backbone", "use_pretrained_backbone"))
-    return fetched or any(_backbones(inner) for inner in value.values())
+    return fetched or any(map(_names_backbone, value.values()))
 
 
 def _numbers(value: Any, path: Path) -> tuple[float, ...]:
@@ -399,20 +320,13 @@ def _numbers(value: Any, path: Path) -> tuple[float, ...]:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    if isinstance(stated, int):
-        return stated, stated
-    if isinstance(stated, dict) and isinstance(stated.get("height"), int) and isinstance(stated.get("width"), int):
-        return stated["height"], stated["width"]
-    return None
+    sides = [stated.get("height"), stated.get("width")] if isinstance(stated, dict) else [stated] * 2
+    high, wide = (side if isinstance(side, int) else None for side in sides)
+    return None if high is None or wide is None else (high, wide)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's advice on what to do with heads that are new."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
+def _described(what: str) -> Iterator[None]:
+    """As `described`, and without the library's advice on what to do with heads that are new."""
+    with quiet(logging.WARNING), warnings.catch_warnings(action="ignore"), described(what):
+        yield

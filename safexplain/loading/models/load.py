@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from safexplain._digest import sha256
+from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line, read_bytes, require
+from safexplain.loading.files import described, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
@@ -28,7 +28,7 @@ from safexplain.loading.models.architectures import (
 )
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
-from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder, read_weights
+from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder
 from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
 from safexplain.outputs import EstimatorModule
 
@@ -41,18 +41,14 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
     Raises:
         InputError: a damaged archive, TorchScript, or no model at all.
     """
-    if raw[:4] == b"PK\x03\x04":
-        return _identify_zip(raw, where)
     if len(raw) > 8 and raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8:
         return "safetensors"
     if raw[:1] == b"\x80":
         return "torch.save"  # PyTorch before 1.6, or pickle itself
     if raw.startswith(b"version https://git-lfs"):
         raise InputError(f"{where} is a pointer of Git LFS, not the model itself; run git lfs pull")
-    raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
-
-
-def _identify_zip(raw: bytes, where: str) -> Literal["torch.export", "torch.save"]:
+    if raw[:4] != b"PK\x03\x04":
+        raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             names = archive.namelist()
@@ -167,24 +163,21 @@ def load_model(
     if kind == "torch.export":
         content, state = load_exported(raw, where=where, trusted=trust_pickle)
         shape = _agreed(content.input_shape, input_shape, where)
-    elif kind == "safetensors":
-        content = _load_safetensors(raw, where)
     else:
-        content = _load_pickle(raw, where, trust_pickle)
+        content = _load_safetensors(raw, where) if kind == "safetensors" else _load_pickle(raw, where, trust_pickle)
         if isinstance(content, Mapping):
             content = next((content[k] for k in _NESTINGS if isinstance(content.get(k), nn.Module)), content)
-
+        if isinstance(content, nn.Module):
+            content = content.module if isinstance(content, nn.DataParallel) else content
+            state = dict(content.state_dict())
+        else:
+            state = _tensors(content, where)
     if isinstance(content, nn.Module):
         model: nn.Module = content
-        if kind != "torch.export":
-            model = model.module if isinstance(model, nn.DataParallel) else model
-            state = dict(model.state_dict())
         if arch is not None:
             build = builder(arch, state)
-            twin = _with_weights(build, state, arch, where)
-            _require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
+            _require_same_outputs(model, _with_weights(build, state, arch, where), shape, arch=arch, where=where)
     else:
-        state = _tensors(content, where)
         if arch is None:
             name, tensor = next(iter(state.items()))
             raise InputError(
@@ -193,7 +186,6 @@ def load_model(
             )
         build = builder(arch, state)
         model = _with_weights(build, state, arch, where)
-
     model = model.float().cpu().eval()
     _require_gradients(model, shape, where)
     unavailable = ""
@@ -218,14 +210,13 @@ def _load_folder(
             " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
         )
     network = Network.of(folder)
-    state, digest = read_weights(folder, trust_pickle=trust_pickle)
-    model = network.load(state, str(folder)).float().cpu().eval()
+    model = network.load(None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
     _require_gradients(model, input_shape, str(folder))
     fresh = network
     if source == "hf-pretrained":
         fresh = network.starting_from(base)
         _require_untrained(fresh, model, arch, str(folder))
-    return LoadedModel(model, fresh, "", digest, Preprocessing.read(folder))
+    return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
 def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor], arch: str, where: str) -> nn.Module:
@@ -233,7 +224,7 @@ def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor]
     if not isinstance(build, Network):
         return load_weights(build(0), state, arch=arch, where=where)
     model = build.load(without_prefix(state, set(build.names())), where)
-    if build.start is not None:
+    if build.base is not None:
         _require_untrained(build, model, arch, where)
     return model
 
@@ -249,10 +240,8 @@ def _require_untrained(build: Network, model: nn.Module, arch: str | None, where
 
 def _load_safetensors(raw: bytes, where: str) -> Any:
     library = require("safetensors.torch", extra="vision", purpose=f"{where} is a safetensors file; reading it")
-    try:
+    with described(f"the safetensors file {where} is damaged", "; save it again"):
         return library.load(raw)
-    except Exception as error:  # the error class is the library's own
-        raise InputError(f"the safetensors file {where} is damaged: {one_line(error)}; save it again") from None
 
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
@@ -270,14 +259,9 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
             f" ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle if you trust"
             " whoever made the file"
         )
-    try:
-        with current_directory_importable():
-            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever a pickle raises
-        raise InputError(
-            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; the module "
-            "that defines its classes must be importable from the current directory"
-        ) from None
+    remedy = "; the module that defines its classes must be importable from the current directory"
+    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
@@ -303,12 +287,20 @@ def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, whe
     return given
 
 
-def _probe(shape: tuple[int | None, ...] | None) -> Tensor | None:
-    """Two random examples of a shape, or None where it is not known."""
+def _run(
+    shape: tuple[int | None, ...] | None, what: str, run: Callable[[Tensor], Tensor | bool | None]
+) -> Tensor | bool | None:
+    """What a function finds with two random examples of a shape; True where the shape is not known.
+
+    Raises:
+        InputError: it fails.
+    """
     sizes = [size for size in shape or () if size is not None]
     if shape is None or len(sizes) != len(shape):
-        return None
-    return torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
+        return True
+    x = torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
+    with described(f"{what} fails on a batch of shape {tuple(x.shape)}"):
+        return run(x)
 
 
 def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
@@ -317,22 +309,14 @@ def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, w
     Raises:
         InputError: the model fails on them, or no gradient reaches its input.
     """
-    x = _probe(shape)
-    if x is None:
-        return
-    x.requires_grad_(True)
-    gradient = None
-    try:
+
+    def gradient(x: Tensor) -> Tensor | None:
         with torch.enable_grad():
-            output = model(x)
-            if isinstance(output, Tensor) and output.requires_grad:
-                gradient = torch.autograd.grad(output.sum(), x, allow_unused=True)[0]
-    except Exception as error:  # any error of a stranger's network
-        raise InputError(
-            f"the model in {where} fails on a batch of shape {tuple(x.shape)}: {type(error).__name__}: "
-            f"{one_line(error)}"
-        ) from None
-    if gradient is None:
+            output = model(x.requires_grad_(True))
+            known = isinstance(output, Tensor) and output.requires_grad
+            return torch.autograd.grad(output.sum(), x, allow_unused=True)[0] if known else None
+
+    if _run(shape, f"the model in {where}", gradient) is None:
         raise InputError(
             f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
             "argmax, detach() and torch.no_grad() from its forward, and return scores"
@@ -347,13 +331,10 @@ def _require_same_outputs(
     Raises:
         InputError: either fails on two random examples, or they give different scores.
     """
-    x = _probe(shape)
-    if x is None:
-        return
-    try:
-        with torch.no_grad():
-            same = torch.allclose(model.float().cpu().eval()(x), twin(x), rtol=1e-3, atol=1e-4)
-    except Exception as error:  # any error of a stranger's network
-        raise InputError(f"{arch} or the model in {where} fails on {tuple(x.shape)}: {one_line(error)}") from None
+    model, twin = (network.float().cpu().eval() for network in (model, twin))
+    with torch.no_grad():
+        same = _run(
+            shape, f"{arch} or the model in {where}", lambda x: torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
+        )
     if not same:
         raise InputError(f"{arch} with the weights in {where} predicts other scores than the file; pass its own --arch")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line
+from safexplain.loading.files import described, one_line
 from safexplain.loading.models.exported import embeddings, frozen_operation
 from safexplain.loading.models.layers import with_layers
 
@@ -78,10 +78,8 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
             f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
             f"from it would not be trained as the original was; {_PASS_ARCH}"
         )
-    try:
+    with described("the network cannot be copied", f"; {_PASS_ARCH}"):
         fresh = copy.deepcopy(module)
-    except Exception as error:  # what a stranger's __deepcopy__ may raise
-        raise InputError(f"the network cannot be copied ({one_line(error)}); {_PASS_ARCH}") from None
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     fresh.cpu()
     with seeded(seed), torch.no_grad():
