@@ -85,8 +85,8 @@ class Hardened(Attribution):  # type: ignore[misc]
     """Of the native entry's arguments, in order."""
     _defaults: ClassVar[Mapping[str, Any]]
     _required: ClassVar[frozenset[str]]
-    _rest: ClassVar[str | None]
-    """Name of its *args, if it has any."""
+    _rest: ClassVar[str]
+    """Name of its *args; empty: it has none."""
     _by_place: ClassVar[bool]
     """Whether the arguments in `_names` must be given by place."""
     _open: ClassVar[bool]
@@ -273,9 +273,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         known = self._open or given.keys() <= self._defaults.keys() | self._required
         bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
         enough = self._pinned is not None or self._required <= given.keys()
-        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and self._rest is None):
+        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and not self._rest):
             bind(self, *args, **kwargs)  # says what is wrong
-        return {**given, str(self._rest): rest} if rest else given
+        return {**given, self._rest: rest} if rest else given
 
     def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""

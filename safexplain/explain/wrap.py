@@ -47,7 +47,7 @@ def build(row: Row) -> type[Hardened]:
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
     parameters = list(signature.parameters.values())[1:]
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
     attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
     constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
@@ -63,7 +63,7 @@ def build(row: Row) -> type[Hardened]:
         "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
         "_required": frozenset(p.name for p in named if p.default is p.empty),
         "_rest": rest,
-        "_by_place": rest is not None or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
+        "_by_place": bool(rest) or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
         "_open": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
     return type(name, (Hardened, native), namespace)

@@ -329,7 +329,9 @@ class Hardening:
     def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
         one = tensors[0]
         if len(tensors) == 1 and 0 < one.numel() <= 8 * CHUNK and one.dtype in (torch.float32, torch.float64):
-            return [self._harden_rows(one.reshape(len(one), -1), seeds).reshape(one.shape).contiguous()]
+            alone = torch.empty_like(one, memory_format=torch.contiguous_format, requires_grad=False)  # no one's view
+            alone.view(len(one), -1).copy_(self._harden_rows(one.reshape(len(one), -1), seeds))
+            return [alone]
         released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]
         widths = [t[0].numel() if len(t) else math.prod(t.shape[1:]) for t in tensors]
         batch, d = tensors[0].shape[0], sum(widths)
