@@ -39,7 +39,6 @@ __all__ = [
     "Probability",
     "RangeClip",
     "RankNorm",
-    "Reason",
     "Relative",
     "ThresholdMask",
     "TopKMask",

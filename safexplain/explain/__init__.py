@@ -14,7 +14,7 @@ from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.captum.rewrite import rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments
-from safexplain.explain.tables import near_cutoff
+from safexplain.explain.tables import near_cutoff as near_cutoff
 from safexplain.explain.wrap import harden as harden
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "default_layer",
     "find_row",
     "grid_segments",
-    "near_cutoff",
     "rewrite_functional",
 ]

@@ -7,7 +7,7 @@ that table.
 """
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
-from safexplain.hardening.features import Features, Reason
+from safexplain.hardening.features import Features
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
@@ -21,7 +21,6 @@ __all__ = [
     "NormClip",
     "RangeClip",
     "RankNorm",
-    "Reason",
     "Relative",
     "ThresholdMask",
     "TopKMask",

@@ -19,17 +19,13 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.features import Features, Reason
 from safexplain.hardening.masks import kth_largest, largest
 
-NOTHING = 1e-6
-"""Of the largest magnitude: a number up to that counts for nothing, as methods that fit a regression leave it."""
-
 
 @dataclass(frozen=True, repr=False)
 class TopKSet:
     """Name the features that count most for the explained class: 1 for each of them, 0 for all others.
 
     Of d features, the max(k, fraction * d) with the largest values are named, but none whose value is not above zero:
-    a feature that counts against the class, or for less than a millionth of the strongest one, which is rounding, is
-    never named. Among equals, the first. All named features
+    a feature that counts against the class, or not at all, is never named. Among equals, the first. All named features
     have the same number, so that their order is not told; ordered, the strongest has the number k, the next k - 1, and
     so on.
 
@@ -80,12 +76,11 @@ class TopKSet:
     def __call__(self, rows: Tensor) -> Tensor:
         """1 and 0; ordered, k to 1 and 0."""
         keys, k = rows if self.positive else rows.abs(), self.named(rows.shape[1])
-        some = keys > NOTHING * rows.abs().amax(1, keepdim=True) if rows.numel() else keys > 0
         if not self.ordered:
-            return (largest(keys, k) & some).to(rows.dtype)
+            return (largest(keys, k) & (keys > 0)).to(rows.dtype)
         strongest = keys.argsort(dim=1, descending=True, stable=True)[:, :k]
         ranks = torch.arange(k, 0, -1, dtype=rows.dtype, device=rows.device).expand(len(rows), k)
-        return torch.zeros_like(rows).scatter_(1, strongest, ranks).masked_fill_(~some, 0.0)
+        return torch.zeros_like(rows).scatter_(1, strongest, ranks).masked_fill_(keys <= 0, 0.0)
 
     def __repr__(self) -> str:
         ordered = ", ordered=True" if self.ordered else ""

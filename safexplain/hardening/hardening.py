@@ -356,7 +356,7 @@ class Hardening:
             rows = fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
         if self.clip is not None:
             rows = self.clip(rows)
-            if isinstance(self.clip, TopKSet) and self.mask is None and self.noise is None and self.grid is None:
+            if isinstance(self.clip, TopKSet) and self.mask is self.noise is self.grid is self.features is None:
                 return rows  # which holds nothing but numbers of the format
         if self.mask is not None:
             rows = self.mask(rows, self._scale(d))

@@ -2,16 +2,17 @@
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from captum.attr import LRP, GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
 from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
-from explain_nets import NOISY, PlainConv, image_net, images
+from explain_nets import NOISY, PlainConv, hardened_class, image_net, images
 from torch import nn
 from torch.nn.utils import weight_norm
 
-from safexplain.explain import harden
+from safexplain.explain import CATALOG, harden
 from safexplain.explain.isolation import Touch, lend, private_copy, touch_of
 from safexplain.hardening.hardening import Hardening
 
@@ -164,3 +165,37 @@ def test_lrp_copies_no_weights(monkeypatch):
         assert [p.data_ptr() for p in explainer.model.parameters()] == [p.data_ptr() for p in model.parameters()]
         assert not {id(p) for p in explainer.model.parameters()} & {id(p) for p in model.parameters()}
     assert not any(isinstance(t, nn.Parameter) for t in copied)
+
+
+def test_calls_on_a_model_that_cannot_be_copied_take_turns():
+    class Uncopyable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.lock, self.inside, self.most = image_net(), threading.Lock(), 0, 0
+
+        def forward(self, x):
+            with self.lock:
+                self.inside += 1
+                self.most = max(self.most, self.inside)
+            try:
+                return self.net(x)
+            finally:
+                with self.lock:
+                    self.inside -= 1
+
+    model, row = Uncopyable().eval(), CATALOG["GuidedBackprop"]
+    explainer = hardened_class(row)(model, hardening=NOISY)
+    expected = explainer.attribute(images(), target=1)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: explainer.attribute(images(), target=1), range(32)))
+    assert all(torch.allclose(answer, expected, atol=1e-5) for answer in answers)
+    assert model.most == 1
+
+
+def test_a_closure_runs_on_the_original_under_the_lock():
+    from captum.attr import LayerGradCam
+
+    model = image_net()
+    native = LayerGradCam(lambda x: model(x).softmax(1), model[3])
+    expected = native.attribute(images(), target=1)
+    assert torch.equal(harden(native, Hardening.none()).attribute(images(), target=1), expected)

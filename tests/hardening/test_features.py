@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from safexplain import Features, Hardening, Reason, TopKSet
+from safexplain import Features, Hardening, TopKSet
 from safexplain.errors import ConfigurationError, InputError, ProhibitedReasonError
+from safexplain.hardening.features import Reason
 
 NAMES = ["income", "home_owns", "home_rents", "age", "debt"]
 FORM = Features(NAMES, groups={"home": ["home_owns", "home_rents"]})
@@ -38,7 +39,7 @@ def test_reasons_have_their_rank_the_persons_value_and_the_text_of_the_notice():
 
 
 def test_a_reason_with_no_effect_is_no_reason():
-    values = torch.tensor([[1.0, 0.0, 0.0, -1.0, 1e-9]])
+    values = torch.tensor([[1.0, 0.0, 0.0, -1.0, 0.0]])
     names = Features(NAMES).reasons(Hardening(clip=TopKSet(k=4, ordered=True))(values))
     assert [reason.name for reason in names[0]] == ["income"]
 
