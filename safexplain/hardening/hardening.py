@@ -171,7 +171,7 @@ class Hardening:
     @property
     def is_none(self) -> bool:
         """True when values pass through unchanged."""
-        return self.clip is None and self.mask is None and self.noise is None and self.grid is None
+        return (self.clip, self.mask, self.noise, self.grid, self.features) == (None,) * 5
 
     def with_key(self, key: bytes) -> Hardening:
         """The same hardening with this noise key."""
@@ -356,7 +356,8 @@ class Hardening:
             rows = fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
         if self.clip is not None:
             rows = self.clip(rows)
-            if isinstance(self.clip, TopKSet) and self.mask is self.noise is self.grid is self.features is None:
+            others = (self.mask, self.noise, self.grid, self.features)
+            if isinstance(self.clip, TopKSet) and others == (None,) * 4:
                 return rows  # which holds nothing but numbers of the format
         if self.mask is not None:
             rows = self.mask(rows, self._scale(d))
