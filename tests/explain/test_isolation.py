@@ -8,7 +8,7 @@ import pytest
 import torch
 from captum.attr import LRP, GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
 from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
-from explain_nets import NOISY, PlainConv, hardened_class, image_net, images
+from explain_nets import NOISY, PlainConv, hardened_class, image_net, images, quiet
 from torch import nn
 from torch.nn.utils import weight_norm
 
@@ -167,6 +167,7 @@ def test_lrp_copies_no_weights(monkeypatch):
     assert not any(isinstance(t, nn.Parameter) for t in copied)
 
 
+@quiet
 def test_calls_on_a_model_that_cannot_be_copied_take_turns():
     class Uncopyable(nn.Module):
         def __init__(self):
