@@ -36,10 +36,11 @@ from safexplain.explain.certified import (
     rows_of,
     without_softmax,
 )
+from safexplain.explain.hardened import Asked
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
-from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
+from safexplain.explain.tables import MADE_WITH, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
@@ -307,7 +308,7 @@ def _of_rows(explainer: OfTables, x: Tensor, target: Tensor) -> Explanation:
     held = explainer._pinned
     assert held is not None
     check_unchanged(held.model, held.digest)
-    numbers: NDArray[np.float32] = AskedRows(explainer).attribute(x, target=target, **held.options).cpu().numpy()
+    numbers: NDArray[np.float32] = Asked(explainer).attribute(x, target=target, **held.options).cpu().numpy()
     return [explainer._told(one) for one in numbers] if explainer._tells else numbers
 
 

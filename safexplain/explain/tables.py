@@ -26,10 +26,11 @@ from safexplain._digest import sha256
 from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
 from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.certified import Audited, check_unchanged, load_audited, refuse_others, same, shown
+from safexplain.explain.hardened import Asked
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
-    *("MADE_WITH", "AskedRows", "Background", "MadeOf", "OfTables"),
+    *("MADE_WITH", "Background", "MadeOf", "OfTables"),
     *("Predict", "feature_names", "near_cutoff", "pin", "pinned"),
 ]
 
@@ -197,6 +198,20 @@ class OfTables:
         """(n, k): the numbers of (n, d) rows, one after the other, so that no answer depends on the others."""
         return np.stack([self._numbers(row, target, options) for row, target in zip(rows, targets, strict=True)])
 
+    def _asked(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """See `Asked.attribute`: (batch, k) numbers, float32, of (batch, d) rows; options of the native entry.
+
+        Raises:
+            InputError: x is no table, or has other columns than the background.
+        """
+        if x.dim() != 2:
+            raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
+        rows = self._rows(x.detach().cpu().double().numpy())
+        if not len(rows):
+            return x.new_zeros(0, x.shape[1])
+        numbers = self._numbers_of(rows, target.tolist(), options)
+        return torch.from_numpy(numbers.astype(np.float32)).to(x.device)
+
     def _told(self, numbers: Rows) -> dict[str, Any]:
         """Where `_tells`: what a service tells, plain JSON made from the numbers and public knowledge alone."""
         raise NotImplementedError
@@ -276,37 +291,11 @@ class MadeOf:
         found: Any = self(model, hardening=Hardening.none()).explainer
         return None if found.explains == "probability" else str(found.explains)
 
-    def __call__(self, model: nn.Module, *, hardening: Hardening) -> AskedRows:
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
         """The explainer of a model, to be asked."""
         explainer = self.kind._of_model(model, self, hardening)
         explainer._columns = None if self.background is None else self.background.rows.shape[1]
-        return AskedRows(explainer)
-
-
-@dataclass(frozen=True, eq=False)
-class AskedRows:
-    """An explainer of rows, asked about a batch; no row's answer depends on the others."""
-
-    explainer: OfTables
-
-    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
-        """(batch, k) numbers, float32, on the device of x.
-
-        Args:
-            x: (batch, d) rows.
-            target: (batch,) the explained class of each.
-            **options: of the native entry.
-
-        Raises:
-            InputError: x is no table, or has other columns than the background.
-        """
-        if x.dim() != 2:
-            raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
-        rows = self.explainer._rows(x.detach().cpu().double().numpy())
-        if not len(rows):
-            return x.new_zeros(0, x.shape[1])
-        numbers = self.explainer._numbers_of(rows, target.tolist(), options)
-        return torch.from_numpy(numbers.astype(np.float32)).to(x.device)
+        return Asked(explainer)
 
 
 def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, Any]) -> Any:
