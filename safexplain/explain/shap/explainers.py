@@ -139,7 +139,7 @@ class HardenedShap(OfTables):
         """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone."""
         if self._pinned is not None:
             return self._certified(X, options, target)
-        native, rows = self._asked(X), _numbers(X, self._rows)
+        native, rows = self._as_given(X), _numbers(X, self._rows)
         self._check_width(rows)
         raw, base = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
         found = (self._of_one(raw, base, rows, options, target, direction) if raw.ndim == 2
@@ -193,7 +193,7 @@ class HardenedShap(OfTables):
         names = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         return None if names is None else [str(name) for name in names]
 
-    def _asked(self, X: Any) -> Any:
+    def _as_given(self, X: Any) -> Any:
         """What the native explainer is given: numbers, or a data frame with categories as it is."""
         categories = hasattr(X, "dtypes") and any(str(kind) == "category" for kind in np.atleast_1d(X.dtypes))
         return X if categories else self._rows(X)
