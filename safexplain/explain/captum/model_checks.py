@@ -67,7 +67,7 @@ _RELU_FUNCTIONS = frozenset({nn.functional.relu, torch.relu, torch.relu_, Tensor
 _TOLERANCE = 1e-3
 _TWO_LINES = """
     from safexplain.explain import rewrite_functional
-    model = rewrite_functional(model)"""
+    model = rewrite_functional(model, inputs=x)"""
 """What gives a model modules in place of functions, as messages show it."""
 
 _SHELLS = frozenset(
