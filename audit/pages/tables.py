@@ -184,6 +184,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
+    "releases: order": ("releases_order", release_tables.order),
     **{name: ("paper_e_tmi", make) for name, make in tmi_tables.TABLES.items()},
     **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...shared.run import markdown
+from .formats import ORDERED, SET
 from .suite import PUBLIC, STUDENT, TWO_SIDED, complete, judge
 
 Cell = tuple[str, str, dict[str, Any]]
@@ -107,6 +108,18 @@ def conclusion(found: dict[str, Any]) -> list[str]:
 def judged_again(found: dict[str, Any]) -> dict[str, Any]:
     """The judgement of every cell, made anew from its figures."""
     return {f"{t} {x}": judge(cell["releases"]) for t, x, cell in cells(found)}
+
+
+def order(found: dict[str, Any]) -> str:
+    """What a set adds with and without its order, beside a map at random."""
+    rows = []
+    for task, _, cell in cells(found):
+        for name in ("random map", SET, ORDERED):
+            tpr, auc = (cell["releases"][name]["judged"][what] for what in ("tpr", "auc"))
+            rows.append((task, name, f"{points(tpr['value'])} ± {100 * TWO_SIDED * tpr['se']:.1f}",
+                         points(tpr["upper"]), f"{auc['value']:+.3f}", f"{auc['upper']:.3f}"))  # fmt: skip
+    header = ("task, InputXGradient at 1 and 32 queries", "release", "adds, points", "at most", "AUC adds", "at most")
+    return markdown(header, rows, left=2)
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
