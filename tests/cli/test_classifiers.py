@@ -108,6 +108,36 @@ def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(given: tuple[s
     assert said in " ".join(error.split())
 
 
+def test_how_often_a_prohibited_column_is_a_reason_is_counted_and_the_certificate_names_it(
+    case: Path, cli: Cli, tmp_path: Path
+) -> None:
+    frame = pd.read_csv(case / "data.csv").rename(columns={"feature 20": "home=owns", "feature 7": "home=rents"})
+    model = skops.load(case / "model.skops", trusted=["sklearn.tree._tree.Tree"])
+    model.feature_names_in_ = np.array(frame.columns[: len(COLUMNS)], dtype=object)
+    skops.dump(model, tmp_path / "model.skops")
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    audit = ("audit", tmp_path / "model.skops", "--data", tmp_path / "data.csv", "--policy", "policy.toml",
+             "--references", "4", "--explainer", "FeatureAblation")  # fmt: skip
+    code, out, error = cli(*audit, "--prohibited", "home", "--run-dir", tmp_path / "run")
+    assert code in (0, 1, 3), out + error
+    stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
+    features = stated["hardening"]["features"]
+    assert features["groups"] == {"home": ["home=rents", "home=owns"]}
+    assert features["prohibited"] == ["home"]
+    with np.load(tmp_path / "run" / "signals.npz") as signals:
+        maps = signals["attributions"][0]
+    names = features["names"]
+    assert np.array_equal(maps[:, names.index("home=owns")], maps[:, names.index("home=rents")])
+    share = float((maps[:, names.index("home=owns")] != 0).mean())
+    assert 0 < share < 1
+    assert stated["utility"]["prohibited"] == pytest.approx(share)
+    assert "Prohibited reasons" in (tmp_path / "run" / "report.html").read_text()
+    assert "no answer where home is among them" in out + (tmp_path / "run" / "report.html").read_text()
+    code, _, error = cli(*audit, "--prohibited", "sex")
+    assert code == 2
+    assert "'sex' is none of" in error
+
+
 def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_there_are(
     cli: Cli, tmp_path: Path
 ) -> None:
