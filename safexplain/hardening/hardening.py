@@ -93,7 +93,7 @@ CHUNK = 1 << 15
 """Numbers worked on at a time, so that memory beside the result stays small."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hardening:
     """Three slots, one order: clip, mask, noise; then rounding to a grid.
 
@@ -112,7 +112,7 @@ class Hardening:
             are prohibited where no set of reasons is released.
 
     >>> Hardening(clip=TopKSet(k=4))
-    Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None, features=None)
+    Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None)
     """
 
     clip: Clip | None = None
@@ -167,6 +167,10 @@ class Hardening:
         the noise away: `audit/suites/releases` has the figures, for maps.
         """
         return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
+
+    def __repr__(self) -> str:
+        named = (*SLOTS, "grid", *(() if self.features is None else ("features",)))
+        return f"Hardening({', '.join(f'{name}={getattr(self, name)!r}' for name in named)})"
 
     @property
     def is_none(self) -> bool:
