@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
+import numpy as np
 import torch
 from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
@@ -289,8 +290,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         if (self.hardening.is_none and self.direction is None) or self._above == () or not len(inputs[0]):
             return None
         sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in SQUARED
-        column = target is None or (isinstance(target, int | Tensor) and not torch.as_tensor(target).any())
-        if sizes or not column:
+        named = () if target is None else target.detach().cpu() if isinstance(target, Tensor) else target
+        if sizes or not np.isin(np.asarray(named), (0, -1)).all():  # all that natively names the only output
             return None
         whole = {**options, "target": None}
         scores = _explained(lent, inputs, whole)
