@@ -39,6 +39,7 @@ __all__ = [
     "Probability",
     "RangeClip",
     "RankNorm",
+    "Reason",
     "Relative",
     "ThresholdMask",
     "TopKMask",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Reason": "hardening.features",
     "HardenedAnchors": "explain.alibi",
     "HardenedCounterfactual": "recourse.counterfactual",
     "HardenedKernelExplainer": "explain.shap",

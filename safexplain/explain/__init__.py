@@ -13,7 +13,7 @@ from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusP
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.captum.rewrite import rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
-from safexplain.explain.feature_groups import grid_segments
+from safexplain.explain.feature_groups import grid_segments as grid_segments
 from safexplain.explain.tables import near_cutoff as near_cutoff
 from safexplain.explain.wrap import harden as harden
 
@@ -22,6 +22,5 @@ __all__ = [
     "anchor_hardening",
     "default_layer",
     "find_row",
-    "grid_segments",
     "rewrite_functional",
 ]
