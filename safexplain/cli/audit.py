@@ -61,9 +61,6 @@ def audit_command(
     public: Path | None = option(
         None, "PATH", "Public rows, for explainers that need them, as LimeTabular.", EXPLANATION
     ),
-    prohibited: list[str] = option(
-        [], "COLUMN", "Column that may be no reason: an answer that names it is refused. Repeatable.", EXPLANATION
-    ),
     quick: bool = option(False, "", "A first look in two minutes, which decides nothing.", RUN, "--quick"),
     scored: int | None = option(
         None, "N", "Examples to score.  \\[default: as many as the policy needs]", REFERENCES, min=2
@@ -84,7 +81,7 @@ def audit_command(
     kept = "finished models" if service is None else "finished models and answers"
     asked = Asked(
         given=given, hardening=parse_hardening(hardening), pool=pretraining_pool, service=service, scored=scored,
-        public=public, prohibited=tuple(prohibited), grows=True,
+        public=public, grows=True,
     )  # fmt: skip
     with begun(asked, kept) as run:
         plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))

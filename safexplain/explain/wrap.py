@@ -70,8 +70,8 @@ def build(row: Row) -> type[Hardened]:
 
 
 def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
-    """A native constructor's signature with `hardening`, `model_digest` and `direction` as keywords, all None."""
-    kinds = {"hardening": Hardening | None, "model_digest": bytes | None, "direction": Direction | None}
+    """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
+    kinds = {"hardening": Hardening | None, "model_digest": bytes | None}
     only = inspect.Parameter.KEYWORD_ONLY
     extra = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
     parameters = list(constructor.parameters.values())

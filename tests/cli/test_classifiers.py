@@ -118,7 +118,7 @@ def test_how_often_a_prohibited_column_is_a_reason_is_counted_and_the_certificat
     frame.to_csv(tmp_path / "data.csv", index=False)
     audit = ("audit", tmp_path / "model.skops", "--data", tmp_path / "data.csv", "--policy", "policy.toml",
              "--references", "4", "--explainer", "FeatureAblation")  # fmt: skip
-    code, out, error = cli(*audit, "--prohibited", "home", "--run-dir", tmp_path / "run")
+    code, out, error = cli(*audit, "--option", "prohibited=home", "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), out + error
     stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
     features = stated["hardening"]["features"]
@@ -133,9 +133,9 @@ def test_how_often_a_prohibited_column_is_a_reason_is_counted_and_the_certificat
     assert stated["utility"]["prohibited"] == pytest.approx(share)
     assert "Prohibited reasons" in (tmp_path / "run" / "report.html").read_text()
     assert "no answer where home is among them" in out + (tmp_path / "run" / "report.html").read_text()
-    code, _, error = cli(*audit, "--prohibited", "sex")
-    assert code == 2
-    assert "'sex' is none of" in error
+    for option, said in (("prohibited=sex", "'sex' is none of"), ("groups=home", "as JSON")):
+        code, _, error = cli(*audit, "--option", option)
+        assert (code, said in error) == (2, True), error
 
 
 def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_there_are(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,7 +104,6 @@ class Asked:
     service: Service | None = None  # that is asked in place of a model
     scored: int | None = None  # examples; None: as many as the policy needs
     public: Path | None = None  # rows of which explainers are made
-    prohibited: tuple[str, ...] = ()  # columns that may be no reason
     grows: bool = False  # it may look again, with more reference models
 
     def __post_init__(self) -> None:
@@ -293,7 +292,8 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
     tabular, names = found.tabular, given.explainer or ("IG" if found.tabular is None else found.tabular.default[0])
     rows = None if asked.public is None else load_inputs(asked.public)
     rows, columns = (rows, None) if tabular is None else (tabular.read.public, tabular.read.columns)
-    explainers, arguments = explainers_of(names, given.options or [], rows, found.data.feature_names, columns)
+    calls, form = _about_form(given.options or [])
+    explainers, arguments = explainers_of(names, calls, rows, found.data.feature_names, columns)
     if tabular is not None:
         tabular.check(explainers)
     question = Question(
@@ -302,7 +302,7 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
         recipe,
         member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
-        hardening=_in_columns(asked, found.data.feature_names, explainers),
+        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, form),
         output=cast("Output", given.output),
         arguments=arguments,
         build=build,
@@ -432,23 +432,43 @@ def explainers_of(
     return makers, {name: own for name, own in calls.items() if own} if others else only
 
 
-def _in_columns(asked: Asked, names: Sequence[str] | None, explainers: Sequence[Any]) -> Hardening:
+def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """`--option` without and with what is about the columns of the form: `prohibited` (names) and `groups`."""
+    form: dict[str, Any] = {}
+    for text in options:
+        name, _, value = text.partition("=")
+        if name in ("prohibited", "groups"):
+            try:
+                form[name] = json.loads(value)
+            except ValueError:
+                form[name] = value.split(",")
+    return [text for text in options if text.partition("=")[0] not in form], form
+
+
+def _in_columns(
+    hardening: Hardening, names: Sequence[str] | None, explainers: Sequence[Any], form: Mapping[str, Any]
+) -> Hardening:
     """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
 
     One-hot columns, which `load_data` names `column=value`, are added up for their column.
     """
-    hardening, prohibited = asked.hardening, asked.prohibited
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
     named = names is not None and isinstance(hardening.clip, TopKSet) and hardening.features is None and maps
-    if prohibited and not named:
+    if form and not named:
         raise ConfigurationError(
-            "--prohibited: expected a table with names, and a release of reasons in its columns"
+            f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
             " (--hardening recommended, or a TopKSet without features)"
         )
-    if not named or not (prohibited or any("=" in name for name in names or ())):
+    if not named or not (form or any("=" in name for name in names or ())):
         return hardening
-    return replace(hardening, features=Features.of_one_hot(names or (), prohibited))
+    one_hot = dict(Features.of_one_hot(names or ()).groups)
+    given = {"groups": one_hot, **form}
+    if not isinstance(given["groups"], Mapping) or not isinstance(given.get("prohibited", []), list):
+        raise ConfigurationError(
+            '--option: expected prohibited=age,sex and groups={"home": ["home_owns", "home_rents"]}, as JSON'
+        )
+    return replace(hardening, features=Features(names or (), **given))
 
 
 def parse_hardening(text: str) -> Hardening:
