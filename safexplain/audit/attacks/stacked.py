@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
@@ -36,8 +37,9 @@ class Stacked:
 
     Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
     one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
-    cross-validation over pseudo-targets: the held-out log likelihood must exceed that of the first column alone by
-    `SURE` standard errors, and the true-positive rate by one.
+    cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
+    by `SURE` standard errors, and the true-positive rate by one. (Of log likelihoods, which have no bound, one example
+    with a ratio of minus a million would decide.)
 
     Args:
         fpr: false-positive rate at which the two are compared.
@@ -85,8 +87,8 @@ class Stacked:
             if y[fit].all() or not y[fit].any():
                 return False
             odds = [_odds(x[test][..., :k], _weights(x[fit][..., :k], y[fit])) for k in (x.shape[2], 1)]
-            sign = np.where(y[test], 1.0, -1.0)
-            gain[test] = np.logaddexp(0, -sign * odds[1]) - np.logaddexp(0, -sign * odds[0])
+            wrong = [expit(np.where(y[test], -o, o)) for o in odds]
+            gain[test] = wrong[1] ** 2 - wrong[0] ** 2
             odds[1] = x[test][..., 0]
             for at, pair in zip(np.flatnonzero(test), zip(*odds, strict=True), strict=True):
                 if y[at].any() and not y[at].all():

@@ -308,11 +308,14 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
         return SuiteRow(name, Stacked(policy.fpr), signal, role, level, tuple(columns), baseline)
 
     released = predicted if policy.release != "explanation" else []
+    compared = policy.release != "prediction"
+    trees = _trees(signals, level, released, bool(labels)) if compared and not _named(policy) else []
     if labels:
-        rows.append(stack("LabelPatience", at_level("label", level), "label", labels, not released))
+        columns = labels if released else [*labels, *trees]
+        rows.append(stack("LabelPatience", at_level("label", level), "label", columns, not released))
     if released:
-        signal, compared = at_level("prediction", level), policy.release != "prediction"
-        rows.append(stack("PredictionPatience", signal, "loss", [*released, *labels], compared))
+        signal = at_level("prediction", level)
+        rows.append(stack("PredictionPatience", signal, "loss", [*released, *labels, *trees], compared))
     baseline = [r for r in rows if r.baseline]
     if baseline and not _named(policy):
         explained = [*explained, *_trees(signals, level, [*explained, *released], bool(labels))]
@@ -384,15 +387,20 @@ def _fits(signals: Signals, line: Line, level: int) -> bool:
 
 
 def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: bool) -> list[SuiteRow]:
-    """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries."""
+    """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries.
+
+    The baseline has trees too, of what it reads: those of an explanation would otherwise be credited with what trees
+    find in labels alone.
+    """
     known = [Signal("label"), *([Signal("kept", level)] if level > 1 else [])] if labelled else []
     read = dict.fromkeys([*known, *(r.reads[0] for r in rows if len(r.reads) == 1 and not r.reads[0].view)])
     numbers = [s for s in read if _width(signals, s) == 1 and (s.name == "label" or _varies(signals, s))]
     summary = {*known, *(Signal(name, level) for name in (*SUMMARY, *OWN_LABEL))} & {*numbers}
     chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MOST_BOOSTED]
-    if len(chosen) <= len(known):
+    if not chosen or (rows and len(chosen) <= len(known)):
         return []
-    role: Role = "explanation+label" if labelled else "explanation"
+    role: Role = rows[0].role if rows else "label"
+    role = "explanation+label" if role == "explanation" and labelled else role
     return [SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(map(str, chosen)), role, level)]
 
 
