@@ -371,6 +371,23 @@ def test_noise_beside_the_labels_adds_nothing():
     assert np.mean(same) > 0.9
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["labels of memorised examples", "labels that tell nothing"])
+def test_noise_is_not_credited_with_what_trees_find_in_labels(told):
+    gained = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        member = rng.random((17, 1_000)) < 0.5
+        margin = 1 + 0.5 * rng.normal(size=1_000) + 3 * rng.normal(size=member.shape) + 4 * told * member
+        values = {"label": (margin < 0) * rng.integers(1, 4, member.shape), "l1": rng.random(member.shape)}
+        signals = Signals(member, values, None, {"targets": [0]})
+        rows = [r for r in fitting(signals, Policy(patience=(1,))) if r.baseline or r.name == "Stacked"]
+        found = scorer(signals, [*rows, rows[0].columns[0]])
+        base, stacked, label = (roc(s, member[0]).auc for s in found.scores(0))
+        gained.append(stacked - base)
+        assert (base > label + 0.005) if told else (base == label)
+    assert abs(np.mean(gained)) < 0.005
+
+
 def test_half_of_the_references_play_the_target_and_learners_see_the_others():
     for models, players in ((5, 2), (9, 4), (33, PSEUDO_TARGETS)):
         found = scorer(released(models=models, examples=20), [])
