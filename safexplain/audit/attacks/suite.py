@@ -309,7 +309,8 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
 
     released = predicted if policy.release != "explanation" else []
     compared = policy.release != "prediction"
-    trees = _trees(signals, level, released, bool(labels)) if compared and not _named(policy) else []
+    grown = compared and bool(explained) and not _named(policy)
+    trees = _trees(signals, level, released, bool(labels)) if grown else []
     if labels:
         columns = labels if released else [*labels, *trees]
         rows.append(stack("LabelPatience", at_level("label", level), "label", columns, not released))
@@ -317,7 +318,7 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
         signal = at_level("prediction", level)
         rows.append(stack("PredictionPatience", signal, "loss", [*released, *labels, *trees], compared))
     baseline = [r for r in rows if r.baseline]
-    if baseline and not _named(policy):
+    if baseline and grown:
         explained = [*explained, *_trees(signals, level, [*explained, *released], bool(labels))]
     if level > 1 and policy.release != "prediction":
         explained = [*explained, *_explanation(signals, policy, 1)]  # the plain query is asked too
