@@ -5,7 +5,8 @@
     single attacks       the lines of the tables below whose signals are there and whose references are enough
     LabelPatience        a stack of those on the labels: what is known without an explanation, the baseline
     PredictionPatience   a stack of those on predictions and labels: the baseline where predictions are released too
-    Boosted              trees on the summary numbers of the explanation beside the labels
+    Boosted              trees on the summary numbers of the explanation beside the labels; a baseline has its own, on
+                         what it reads
     Stacked              a stack of the baseline and all on the explanation, which must beat the baseline
 
 Stacks and trees need four references. Why these rows and no others: docs/evidence/attack_table.md.
