@@ -10,10 +10,14 @@ audited, `served` what a service serves. `captum` has the methods that Captum la
 from safexplain.explain.alibi.base import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM as GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
+from safexplain.explain.captum.explainers import TokenIG as TokenIG
+from safexplain.explain.captum.layers import default_embedding as default_embedding
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.captum.rewrite import rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments as grid_segments
+from safexplain.explain.feature_groups import show_set as show_set
+from safexplain.explain.feature_groups import words as words
 from safexplain.explain.tables import near_cutoff as near_cutoff
 from safexplain.explain.wrap import harden as harden
 
@@ -23,4 +27,5 @@ __all__ = [
     "default_layer",
     "find_row",
     "rewrite_functional",
+    "show_set",
 ]

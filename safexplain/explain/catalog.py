@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -20,9 +20,9 @@ from captum import attr
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, near
-from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient
+from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient, TokenIG
 from safexplain.explain.captum.layers import default_layer, whole_layer
-from safexplain.explain.feature_groups import grid_segments, superpixels
+from safexplain.explain.feature_groups import grid_segments, superpixels, words
 from safexplain.explain.libraries import load
 
 __all__ = ["CATALOG", "EXTRAS", "FAMILIES", "LICENCES", "REFUSED", "Row", "SearchSpace", "find_row"]
@@ -76,6 +76,7 @@ class Row:
             (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
             `safexplain.superpixels`.
         needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
+        derive: (inputs, options that are the same for all inputs) -> arguments made of both, as a `feature_mask`.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Row:
     nt_type: str | None = None
     search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
     needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
+    derive: Callable[..., dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
 
     @property
     def native(self) -> Any:
@@ -132,6 +134,11 @@ class Row:
         return self.nt_type is not None or name in inspect.signature(self.native.attribute).parameters
 
     @property
+    def derives(self) -> frozenset[str]:
+        """Names of the options that `derive` takes."""
+        return frozenset(list(inspect.signature(self.derive).parameters)[1:])
+
+    @property
     def in_base(self) -> bool:
         """Whether the base install brings it, so that `native` can be had."""
         return self.library not in EXTRAS
@@ -164,20 +171,16 @@ class Row:
 
         Args:
             inputs: as the entry takes them.
-            chosen: arguments, which go before the plain choice; among them may be `n_segments` and `compactness` where
-                the search space has them: they become the `feature_mask` of `superpixels`, for which the inputs must be
-                images.
+            chosen: arguments, which go before the plain choice; those in `derives` become others, as `n_segments` the
+                `feature_mask` of `superpixels`, for which the inputs must be images.
         """
         options = self.needs(inputs if isinstance(inputs, tuple) else (inputs,))
         if not isinstance(inputs, tuple):
             options = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
         options |= {"nt_type": self.nt_type} if self.nt_type else {}
-        slic = {
-            name: chosen[name] for name in ("n_segments", "compactness") if name in chosen and name in self.search_space
-        }
-        if slic:
-            options["feature_mask"] = superpixels(inputs, **slic)  # type: ignore[arg-type]
-        return options | {name: value for name, value in chosen.items() if name not in slic}
+        own = {name: chosen[name] for name in self.derives & chosen.keys()}
+        options |= self.derive(inputs, **own) if own else {}
+        return options | {name: value for name, value in chosen.items() if name not in own}
 
 
 # Arguments without which a native method cannot be called: a plain choice of them, from the inputs alone.
@@ -231,6 +234,22 @@ def neuron(inputs: Inputs) -> dict[str, Any]:
 def neuron_and_zero(inputs: Inputs) -> dict[str, Any]:
     """The sum over the layer as the neuron, and baselines of zeros."""
     return {**neuron(inputs), **zero_baselines(inputs)}
+
+
+# Arguments made of the inputs and of options that are the same for all inputs.
+
+
+def of_superpixels(inputs: Tensor, n_segments: int = 50, compactness: float = 10.0) -> dict[str, Any]:
+    """Superpixels of images as groups."""
+    return {"feature_mask": superpixels(inputs, n_segments, compactness)}
+
+
+def of_words(
+    inputs: Tensor, continues: Sequence[int] = (), special: Sequence[int] = (), reference: int = 0
+) -> dict[str, Any]:
+    """Words as groups of tokens, see `words`, and a baseline of the token `reference` in which special tokens stay."""
+    stays = torch.isin(inputs.round(), torch.tensor([*special], dtype=inputs.dtype, device=inputs.device))
+    return {"feature_mask": words(inputs, continues), "baselines": inputs.where(stays, reference)}
 
 
 # Methods that explain inputs.
@@ -346,6 +365,14 @@ _ROWS = (
         search_space={"n_samples": (5, 10, 25, 50), "stdevs": [0.0, 1.0], "multiply_by_inputs": (True, False)},
         needs=zero_baselines,
     ),
+    _gradient(
+        TokenIG,
+        citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
+        summary="Integrated gradients of a text's embeddings, added up for each token or word.",
+        hooks=True,
+        search_space={"n_steps": (10, 25, 50, 100), "method": _RULES},
+        derive=of_words,
+    ),
     _perturbation(
         attr.Occlusion,
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
@@ -358,6 +385,7 @@ _ROWS = (
         citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
         summary="Change of the output when a group of features is replaced by a baseline.",
         search_space=_SUPERPIXELS,
+        derive=of_superpixels,
         needs=groups,
     ),
     _perturbation(
@@ -367,6 +395,7 @@ _ROWS = (
         stochastic=True,
         mixes_batch=True,
         search_space=_SUPERPIXELS,
+        derive=of_superpixels,
         needs=groups,
     ),
     _perturbation(
@@ -375,6 +404,7 @@ _ROWS = (
         summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
         stochastic=True,
         search_space={**_SUPERPIXELS, "n_samples": (5, 10, 25, 50)},
+        derive=of_superpixels,
         needs=groups,
     ),
     _perturbation(
@@ -389,6 +419,7 @@ _ROWS = (
         summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
         stochastic=True,
         search_space=_SURROGATE,
+        derive=of_superpixels,
         needs=groups,
     ),
     _approximation(
@@ -397,6 +428,7 @@ _ROWS = (
         summary="Weights of a sparse linear model fitted to the output around the input.",
         stochastic=True,
         search_space=_SURROGATE,
+        derive=of_superpixels,
         needs=groups,
     ),
     _representation(

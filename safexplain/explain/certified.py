@@ -55,8 +55,6 @@ WITH_COLUMNS = (
 )
 """Of a classifier that was asked about codes for texts and missing values."""
 
-_SUPERPIXELS = ("n_segments", "compactness")
-
 _FEWEST_DIFFERENT = 5
 """Different bytes of a key; of 16 random bytes, or 32 random hexadecimal digits, there are more but once in 1e9."""
 
@@ -313,9 +311,8 @@ def check_subject(
 
 def _check_options(signature: inspect.Signature, row: Row, options: Mapping[str, Any], path: str | Path) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    slic = {name for name in _SUPERPIXELS if name in row.search_space}
     for name in options:
-        if name in FREE or not (name in signature.parameters or name in slic or open_ended):
+        if name in FREE or not (name in signature.parameters or name in row.derives or open_ended):
             raise CertificateError(f"{path}: {name!r:.60} is no option of {row.hardened_name}.attribute")
 
 

@@ -1,7 +1,7 @@
-"""Groups of features: superpixels and squares of images, and hardening at the resolution of what was computed.
+"""Groups of features: superpixels and squares of images, words of texts, and hardening at the resolution of what was
+computed. And how a set of pixels is drawn.
 
-Superpixels and squares depend on the image alone, never on the model, so that a mask tells nothing about the training
-data. An explanation of such groups, or of windows, is a few numbers, written into all the places of each group. Noise
+Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. An explanation of such groups, or of windows, is a few numbers, written into all the places of each group. Noise
 on each place would average away over a group. So the numbers are read from the native map, hardened as the few numbers
 that they are, and written back.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,10 @@ from torch import Tensor
 from safexplain.errors import InputError, RefusedError, brought_by
 from safexplain.hardening.hardening import plain
 
-__all__ = ["Groups", "by_name", "find_groups", "grid_segments", "harden_groups", "names_of", "superpixels"]
+__all__ = [
+    *("Groups", "by_name", "find_groups", "grid_segments", "harden_groups", "names_of", "show_set", "superpixels"),
+    "words",
+]
 
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
@@ -100,6 +103,58 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
         index = torch.arange(length, device=inputs.device) * pieces // max(length, 1)
         mask = mask * pieces + index.view(*[-1 if i == axis else 1 for i in range(inputs.dim() - 2)])
     return mask
+
+
+def words(tokens: Tensor, continues: Sequence[int]) -> Tensor:
+    """Words as a `feature_mask`: (n, tokens) integers, the number of the word that each token is of.
+
+    Args:
+        tokens: (n, tokens) token numbers, integers or floats.
+        continues: the tokens that continue the word before them: those that begin with "##" in a WordPiece vocabulary.
+
+    >>> words(torch.tensor([[101, 7, 90, 91, 8]]), continues=[90, 91]).tolist()
+    [[0, 1, 1, 1, 2]]
+    """
+    of_word = torch.tensor([*continues], dtype=tokens.dtype, device=tokens.device)
+    begins = ~torch.isin(tokens.round(), of_word).flatten(1)
+    begins[:, :1] = False
+    return begins.cumsum(1).view(tokens.shape)
+
+
+def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange") -> Any:
+    """Draw an image in grey and the pixels that a set names in colour; of an ordered set, stronger ones in more colour.
+
+    Args:
+        image: (channels, height, width) or (height, width), a tensor or an array, on any scale.
+        released: a set or ordered set for it, (channels, height, width) or (height, width): what a hardened explainer
+            released for one image. A pixel is named where one of its channels is.
+        ax: matplotlib's axes; None: the current ones.
+        color: of named pixels, as matplotlib takes it.
+
+    Returns:
+        The axes, with one image of (height, width, 3) numbers in [0, 1].
+
+    Raises:
+        InputError: other shapes, or what was released has numbers below zero and is no set.
+    """
+    from matplotlib import colors, pyplot
+
+    pixels, named = (np.asarray(torch.as_tensor(a).detach().cpu().double()) for a in (image, released))
+    if pixels.ndim not in (2, 3) or named.ndim not in (2, 3) or pixels.shape[-2:] != named.shape[-2:]:
+        raise InputError(
+            "expected an image and what was released for it, (channels, height, width) or (height, width) each, got"
+            f" {pixels.shape} and {named.shape}: one image of a batch, and maps of layers enlarged by interpolate_mode="
+        )
+    if (named < 0).any():
+        raise InputError("expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by matplotlib's imshow")
+    height, width = named.shape[-2:]
+    grey, share = pixels.reshape(-1, height, width).mean(0), named.reshape(-1, height, width).max(0)
+    grey = (grey - grey.min()) / (np.ptp(grey) or 1.0)
+    share = (share / (share.max() or 1.0))[..., None]
+    ax = pyplot.gca() if ax is None else ax
+    ax.imshow(grey[..., None] * (1 - share) + np.array(colors.to_rgb(color)) * share)
+    ax.set(xticks=[], yticks=[])
+    return ax
 
 
 @dataclass(frozen=True)

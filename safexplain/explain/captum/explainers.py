@@ -1,5 +1,5 @@
-"""Explainers that Captum lacks, in its conventions: the signed gradient, on which SmoothGrad and VarGrad are defined,
-and Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers.
+"""Explainers that Captum lacks, in its conventions: the signed gradient, on which SmoothGrad and VarGrad are defined;
+Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers; integrated gradients of words.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from captum._utils.gradient import compute_layer_gradients_and_eval
-from captum.attr import LayerAttribution, LayerGradCam, Saliency
+from captum.attr import GradientAttribution, LayerAttribution, LayerGradCam, LayerIntegratedGradients, Saliency
 from captum.log import log_usage
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.explain.captum.layers import as_map, default_layer
+from safexplain.explain.captum.layers import as_map, default_embedding, default_layer
 
-__all__ = ["GradCAM", "GradCAMPlusPlus", "Gradient"]
+__all__ = ["GradCAM", "GradCAMPlusPlus", "Gradient", "TokenIG"]
 
 Inputs = Tensor | tuple[Tensor, ...]
 
@@ -166,3 +166,54 @@ class GradCAMPlusPlus(GradCAM):
         below = 2 + gradients * activations.sum(places, keepdim=True)
         coefficients = torch.where((gradients == 0) | (below == 0), 0.0, 1 / below)
         return (coefficients * gradients.relu()).sum(places, keepdim=True)
+
+
+class TokenIG(GradientAttribution):  # type: ignore[misc]
+    """Integrated gradients of a text's embeddings (Captum's `LayerIntegratedGradients`), added up over the dimensions of
+    an embedding: one number for each token, or for each word.
+
+    Args:
+        forward_func: the model, of token numbers, or a function around one.
+        layer: the embedding; None: `safexplain.explain.default_embedding`, the first one.
+    """
+
+    def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | None = None) -> None:
+        super().__init__(forward_func)
+        self.layers = LayerIntegratedGradients(
+            forward_func, default_embedding(forward_func) if layer is None else layer
+        )
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Tensor,
+        baselines: Tensor | int | None = None,
+        target: Any = None,
+        feature_mask: Tensor | None = None,
+        additional_forward_args: object = None,
+        n_steps: int = 50,
+        method: str = "gausslegendre",
+        internal_batch_size: int | None = None,
+    ) -> Tensor:
+        """Attributions of tokens; arguments that are not listed as in `captum.attr.IntegratedGradients`.
+
+        Args:
+            inputs: (n, tokens) token numbers, integers or, as an audit has them, floats.
+            baselines: (n, tokens) or (tokens,) token numbers, such as `captum.attr.TokenReferenceBase` makes; None: 0.
+            target: the explained output, as in Captum.
+            feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`): each
+                gets the sum of the word. None: tokens stand for themselves.
+
+        Returns:
+            (n, tokens), of the embeddings' dtype.
+        """
+        if isinstance(baselines, Tensor):
+            baselines = baselines.expand_as(inputs)
+        tokens: Tensor = self.layers.attribute(
+            inputs, baselines, target, additional_forward_args, n_steps, method, internal_batch_size
+        ).sum(-1)
+        if feature_mask is None:
+            return tokens
+        word = torch.unique(feature_mask, return_inverse=True)[1].expand_as(tokens).flatten(1)
+        sums = tokens.new_zeros(len(tokens), int(word.max()) + 1).scatter_add_(1, word, tokens.flatten(1))
+        return sums.gather(1, word).view_as(tokens)

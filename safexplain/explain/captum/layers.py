@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
 
-__all__ = ["as_map", "default_layer", "whole_layer"]
+__all__ = ["as_map", "default_embedding", "default_layer", "whole_layer"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -45,6 +45,19 @@ def default_layer(forward_func: object) -> nn.Module:
         " layer=, for a vision transformer the first normalisation of its last block: layer=model.blocks[-1].norm1 of"
         " timm's, layer=model.model.vit.encoder.layer[-1].layernorm_before of a ViT of transformers"
     )
+
+
+def default_embedding(forward_func: object) -> nn.Module:
+    """The first embedding of a model, which in transformers is that of the tokens.
+
+    Raises:
+        InputError: it has none.
+    """
+    for module in modules_of(forward_func):
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                return part
+    raise InputError("expected a model of texts, with an nn.Embedding of its tokens: found none. Give layer=")
 
 
 def whole_layer(activations: Tensor) -> Tensor:
