@@ -31,6 +31,7 @@ __all__ = [
     "HardenedProtoDash",
     "HardenedSaliency",
     "HardenedSmoothGrad",
+    "HardenedTokenIG",
     "HardenedTreeExplainer",
     "HardenedVarGrad",
     "Hardening",

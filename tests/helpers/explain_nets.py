@@ -21,7 +21,9 @@ from safexplain.verdict.words import written
 
 KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
-ROWS = [row for row in CATALOG.values() if row.entry == "attribute" and row.of == "input" and row.name != "LRP"]
+NEEDY = ("LRP", "TokenIG")
+"""Methods of models of a kind of their own."""
+ROWS = [row for row in CATALOG.values() if row.entry == "attribute" and row.of == "input" and row.name not in NEEDY]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 TORCH_ROWS = [row for row in CATALOG.values() if row.in_base]
 torch_rows = pytest.mark.parametrize("row", TORCH_ROWS, ids=lambda row: row.name)
@@ -69,8 +71,23 @@ class Sum(nn.Module):
         return self.net(x).sum(1)
 
 
+class Texts(nn.Module):
+    """Logits from token numbers, which it makes of any number."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Sequential(nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+        self(images())
+
+    def forward(self, x):
+        return self.head(self.embedding((3 * x).round().long().remainder(9)))
+
+
 def net_for(row, seed=0):
     """A model that the row's method can explain, natively too."""
+    if row.name == "TokenIG":
+        return Texts(seed).eval()
     if row.name == "LayerFeaturePermutation":  # Captum 0.9.0 chooses the target twice
         return Sum(seed).eval()
     return PlainConv(seed).eval() if row.name in ("LRP", "LayerLRP") else image_net(seed)
