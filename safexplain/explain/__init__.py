@@ -13,9 +13,11 @@ from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusP
 from safexplain.explain.captum.explainers import TokenIG as TokenIG
 from safexplain.explain.captum.layers import default_embedding as default_embedding
 from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.captum.rewrite import rewrite_functional
+from safexplain.explain.captum.rewrite import rewrite_functional as rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments as grid_segments
+from safexplain.explain.feature_groups import show_set as show_set
+from safexplain.explain.feature_groups import words as words
 from safexplain.explain.feature_groups import show_set as show_set
 from safexplain.explain.feature_groups import words as words
 from safexplain.explain.tables import near_cutoff as near_cutoff
@@ -26,6 +28,7 @@ __all__ = [
     "anchor_hardening",
     "default_layer",
     "find_row",
-    "rewrite_functional",
-    "show_set",
+from safexplain.explain.feature_groups import grid_segments as grid_segments
+from safexplain.explain.feature_groups import show_set as show_set
+from safexplain.explain.feature_groups import words as words
 ]

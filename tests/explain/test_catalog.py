@@ -197,6 +197,8 @@ def test_a_row_needs_relus_if_and_only_if_it_is_the_plain_gradient_without(row):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 5))
     if row.name in ("LRP", "LayerLRP"):
         pytest.skip("LRP has no rule for nn.GELU and says so")
+    if row.name == "TokenIG":
+        pytest.skip("it explains models of texts")
     x = images()
     if row.of == "neuron":
         z = x.clone().requires_grad_()
@@ -214,13 +216,13 @@ def test_a_row_needs_relus_if_and_only_if_it_is_the_plain_gradient_without(row):
 @torch_rows
 def test_attributions_are_of_what_the_row_says(row):
     x, model = images(), net_for(row)
-    activation = []
-    handle = default_layer(model).register_forward_hook(lambda *_: activation.append(_[2]))
-    model(x)
-    handle.remove()
     (found,) = native(row, model, x)
     assert len(found) == len(x)
     if row.of == "layer":
+        activation = []
+        handle = default_layer(model).register_forward_hook(lambda *_: activation.append(_[2]))
+        model(x)
+        handle.remove()
         cam = "Cam" in row.name or "CAM" in row.name
         expected = activation[0][:, :1].shape if cam and row.name != "GuidedGradCam" else activation[0].shape
         assert found.shape == (x.shape if row.name == "GuidedGradCam" else expected)

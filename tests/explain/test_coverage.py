@@ -4,7 +4,7 @@ import captum.attr
 import pytest
 import torch
 from captum.attr import Attribution
-from explain_nets import NOISY, TORCH_ROWS, image_net, images, quiet, run
+from explain_nets import NOISY, TORCH_ROWS, image_net, images, net_for, quiet, run
 
 from safexplain import HardenedIG
 from safexplain.errors import RefusedError
@@ -99,7 +99,7 @@ def test_a_class_of_ones_own_with_a_refused_name_is_not_refused():
 
 def test_an_explainer_of_a_row_gets_the_public_class_of_the_row():
     for row in TORCH_ROWS:
-        kind = type(harden(row.explainer(image_net()), NOISY))
+        kind = type(harden(row.explainer(net_for(row)), NOISY))
         assert kind.__name__ == "HardenedNoiseTunnel" if row.nt_type else kind is HARDENED[row.name]
 
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from explain_nets import KEY, NOISY, TORCH_ROWS, PlainConv, image_net, images, quiet, tensors
+from explain_nets import KEY, NOISY, TORCH_ROWS, PlainConv, image_net, images, net_for, quiet, tensors
 from torch import nn
 
 from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient, HardenedSaliency, RangeClip
@@ -43,7 +43,8 @@ class Reshaped(nn.Module):
 @functools.cache
 def model_of(row, seed=0):
     twice = row.name == "LayerFeaturePermutation"  # Captum 0.9.0 chooses the target twice
-    return Reshaped(PlainConv(seed) if row.name in ("LRP", "LayerLRP") else image_net(seed), twice).eval()
+    net = image_net(seed) if twice else net_for(row, seed)
+    return Reshaped(net, twice).eval()
 
 
 def inputs():

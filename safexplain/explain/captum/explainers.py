@@ -174,14 +174,13 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
 
     Args:
         forward_func: the model, of token numbers, or a function around one.
-        layer: the embedding; None: `safexplain.explain.default_embedding`, the first one.
+        embedding: its layer that embeds tokens; None: `safexplain.explain.default_embedding`, the first one.
     """
 
-    def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | None = None) -> None:
+    def __init__(self, forward_func: Callable[..., Any], embedding: nn.Module | None = None) -> None:
         super().__init__(forward_func)
-        self.layers = LayerIntegratedGradients(
-            forward_func, default_embedding(forward_func) if layer is None else layer
-        )
+        embedding = default_embedding(forward_func) if embedding is None else embedding
+        self.of_layer = LayerIntegratedGradients(forward_func, embedding)
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -209,7 +208,7 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
         """
         if isinstance(baselines, Tensor):
             baselines = baselines.expand_as(inputs)
-        tokens: Tensor = self.layers.attribute(
+        tokens: Tensor = self.of_layer.attribute(
             inputs, baselines, target, additional_forward_args, n_steps, method, internal_batch_size
         ).sum(-1)
         if feature_mask is None:

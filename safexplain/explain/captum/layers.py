@@ -57,7 +57,7 @@ def default_embedding(forward_func: object) -> nn.Module:
         for part in module.modules():
             if isinstance(part, nn.Embedding):
                 return part
-    raise InputError("expected a model of texts, with an nn.Embedding of its tokens: found none. Give layer=")
+    raise InputError("expected a model of texts, with an nn.Embedding of its tokens: found none. Give embedding=")
 
 
 def whole_layer(activations: Tensor) -> Tensor:
