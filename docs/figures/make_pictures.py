@@ -3,16 +3,19 @@
     python docs/figures/make_pictures.py [--data DIR] [--only NAME ...]
 
 Maps are those of the gallery's image and network (`make_gallery`), one pixel a place, the native one left of the
-hardened one; layers are added up over their channels. Of methods for tables, bars of one applicant of HELOC. Mechanisms
-are shown on the native map of integrated gradients. Written are PNG files and SVG files of a few kB, and pictures.json,
-which says what each shows.
+hardened one; layers are added up over their channels. Of methods for tables, bars of one applicant of HELOC; of the one
+for texts, bars of a sentence's words. Mechanisms are shown on the native map of integrated gradients. Written are PNG
+files and SVG files of a few kB, and pictures.json, which says what each shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -243,6 +246,24 @@ def tables(folder: Path, names: list[str]) -> Iterator[tuple[str, str, str]]:
             yield name, bars(name, panels_of(name, native, hard)), f"one applicant of HELOC, {said}"
 
 
+def words_of_text() -> str:
+    """The file of TokenIG: the words of the sentence of docs/text.md, whose code is run up to there."""
+    page: dict[str, Any] = {}
+    code = re.findall(r"^```python\n(.*?)^```", (OUT.parents[1] / "text.md").read_text(), re.DOTALL | re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(None):
+        for block in code[:3]:
+            exec(block, page)
+    mask = page["words"](page["ids"], page["continues"])
+    asked = {"baselines": page["baselines"], "target": page["predicted"], "feature_mask": mask}
+    panels = {}
+    for title, hardening in (("native", Hardening.none()), ("hardened", page["hardening"])):
+        values = HARDENED["TokenIG"](page["explained"], hardening=hardening).attribute(page["ids"], **asked)[0]
+        each = [(mask[0] == word).nonzero()[:, 0] for word in mask[0].unique()][1:-1]  # without [CLS] and [SEP]
+        labels = [page["tokenizer"].decode(page["ids"][0, places]) for places in each]
+        panels[title] = (labels, [float(values[places[0]]) for places in each])
+    return bars("TokenIG", panels)
+
+
 def panels_of(name: str, native: list[float], hardened: list[float]) -> dict[str, tuple[list[str], list[float]]]:
     """What is shown of the numbers: the eight largest natively, and what is left of these."""
     if name == "Anchors":
@@ -276,7 +297,9 @@ def main() -> None:
     found = json.loads(told.read_text()) if told.is_file() else {}
     case = make_gallery.load_case(Path(given.data), torch.device("cpu"))
     wanted = [name for name in CATALOG if not given.only or name in given.only]
-    for name in (n for n in wanted if n not in OF_ROWS):
+    if "TokenIG" in wanted:
+        found["TokenIG"] = {"file": words_of_text(), "shows": "a synthetic film review, a transformer of one layer"}
+    for name in (n for n in wanted if n not in OF_ROWS and n != "TokenIG"):
         row = CATALOG[name]
         native, hardened, said = maps_of(row, case)
         positive = name in POSITIVE or not bool((native < 0).any())

@@ -69,11 +69,11 @@ def page(row: Row) -> str:
 
 def _picture(row: Row) -> str:
     words = f"Native and hardened answer of {row.name}"
-    of_table = row.name in OF_ROWS
-    if found := picture(row.name, words, share="100%" if of_table else "66%"):
+    bars = pictures().get(row.name, {}).get("file", "").endswith(".svg")
+    if found := picture(row.name, words, share="100%" if bars else "66%"):
         shows = pictures()[row.name]["shows"]
         side = "Native answer on the left, hardened answer on the right"
-        if of_table:
+        if bars:
             return f"{found}\n\n*{side}: {shows}. A name without a bar was not released.*"
         photo = picture("photo", "The explained image", 215, "32%")
         kind = "a layer's map, added up over its channels, " if row.of == "layer" else ""
