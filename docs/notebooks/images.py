@@ -76,15 +76,17 @@ print(HardenedIG(model).hardening)
 # a user of the API saw before, and what she sees now:
 
 # %%
-# Figure: Five digits, their native integrated gradients and what the hardened explainer releases
+# Figure: Five digits, their native integrated gradients and the pixels that the hardened explainer names
 from matplotlib import pyplot as plt
+
+from safexplain.explain import show_set
 
 fig, axes = plt.subplots(3, 5, figsize=(7, 4.4), layout="constrained")
 for column, i in enumerate(np.flatnonzero(~member)[:5]):
     span = native[i].abs().max()
     axes[0, column].imshow(x[i, 0], cmap="gray")
     axes[1, column].imshow(native[i, 0], cmap="RdBu_r", vmin=-span, vmax=span)
-    axes[2, column].imshow(hardened[i, 0], cmap="Oranges", vmin=0, vmax=1)
+    show_set(x[i], hardened[i], axes[2, column])
 for row, name in zip(axes, ("image", "native", "hardened"), strict=True):
     row[0].set_ylabel(name)
     for ax in row:

@@ -1,9 +1,10 @@
 """Groups of features: superpixels and squares of images, words of texts, and hardening at the resolution of what was
 computed. And how a set of pixels is drawn.
 
-Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. An explanation of such groups, or of windows, is a few numbers, written into all the places of each group. Noise
-on each place would average away over a group. So the numbers are read from the native map, hardened as the few numbers
-that they are, and written back.
+Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. An
+explanation of such groups, or of windows, is a few numbers, written into all the places of each group. Noise on each
+place would average away over a group. So the numbers are read from the native map, hardened as the few numbers that
+they are, and written back.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
             f" {pixels.shape} and {named.shape}: one image of a batch, and maps of layers enlarged by interpolate_mode="
         )
     if (named < 0).any():
-        raise InputError("expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by matplotlib's imshow")
+        raise InputError(
+            "expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by matplotlib's imshow"
+        )
     height, width = named.shape[-2:]
     grey, share = pixels.reshape(-1, height, width).mean(0), named.reshape(-1, height, width).max(0)
     grey = (grey - grey.min()) / (np.ptp(grey) or 1.0)

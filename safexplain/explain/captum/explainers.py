@@ -169,8 +169,8 @@ class GradCAMPlusPlus(GradCAM):
 
 
 class TokenIG(GradientAttribution):  # type: ignore[misc]
-    """Integrated gradients of a text's embeddings (Captum's `LayerIntegratedGradients`), added up over the dimensions of
-    an embedding: one number for each token, or for each word.
+    """Integrated gradients of a text's embeddings, as Captum's `LayerIntegratedGradients` has them, added up over the
+    dimensions of an embedding: one number for each token, or for each word.
 
     Args:
         forward_func: the model, of token numbers, or a function around one.
@@ -194,7 +194,7 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
         method: str = "gausslegendre",
         internal_batch_size: int | None = None,
     ) -> Tensor:
-        """Attributions of tokens; arguments that are not listed as in `captum.attr.IntegratedGradients`.
+        """Attributions of tokens.
 
         Args:
             inputs: (n, tokens) token numbers, integers or, as an audit has them, floats.
@@ -202,6 +202,10 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
             target: the explained output, as in Captum.
             feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`): each
                 gets the sum of the word. None: tokens stand for themselves.
+            additional_forward_args: as in Captum.
+            n_steps: points on the way from the baseline to the input.
+            method: rule of the integral, as in `captum.attr.IntegratedGradients`.
+            internal_batch_size: at most so many points in one call of the model; None: all.
 
         Returns:
             (n, tokens), of the embeddings' dtype.

@@ -5,11 +5,11 @@ from functools import cache, partial
 import captum.attr
 import pytest
 import torch
-from explain_nets import KEY, NOISY, quiet
+from explain_nets import KEY, NOISY, certificate, quiet
 from torch import nn
 
 from safexplain import GaussianNoise, HardenedTokenIG, Hardening, Probability, TopKSet
-from safexplain.errors import InputError
+from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, default_embedding, harden, words
 from safexplain.testing import check_explainer
 
@@ -102,11 +102,24 @@ def test_harden_takes_the_explainer_and_the_contract_holds():
     options = {name: value for name, value in CATALOG["TokenIG"].options(IDS, SAID).items() if name != "feature_mask"}
     torch.testing.assert_close(of_texts.attribute(IDS, target=1, **options).sum(-1), of_tokens())
     asked = IDS.repeat(2, 1)[:3].float()
-    report = check_explainer(HardenedTokenIG, model(), asked, 1, options=partial(CATALOG["TokenIG"].options, chosen=SAID))
+    report = check_explainer(
+        HardenedTokenIG, model(), asked, 1, options=partial(CATALOG["TokenIG"].options, chosen=SAID)
+    )
     assert report.broken == ()
 
 
 def test_a_model_without_an_embedding_is_refused_in_words():
-    with pytest.raises(InputError, match="an nn.Embedding of its tokens"):
+    with pytest.raises(InputError, match=r"with an nn\.Embedding"):
         HardenedTokenIG(nn.Linear(4, 2), hardening=NOISY)
     assert default_embedding(Probability(model())) is model().net.bert.embeddings.word_embeddings
+
+
+def test_a_certificate_knows_the_words(tmp_path):
+    hardening = Hardening(clip=TopKSet(k=2))
+    told = {"method": "TokenIG", "output": "logit", "options": {n: [*v] if n in ("continues", "special") else v
+                                                               for n, v in SAID.items()}}  # fmt: skip
+    path = certificate(tmp_path, model(), explainer=told, hardening=hardening)
+    certified = HardenedTokenIG.from_certificate(model(), path)
+    assert torch.equal(certified.attribute(IDS.float(), target=1), released(hardening))
+    with pytest.raises(RefusedError, match="n_steps is 10 in the certificate"):
+        certified.attribute(IDS, target=1, n_steps=50)
