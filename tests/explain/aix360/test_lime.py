@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
-from safexplain import GaussianNoise, Hardening, UnitNorm
+from safexplain import GaussianNoise, Hardening, TopKSet, UnitNorm
 from safexplain.errors import ConfigurationTypeError, InputError, OpaqueModelWarning
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, harden_aix360
 from safexplain.testing import find_markers, planted
@@ -418,6 +419,25 @@ def test_a_page_shows_hardened_weights_and_no_probabilities():
     for p in native.predict_proba:
         assert str(p) in native.as_html()
         assert str(p) not in page
+
+
+@pytest.mark.parametrize("name", ["tabular", "text"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_set_is_listed_plotted_and_shown_in_a_notebook_as_natively(name, monkeypatch):
+    display, shown = pytest.importorskip("IPython.display"), []
+    monkeypatch.setattr(display, "display", shown.append)
+    case = CASES[name]
+    answer = case.make(hardening=Hardening(clip=TopKSet(k=2))).explain_instance(case.instance, case.predict)
+    (explained,) = answer.available_labels()
+    listed = answer.as_list()
+    assert listed == answer.as_list(label=explained)
+    assert sorted(weight for _, weight in listed)[-3:] == [0, 1, 1]
+    figure = answer.as_pyplot_figure()
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [weight for _, weight in reversed(listed)]
+    pyplot.close(figure)
+    answer.show_in_notebook()
+    assert [type(page) for page in shown] == [display.HTML]
+    assert f'"{listed[0][0]}"' in shown[0].data
 
 
 class Rule:
