@@ -186,7 +186,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         inputs, batch = check_inputs(options["inputs"])
         layer = isinstance(self, LayerAttribution)
         if batch == 0 and not layer:
-            empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
+            empty = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
             return self._empty(options, lent)

@@ -80,6 +80,8 @@ def test_a_word_has_the_sum_of_captums_numbers_of_its_tokens():
     torch.testing.assert_close(alone, of_tokens())
     torch.testing.assert_close(released(Hardening.none(), IDS.float()), native)  # as an audit asks
     assert native[:, 0].abs().max() == 0  # of [CLS], which is in the reference too
+    nothing = released(Hardening.none(), IDS[:0])
+    assert (nothing.shape, nothing.dtype) == ((0, 8), native.dtype)
 
 
 def test_a_set_names_words_and_not_tokens():
