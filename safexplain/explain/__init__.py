@@ -18,8 +18,6 @@ from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments as grid_segments
 from safexplain.explain.feature_groups import show_set as show_set
 from safexplain.explain.feature_groups import words as words
-from safexplain.explain.feature_groups import show_set as show_set
-from safexplain.explain.feature_groups import words as words
 from safexplain.explain.tables import near_cutoff as near_cutoff
 from safexplain.explain.wrap import harden as harden
 
@@ -28,7 +26,4 @@ __all__ = [
     "anchor_hardening",
     "default_layer",
     "find_row",
-from safexplain.explain.feature_groups import grid_segments as grid_segments
-from safexplain.explain.feature_groups import show_set as show_set
-from safexplain.explain.feature_groups import words as words
 ]
