@@ -32,6 +32,7 @@ SEEN = (
     "choose/",
     "concepts/",
     "explainers/",
+    "text/",
     "cli/",
     "threat-model/",
     "evidence/releases/",
