@@ -193,6 +193,7 @@ def of_captum(name: str) -> tuple[str, str]:
         else:
             asked.append(parameter(one))
     result = ONE_OR_MANY if row.of != "layer" or name in ("GradCAM", "GradCAMPlusPlus", "GuidedGradCam") else MAPS
+    result = "Tensor" if name == "TokenIG" else result
     made = [parameter(p) for p in given(inspect.signature(row.native.__init__))]
     if row.nt_type:
         made = ["attribution_method: captum.attr.Attribution | Callable[..., Any]"]  # a model stands for its gradient
@@ -248,6 +249,7 @@ def package_stub() -> str:
         "from torch import Tensor, nn",
         "from safexplain.explain.captum.explainers import GradCAM as _GradCAM",
         "from safexplain.explain.captum.explainers import GradCAMPlusPlus as _GradCAMPlusPlus",
+        "from safexplain.explain.captum.explainers import TokenIG as _TokenIG",
         "from safexplain.explain.hardened import Hardened",
         *imports,
         f'{ONE_OR_MANY} = TypeVar("{ONE_OR_MANY}", Tensor, tuple[Tensor, ...])',
