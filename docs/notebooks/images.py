@@ -155,8 +155,9 @@ for name, judged in (("native", run.native), ("hardened", run.result)):
     print(f"{name:9} {best.title}: {100 * low:+.1f} to {100 * high:+.1f} points")
 
 # %% [markdown]
-# So a glance at the maps was no audit: what looks like a coin toss lets a better attacker find 4 to 10 more members in a hundred. Of
-# the hardened maps he gets nothing. Are they still of use? The report measures that, too:
+# So a glance at the maps was no audit: what looks like a coin toss may let a better attacker find 5 more members in a hundred.
+# That is more than the 2 that are allowed, and not proven: *inconclusive* means that nothing is certified. From the hardened
+# maps he gets nothing. Are they still of use? The report measures that, too:
 
 # %%
 utility = run.utility
