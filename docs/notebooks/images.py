@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Images: from a leaking map to a certificate
+# # Images: from a saliency map to a certificate
 #
 # You run a small image classifier behind an API, and each answer comes with a saliency map. In this notebook you
 #
-# 1. see that the maps tell who was in the training set,
+# 1. see how little a glance at them says about who was in the training set,
 # 2. harden them by changing one import,
 # 3. let an audit decide whether that was enough,
 # 4. load exactly what was audited in production.
