@@ -85,7 +85,7 @@ def test_the_two_lines_of_the_refusal_are_the_way_out(hardened):
         hardened(model, hardening=PLAIN).attribute(pictures(), target=1)
     lines = [line.strip() for line in str(refused.value).splitlines() if line.startswith("    ")]
     assert lines == ["from safexplain.explain import rewrite_functional", "model = rewrite_functional(model, inputs=x)"]
-    names = {"model": model}
+    names = {"model": model, "x": pictures()}
     exec("\n".join(lines), names)
     assert hardened(names["model"], hardening=PLAIN).attribute(pictures(), target=1).any()
 
