@@ -184,14 +184,16 @@ class HardenedShap(OfTables):
         chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
         return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
 
-    def _explanation(self, X: Any, values: Values) -> Any:
-        """A new native explanation that holds values and names."""
-        names = [str(c) for c in X.columns] if hasattr(X, "columns") else self._names()
-        return load_shap().Explanation(values, base_values=None, data=None, feature_names=names)
+    def __call__(self, X: Any, **options: Any) -> Any:
+        """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
+        `HardenedExplanation`; options as of `shap_values`."""
+        load_shap()
+        from safexplain.explain.shap.explanation import HardenedExplanation
 
-    def _names(self) -> list[str] | None:
-        names = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
-        return None if names is None else [str(name) for name in names]
+        known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
+        asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
+        names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
+        return HardenedExplanation(self.shap_values(X, **options), data=asked, feature_names=[str(n) for n in names])
 
     def _as_given(self, X: Any) -> Any:
         """What the native explainer is given: numbers, or a data frame with categories as it is."""
@@ -279,13 +281,6 @@ class _OfModel(HardenedShap):
             PredictedClassWarning: once, where the predicted class decides.
         """
         return self._values(X, {"check_additivity": check_additivity}, target, direction)
-
-    def __call__(
-        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
-    ) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
-        of `shap_values`."""
-        return self._explanation(X, self.shap_values(X, check_additivity, target=target, direction=direction))
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
@@ -581,20 +576,6 @@ class HardenedKernelExplainer(HardenedShap):
         """
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
-
-    def __call__(
-        self,
-        X: ArrayLike,
-        l1_reg: str | float = "num_features(10)",
-        silent: bool = False,
-        *,
-        target: Any = None,
-        direction: Direction | None = None,
-    ) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
-        of `shap_values`."""
-        values = self.shap_values(X, l1_reg=l1_reg, silent=silent, target=target, direction=direction)
-        return self._explanation(X, values)
 
     def _threshold(self) -> float | None:
         if self._decides is None:
