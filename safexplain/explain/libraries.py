@@ -18,7 +18,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -39,7 +39,6 @@ __all__ = [
     "defined_in",
     "draw_from",
     "global_generators",
-    "listing_outputs",
     "load",
     "load_alibi",
     "load_shap",
@@ -128,32 +127,12 @@ def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _keeps_state(kind: type) -> bool:
-    return defined_in(kind, "alibi", "shap") and kind.__dictoffset__ != 0  # it has attributes
+    return defined_in(kind, "alibi") and kind.__dictoffset__ != 0  # it has attributes
 
 
 def defined_in(kind: type, *libraries: str) -> bool:
     """Whether a class, or one that it derives from, is of one of these libraries; imports none of them."""
     return any((base.__module__ or "").partition(".")[0] in libraries for base in kind.__mro__)
-
-
-def listing_outputs(explainer: Any) -> Any:
-    """A private copy of an Alibi explainer whose Shapley values are a list with an array for each output.
-
-    Alibi expects such a list, as shap gave it before 0.45; since then it gives one array (rows, features, outputs).
-    """
-    inner = getattr(explainer, "_explainer", None)
-    for name in ("get_explanation", "shap_values"):
-        if hasattr(inner, name):
-            vars(inner)[name] = _listed(getattr(inner, name))
-    return explainer
-
-
-def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
-    def listed(*args: Any, **kwargs: Any) -> Any:
-        found = method(*args, **kwargs)
-        return list(np.moveaxis(found, -1, 0)) if isinstance(found, np.ndarray) and found.ndim == 3 else found
-
-    return listed
 
 
 @contextmanager

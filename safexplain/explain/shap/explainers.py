@@ -40,6 +40,9 @@ from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
 
+if TYPE_CHECKING:
+    from safexplain.explain.shap.explanation import HardenedExplanation
+
 __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
 Values = NDArray[Any]
@@ -184,7 +187,9 @@ class HardenedShap(OfTables):
         chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
         return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
 
-    def __call__(self, X: Any, **options: Any) -> Any:
+    def __call__(
+        self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
+    ) -> HardenedExplanation:
         """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
         `HardenedExplanation`; options as of `shap_values`."""
         load_shap()
@@ -193,7 +198,8 @@ class HardenedShap(OfTables):
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
         names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
-        return HardenedExplanation(self.shap_values(X, **options), data=asked, feature_names=[str(n) for n in names])
+        values = self.shap_values(X, target=target, direction=direction, **options)
+        return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
 
     def _as_given(self, X: Any) -> Any:
         """What the native explainer is given: numbers, or a data frame with categories as it is."""
@@ -251,7 +257,7 @@ class _OfModel(HardenedShap):
 
     _needs = False
     _makes = frozenset({"feature_names"})
-    _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
+    _fixed = frozenset({"self", "X", "y", "approximate", "check_additivity", "from_call"})
     _fitted: Any = None
     """The model itself, where the explainer was made from it."""
 
