@@ -13,6 +13,7 @@ from the global generator, as ever.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import sys
@@ -32,6 +33,8 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import brought_by
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import query_seeds, resolve_key
 
 __all__ = [
     "ONE_AT_A_TIME",
@@ -44,6 +47,7 @@ __all__ = [
     "load_shap",
     "no_failed_searches",
     "private_copy",
+    "seeded_generators",
 ]
 
 ONE_AT_A_TIME = threading.RLock()
@@ -90,6 +94,23 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
         yield
     finally:
         _generator.reset(token)
+
+
+def seeded_generators(
+    hardening: Hardening, inputs: tuple[Tensor, ...], model_digest: bytes, method: str
+) -> list[np.random.RandomState]:
+    """A generator for each example of `inputs`: a function of the noise key (of none, where there is no noise), the
+    model, the method, the configuration and the example."""
+    noise = hardening.noise
+    seeds = query_seeds(
+        b"no noise, no key" if noise is None else resolve_key(noise.key),
+        inputs=inputs,
+        target=None,
+        model_digest=b"" if noise is None else model_digest,
+        method=f"samples of {method}",
+        configuration=hardening.to_json(),
+    )
+    return [np.random.RandomState(np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)) for seed in seeds]
 
 
 @contextmanager

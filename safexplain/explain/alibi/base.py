@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -14,12 +13,12 @@ from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError
 from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
+from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load_alibi, private_copy, seeded_generators
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
-from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
+from safexplain.hardening.noise import GaussianNoise
 
 __all__ = ["FromArguments", "HardenedAlibi", "anchor_hardening", "new_generator"]
 
@@ -67,11 +66,8 @@ class HardenedAlibi:
     def _native(self) -> Any:
         return type(self._explainer)
 
-    def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
-        return self._explain(*args, **kwargs)
-
     def _explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively, by a private copy of an anchor explainer, and release what may leave."""
         load_alibi()
         kind, noise, predictor = kind_of(self._explainer), self.hardening.noise, self._explainer.predictor
         check_mode(predictor)
@@ -88,8 +84,10 @@ class HardenedAlibi:
             named = f"{method} {','.join(FRACTIONS)}"
             return self.hardening(numbers, inputs=inputs, model_digest=digest, method=named)
 
+        sampled = f"{method} seed={getattr(self._explainer, 'seed', None)}"
+        generator = None if quiet else seeded_generators(self.hardening, inputs, digest, sampled)[0]
         alone = ONE_AT_A_TIME if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
-        with alone, draw_from(None if quiet else self._generator(inputs, digest, method)):
+        with alone, draw_from(generator):
             explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
         return release(explanation, ROWS[kind], None if quiet else harden)
 
@@ -118,18 +116,6 @@ class HardenedAlibi:
         load_alibi()
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
-
-    def _generator(self, inputs: tuple[Tensor, ...], digest: bytes, method: str) -> np.random.RandomState:
-        noise = self.hardening.noise
-        seeds = query_seeds(
-            b"no noise, no key" if noise is None else resolve_key(noise.key),
-            inputs=inputs,
-            target=None,
-            model_digest=digest,
-            method=f"samples of {method} seed={getattr(self._explainer, 'seed', None)}",
-            configuration=self.hardening.to_json(),
-        )
-        return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
 
 
 class FromArguments(HardenedAlibi):

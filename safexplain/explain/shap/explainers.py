@@ -22,7 +22,7 @@ from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import draw_from, load_shap
+from safexplain.explain.libraries import draw_from, load_shap, seeded_generators
 from safexplain.explain.orientation import (
     Direction,
     decided,
@@ -36,7 +36,7 @@ from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default
-from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
+from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
 
@@ -222,12 +222,10 @@ class HardenedShap(OfTables):
         classes = self._pinned.classes_of(rows)
         if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
             raise RefusedError("the certificate is about the predicted class of each row: leave out target")
-        places = np.array([self._place(c) for c in classes], dtype=np.int64)
-        raw, _ = self._run(self._hashed(rows), self._pinned.options)
-        found = self._released(_of_outputs(raw, places), rows, torch.tensor(classes), self._pinned.options)
-        if raw.ndim == 3 and target is None:
-            numbers, found = found, np.full(raw.shape, np.nan)
-            np.put_along_axis(found, places[:, None, None], numbers[..., None], axis=2)
+        found, outputs = self._numbers_of(rows, classes, self._pinned.options), np.size(self._explainer.expected_value)
+        if outputs > 1 and target is None:
+            numbers, found = found, np.full((*found.shape, outputs), np.nan)
+            found[np.arange(len(rows)), :, [self._place(c) for c in classes]] = numbers
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _place(self, target: int) -> int:
@@ -599,18 +597,10 @@ class HardenedKernelExplainer(HardenedShap):
         options, base = {**options, "silent": True}, self._explainer.expected_value
         if self.hardening.is_none:
             return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs), base
-        key = None if self.hardening.noise is None else self.hardening.noise.key
-        seeds = query_seeds(
-            b"no noise, no key" if self.hardening.noise is None else resolve_key(key),
-            inputs=torch.from_numpy(np.asarray(rows, dtype=np.float64)),
-            model_digest=b"" if self.hardening.noise is None else self._digest(),
-            method=f"samples of {self._method({})}",
-            configuration=self.hardening.to_json(),
-        )
-        found = []
-        for i, seed in enumerate(seeds):
-            words = np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)
-            with draw_from(np.random.RandomState(words)):
+        digest = b"" if self.hardening.noise is None else self._digest()
+        asked, found = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),), []
+        for i, generator in enumerate(seeded_generators(self.hardening, asked, digest, self._method({}))):
+            with draw_from(generator):
                 found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
         return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1])), base
 
