@@ -55,9 +55,10 @@ class HardenedShap(OfTables):
     """What the hardened explainers of shap share.
 
     `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a new
-    `shap.Explanation` with those values and the names of the features; its `base_values` and `data` are None. Nothing
-    else of the native explainer can be read: `expected_value` is an AttributeError. Asking again gives the same answer,
-    whatever the other rows of the batch are. Threads may share an explainer.
+    `shap.Explanation` with those values, a copy of the rows asked about and the names of the features, which shap's
+    plots draw (`HardenedExplanation`); its `base_values` are None. Nothing else of the native explainer can be read:
+    `expected_value` is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are.
+    Threads may share an explainer.
 
     Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
     models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
