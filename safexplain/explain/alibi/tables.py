@@ -184,41 +184,26 @@ class _Shapley(FromArguments, OfTables):
 
     _libraries = ("alibi", "shap")
     _core: ClassVar[type[HardenedShap]]
-    _takes: ClassVar[frozenset[str]]
-    """Options of `explain`: those of shap. All others are left at their defaults."""
     _made: HardenedShap | None = None
     _places: Sequence[int] | None = None
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Shapley values of rows, a list with an array for each output, hardened; of a certified explainer, with the
-        audited options.
+        """Shapley values of rows as natively, a list with an array for each output, hardened.
 
         Args:
             *args: as natively.
-            target: the class that values speak for, or (n,) of them, alone; None: of one output for two classes the
-                predicted one, else each output's.
+            target: see `HardenedShap.shap_values`; of a named class, one array.
             direction: of a number, "up" or "down"; None: "up".
             **kwargs: as natively.
 
         Raises:
-            InputError: X is no table of numbers.
-            ConfigurationError: a target where there are no classes, a direction where there are, or nothing was fitted.
-            RefusedError: an option that makes other numbers than Shapley values of single features, or one that differs
-                from the audited one.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
+            InputError, RefusedError: see `HardenedShap.shap_values`.
+            ConfigurationError: the same, or nothing was fitted.
         """
         given = _by_name(self, args, kwargs)
         X = given.pop("X")
-        if refused := sorted(k for k, v in given.items() if k not in self._takes and v is not None and v is not False):
-            raise RefusedError(
-                f"{', '.join(refused)}: only Shapley values of single features are released. To add up columns of one"
-                " variable, give Features to the hardening"
-            )
         check_mode(self._explainer.predictor)
-        options = {name: value for name, value in given.items() if name in self._takes}
-        values = self._shap._values(X, options, target, direction)
+        values = self._shap.shap_values(X, target=target, direction=direction, **given)
         each = list(np.moveaxis(values, -1, 0)) if target is None and values.ndim > np.ndim(X) else [values]
         named = {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
         found = import_module("alibi.api.interfaces").Explanation(
@@ -257,7 +242,6 @@ class HardenedAlibiKernelShap(_Shapley):
 
     _kind, _row, _core = "KernelShap", CATALOG["AlibiKernelShap"], HardenedKernelExplainer
     _makes, _more = frozenset({"feature_names", "link", "seed"}), frozenset({"nsamples", "l1_reg"})
-    _takes = frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -275,7 +259,7 @@ class HardenedTreeShap(_Shapley):
     """
 
     _kind, _row, _core, _needs = "TreeShap", CATALOG["TreeShap"], HardenedTreeExplainer, False
-    _makes, _takes = frozenset({"feature_names", "model_output"}), frozenset({"check_additivity"})
+    _makes = frozenset({"feature_names", "model_output"})
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:

@@ -4,7 +4,7 @@ Natively a SHAP explanation adds up to the output: base value plus values are wh
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
 best. A hardened explainer releases the values alone, hardened; no base value and no background.
 
-`explainers` has the classes, `explanation` what a call gives for shap's plots, `pipelines` what stands before the model,
+`explainers` has the classes, `explanation` what a call gives for shap's plots, `pipelines` what comes before the model,
 `trees` the fast values of trees.
 """
 

@@ -79,6 +79,10 @@ class HardenedShap(OfTables):
     _name: ClassVar[str]
     _explainer: Any
     _explained: Any
+    _fitted: Any = None
+    """The model itself, where the explainer was made from it."""
+    _takes: ClassVar[frozenset[str]]
+    """Options of `shap_values`."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
     """Of a classifier that is audited: what its last step takes."""
@@ -137,10 +141,32 @@ class HardenedShap(OfTables):
 
     # Answers.
 
-    def _values(
-        self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
-    ) -> Values:
-        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone."""
+    def shap_values(
+        self, X: ArrayLike, *, target: Any = None, direction: Direction | None = None, **options: Any
+    ) -> NDArray[np.float64]:
+        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+
+        Args:
+            X: (n, d) rows, or a row.
+            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
+                two classes the predicted one, else each output's.
+            direction: "up" or "down", where the model gives a number; None: "up".
+            **options: as natively, those that the class names; all others at their defaults, None or False.
+
+        Raises:
+            InputError: X is no table of numbers, or has other columns than the model.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
+            RefusedError: an option that is not hardened, or, of a certified explainer, that differs from the audited.
+
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
+        """
+        options = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._takes)}
+        if refused := sorted(options.keys() - self._takes):
+            raise RefusedError(
+                f"{', '.join(refused)}: only Shapley values of single features are released, with the options"
+                f" {', '.join(sorted(self._takes))}. To add up the columns of a variable, give the hardening Features"
+            )
         if self._pinned is not None:
             return self._certified(X, options, target)
         native, rows = self._as_given(X), _numbers(X, self._rows)
@@ -255,37 +281,13 @@ class _OfModel(HardenedShap):
     """Explainers that read the model itself, and so the last step of a Pipeline."""
 
     _needs = False
-    _makes = frozenset({"feature_names"})
+    _makes, _takes = frozenset({"feature_names"}), frozenset({"check_additivity"})
     _fixed = frozenset({"self", "X", "y", "approximate", "check_additivity", "from_call"})
-    _fitted: Any = None
-    """The model itself, where the explainer was made from it."""
 
     @property
     def explains(self) -> str:
         """What the values add up to: "probability" or "log odds"."""
         return "log odds"
-
-    def shap_values(
-        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
-    ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
-
-        Args:
-            X: (n, d) rows, or a row.
-            check_additivity: whether shap checks its own arithmetic, where it has any, before values are hardened.
-            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
-                two classes the predicted one, else each output's.
-            direction: "up" or "down", where the model gives a number; None: "up".
-
-        Raises:
-            InputError: X is no table of numbers, or has other columns than the model.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: the explainer is a certified one, and an option differs from the audited one.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
-        """
-        return self._values(X, {"check_additivity": check_additivity}, target, direction)
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
@@ -341,7 +343,8 @@ class HardenedTreeExplainer(_OfModel):
     on Regulation B puts it. Nothing of them leaves but what the values tell; use public ones.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
-    `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
+    `data`. `shap_values` takes `check_additivity`: whether shap checks its own arithmetic before values are hardened.
+    Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
 
     Args:
         model: the fitted model.
@@ -505,6 +508,10 @@ class HardenedKernelExplainer(HardenedShap):
     asked; NumPy's global one is neither read nor moved, except with `Hardening.none()`, as natively.
 
     A certificate knows `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
+    `shap_values` takes `nsamples` (how often the model is asked about a row; "auto" for 2 d + 2048), `l1_reg`
+    ("num_features(k)", "aic", "bic" or a number, see shap), `gc_collect`, and `silent`: there is no progress bar. One
+    output is about classes with the link "logit", where the function belongs to a classifier, or where it gives numbers
+    from 0 to 1 for all of `data`.
 
     Args:
         model: (n, d) rows -> (n,) or (n, outputs) numbers.
@@ -529,7 +536,7 @@ class HardenedKernelExplainer(HardenedShap):
     """What `threshold_of_function` found, which asks the model."""
     _makes = frozenset({"feature_names", "link"})
     _fixed = frozenset({"self", "X", "silent", "gc_collect"})
-    _more = frozenset({"nsamples", "l1_reg"})
+    _more, _takes = frozenset({"nsamples", "l1_reg"}), frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
 
     def __init__(
         self,
@@ -546,41 +553,6 @@ class HardenedKernelExplainer(HardenedShap):
         data = data if background is None else background
         native = load_shap().KernelExplainer(model, data, feature_names, link, **kwargs)
         self._adopt(native, hardening, model_digest)
-
-    def shap_values(
-        self,
-        X: ArrayLike,
-        *,
-        nsamples: int | str = "auto",
-        l1_reg: str | float = "num_features(10)",
-        silent: bool = False,
-        gc_collect: bool = False,
-        target: Any = None,
-        direction: Direction | None = None,
-    ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
-
-        Args:
-            X: (n, d) rows, or a row.
-            nsamples: how often the model is asked about a row; "auto" for 2 d + 2048.
-            l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
-            silent: accepted for shap's sake; there is no progress bar.
-            gc_collect: whether garbage is collected after each row.
-            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
-                two classes the predicted one, else each output's. One output is about classes with the link "logit",
-                where the function belongs to a classifier, or where it gives numbers from 0 to 1 for all of `data`.
-            direction: "up" or "down", where the model gives a number; None: "up".
-
-        Raises:
-            InputError: X is no table of numbers.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: the explainer is a certified one, and an option differs from the audited one.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
-        """
-        options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
-        return self._values(X, options, target, direction)
 
     def _threshold(self) -> float | None:
         if self._decides is None:
