@@ -192,18 +192,18 @@ class _Shapley(FromArguments, OfTables):
 
         Args:
             *args: as natively.
-            target: see `HardenedShap.shap_values`; of a named class, one array.
+            target: see `HardenedTreeExplainer.shap_values`; of a named class, one array.
             direction: of a number, "up" or "down"; None: "up".
             **kwargs: as natively.
 
         Raises:
-            InputError, RefusedError: see `HardenedShap.shap_values`.
+            InputError, RefusedError: see `HardenedTreeExplainer.shap_values`.
             ConfigurationError: the same, or nothing was fitted.
         """
         given = _by_name(self, args, kwargs)
         X = given.pop("X")
         check_mode(self._explainer.predictor)
-        values = self._shap.shap_values(X, target=target, direction=direction, **given)
+        values = self._shap._values(X, given, target, direction)
         each = list(np.moveaxis(values, -1, 0)) if target is None and values.ndim > np.ndim(X) else [values]
         named = {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
         found = import_module("alibi.api.interfaces").Explanation(

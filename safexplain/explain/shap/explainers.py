@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
 Values = NDArray[Any]
+
+_USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
+"""What options of the kernel method are where they are left out."""
 
 _DRAWN = ("nsamples", "l1_reg", "silent", "gc_collect", "check_additivity")
 """Options that say how well the values are estimated, and change neither the question nor its noise."""
@@ -141,17 +143,16 @@ class HardenedShap(OfTables):
 
     # Answers.
 
-    def shap_values(
-        self, X: ArrayLike, *, target: Any = None, direction: Direction | None = None, **options: Any
-    ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+    def _values(
+        self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
+    ) -> Values:
+        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone.
 
         Args:
             X: (n, d) rows, or a row.
-            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
-                two classes the predicted one, else each output's.
+            options: as natively, those in `_takes`; all others at their defaults, None or False.
+            target: the class that values speak for, or (n,) of them.
             direction: "up" or "down", where the model gives a number; None: "up".
-            **options: as natively, those that the class names; all others at their defaults, None or False.
 
         Raises:
             InputError: X is no table of numbers, or has other columns than the model.
@@ -225,7 +226,7 @@ class HardenedShap(OfTables):
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
         names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
-        values = self.shap_values(X, target=target, direction=direction, **options)
+        values = self._values(X, options, target, direction)
         return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
 
     def _as_given(self, X: Any) -> Any:
@@ -241,9 +242,8 @@ class HardenedShap(OfTables):
 
     def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
-        signature = self._signature()
-        given = {k: v for k, v in options.items() if k not in self._fixed and not _default(signature, k, v)}
-        self._pinned.complete(signature, given, self._fixed)
+        given = {k: v for k, v in options.items() if k not in self._fixed and v != _USUAL.get(k)}
+        self._pinned.complete(self._signature(), given, self._fixed)
         rows = self._rows(X)
         self._check_width(rows)
         classes = self._pinned.classes_of(rows)
@@ -288,6 +288,23 @@ class _OfModel(HardenedShap):
     def explains(self) -> str:
         """What the values add up to: "probability" or "log odds"."""
         return "log odds"
+
+    def shap_values(
+        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
+    ) -> NDArray[np.float64]:
+        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+
+        Args:
+            X: (n, d) rows, or a row.
+            check_additivity: whether shap checks its own arithmetic, where it has any, before values are hardened.
+            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
+                two classes the predicted one, else each output's.
+            direction: "up" or "down", where the model gives a number; None: "up".
+
+        Raises:
+            InputError, ConfigurationError, RefusedError: rows, a class, a direction or options that do not fit.
+        """
+        return self._values(X, {"check_additivity": check_additivity}, target, direction)
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
@@ -343,8 +360,7 @@ class HardenedTreeExplainer(_OfModel):
     on Regulation B puts it. Nothing of them leaves but what the values tell; use public ones.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
-    `data`. `shap_values` takes `check_additivity`: whether shap checks its own arithmetic before values are hardened.
-    Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
+    `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
 
     Args:
         model: the fitted model.
@@ -508,10 +524,6 @@ class HardenedKernelExplainer(HardenedShap):
     asked; NumPy's global one is neither read nor moved, except with `Hardening.none()`, as natively.
 
     A certificate knows `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
-    `shap_values` takes `nsamples` (how often the model is asked about a row; "auto" for 2 d + 2048), `l1_reg`
-    ("num_features(k)", "aic", "bic" or a number, see shap), `gc_collect`, and `silent`: there is no progress bar. One
-    output is about classes with the link "logit", where the function belongs to a classifier, or where it gives numbers
-    from 0 to 1 for all of `data`.
 
     Args:
         model: (n, d) rows -> (n,) or (n, outputs) numbers.
@@ -554,6 +566,32 @@ class HardenedKernelExplainer(HardenedShap):
         native = load_shap().KernelExplainer(model, data, feature_names, link, **kwargs)
         self._adopt(native, hardening, model_digest)
 
+    def shap_values(
+        self,
+        X: ArrayLike,
+        *,
+        nsamples: int | str = "auto",
+        l1_reg: str | float = "num_features(10)",
+        silent: bool = False,
+        gc_collect: bool = False,
+        target: Any = None,
+        direction: Direction | None = None,
+    ) -> NDArray[np.float64]:
+        """Hardened values, as of `HardenedTreeExplainer.shap_values`.
+
+        Args:
+            X: (n, d) rows, or a row.
+            nsamples: how often the model is asked about a row; "auto" for 2 d + 2048.
+            l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
+            silent: accepted for shap's sake; there is no progress bar.
+            gc_collect: whether garbage is collected after each row.
+            target: the same. One output is about classes with the link "logit", where the function belongs to a
+                classifier, or where it gives numbers from 0 to 1 for all of `data`.
+            direction: the same.
+        """
+        options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
+        return self._values(X, options, target, direction)
+
     def _threshold(self) -> float | None:
         if self._decides is None:
             self._decides = (threshold_of_function(self._explainer),)
@@ -595,13 +633,6 @@ def _width(model: Any) -> int | None:
         if found is not None:
             return int(found() if callable(found) else found)
     return None
-
-
-def _default(signature: inspect.Signature, name: str, value: Any) -> bool:
-    """Whether an option has the value that it has when it is left out."""
-    known = signature.parameters.get(name)
-    usual = {"nsamples": "auto", "l1_reg": "num_features(10)"}.get(name) if known is None else known.default
-    return bool(type(value) is type(usual) and value == usual)
 
 
 def _numbers(X: Any, rows: Any) -> Values:
