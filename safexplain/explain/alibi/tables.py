@@ -182,7 +182,7 @@ class _Shapley(FromArguments, OfTables):
     explainer, `explain` gives NaN for all other classes.
     """
 
-    _libraries = ("alibi", "shap")
+    _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
     _core: ClassVar[type[HardenedShap]]
     _made: HardenedShap | None = None
     _places: Sequence[int] | None = None

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from safexplain._digest import checked_digest, explained_digest
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import draw_from, load_shap, seeded_generators
@@ -162,12 +162,7 @@ class HardenedShap(OfTables):
         Warns:
             PredictedClassWarning: once, where the predicted class decides.
         """
-        options = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._takes)}
-        if refused := sorted(options.keys() - self._takes):
-            raise RefusedError(
-                f"{', '.join(refused)}: only Shapley values of single features are released, with the options"
-                f" {', '.join(sorted(self._takes))}. To add up the columns of a variable, give the hardening Features"
-            )
+        options = self._checked(options)
         if self._pinned is not None:
             return self._certified(X, options, target)
         native, rows = self._as_given(X), _numbers(X, self._rows)
@@ -238,6 +233,16 @@ class HardenedShap(OfTables):
         """The numbers that the noise is a function of."""
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
 
+    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options, but for those that are off; RefusedError where one is not hardened."""
+        given = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._takes)}
+        if refused := sorted(given.keys() - self._takes):
+            raise RefusedError(
+                f"{', '.join(refused)}: only Shapley values of single features are released, with the options"
+                f" {', '.join(sorted(self._takes))}. To add up the columns of a variable, give the hardening Features"
+            )
+        return given
+
     # Certified answers.
 
     def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
@@ -265,7 +270,7 @@ class HardenedShap(OfTables):
         return list(places).index(target)
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        places = np.array([self._place(t) for t in targets], dtype=np.int64)
+        options, places = self._checked(options), np.array([self._place(t) for t in targets], dtype=np.int64)
         own, _ = self._run(self._hashed(rows), options, places)
         return self._released(own, rows, torch.tensor(list(targets)), options)
 
@@ -317,11 +322,6 @@ class _OfModel(HardenedShap):
         used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1 if expected is None else 0
         if rows.shape[1] < used:
             raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
-
-    def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        if options:
-            raise ConfigurationError(f"{self._name}: a call has no options, got {', '.join(sorted(options))}")
-        return super()._numbers_of(rows, targets, options)
 
     def _taken(self, rows: Any) -> Any:
         """The rows as the model takes them."""

@@ -360,6 +360,18 @@ def test_shapley_values_are_those_of_the_predicted_class_alone(kind: Any, tmp_pa
     assert np.isnan(values[1 - target.numpy(), np.arange(3)]).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [(HardenedAlibiKernelShap, "summarise_result"), (HardenedTreeShap, "approximate"), (HardenedTreeExplainer, "y")],
+)
+def test_no_audit_is_made_with_an_option_that_makes_other_numbers(kind: Any, option: str) -> None:
+    pytest.importorskip("alibi")
+    pytest.importorskip("shap")
+    asked = kind.catalogued(PUBLIC)(as_module(forest()), hardening=Hardening.none())
+    with pytest.raises(RefusedError, match=f"{option}: only Shapley values of single features"):
+        asked.attribute(ASKED, target=torch.tensor([0, 1, 0]), **{option: True})
+
+
 def test_two_classes_of_boosted_trees_have_opposite_values() -> None:
     pytest.importorskip("alibi")
     pytest.importorskip("shap")
