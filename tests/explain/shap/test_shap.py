@@ -203,6 +203,16 @@ def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot: str
                     getattr(shap.plots, plot)(asked)
 
 
+def test_of_several_outputs_one_has_to_be_named_to_be_drawn() -> None:
+    figures = pytest.importorskip("matplotlib.pyplot")
+    explanation = HardenedTreeExplainer(model("forest of three classes"))(X[:9])
+    for asked in (explanation, explanation[0]):
+        with pytest.raises(RefusedError, match=r"one output, got those of 3: draw explanation\[\.\.\., 1\]"):
+            shap.plots.bar(asked, show=False)
+        shap.plots.bar(asked[..., 2], show=False)
+    figures.close("all")
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
 @pytest.mark.parametrize("name", ["expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"])
 def test_what_would_tell_more_cannot_be_read(place: int, name: str) -> None:
