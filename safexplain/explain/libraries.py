@@ -13,12 +13,13 @@ from the global generator, as ever.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -32,6 +33,8 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import brought_by
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import query_seeds, resolve_key
 
 __all__ = [
     "ONE_AT_A_TIME",
@@ -39,12 +42,12 @@ __all__ = [
     "defined_in",
     "draw_from",
     "global_generators",
-    "listing_outputs",
     "load",
     "load_alibi",
     "load_shap",
     "no_failed_searches",
     "private_copy",
+    "seeded_generators",
 ]
 
 ONE_AT_A_TIME = threading.RLock()
@@ -93,6 +96,23 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
         _generator.reset(token)
 
 
+def seeded_generators(
+    hardening: Hardening, inputs: tuple[Tensor, ...], model_digest: bytes, method: str
+) -> list[np.random.RandomState]:
+    """A generator for each example of `inputs`: a function of the noise key (of none, where there is no noise), the
+    model, the method, the configuration and the example."""
+    noise = hardening.noise
+    seeds = query_seeds(
+        b"no noise, no key" if noise is None else resolve_key(noise.key),
+        inputs=inputs,
+        target=None,
+        model_digest=b"" if noise is None else model_digest,
+        method=f"samples of {method}",
+        configuration=hardening.to_json(),
+    )
+    return [np.random.RandomState(np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)) for seed in seeds]
+
+
 @contextmanager
 def global_generators(tensors: tuple[Tensor, ...], seed: bytes | None = None) -> Iterator[None]:
     """Torch's global generators, those of the tensors' devices too, and NumPy's, as they are or from a seed of 32
@@ -128,32 +148,12 @@ def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _keeps_state(kind: type) -> bool:
-    return defined_in(kind, "alibi", "shap") and kind.__dictoffset__ != 0  # it has attributes
+    return defined_in(kind, "alibi") and kind.__dictoffset__ != 0  # it has attributes
 
 
 def defined_in(kind: type, *libraries: str) -> bool:
     """Whether a class, or one that it derives from, is of one of these libraries; imports none of them."""
     return any((base.__module__ or "").partition(".")[0] in libraries for base in kind.__mro__)
-
-
-def listing_outputs(explainer: Any) -> Any:
-    """A private copy of an Alibi explainer whose Shapley values are a list with an array for each output.
-
-    Alibi expects such a list, as shap gave it before 0.45; since then it gives one array (rows, features, outputs).
-    """
-    inner = getattr(explainer, "_explainer", None)
-    for name in ("get_explanation", "shap_values"):
-        if hasattr(inner, name):
-            vars(inner)[name] = _listed(getattr(inner, name))
-    return explainer
-
-
-def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
-    def listed(*args: Any, **kwargs: Any) -> Any:
-        found = method(*args, **kwargs)
-        return list(np.moveaxis(found, -1, 0)) if isinstance(found, np.ndarray) and found.ndim == 3 else found
-
-    return listed
 
 
 @contextmanager

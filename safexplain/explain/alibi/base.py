@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -11,17 +10,15 @@ import numpy as np
 from torch import Tensor
 
 from safexplain._digest import checked_digest, explained_digest
-from safexplain.errors import ConfigurationError, RefusedError
-from safexplain.explain.alibi.rules import ROWS, kind_of, maps_of, query_tensors, release
+from safexplain.errors import ConfigurationError
+from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, listing_outputs, load_alibi, private_copy
-from safexplain.explain.orientation import Direction
+from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load_alibi, private_copy, seeded_generators
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
-from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
-from safexplain.native_maps import watch
+from safexplain.hardening.noise import GaussianNoise
 
 __all__ = ["FromArguments", "HardenedAlibi", "anchor_hardening", "new_generator"]
 
@@ -69,40 +66,30 @@ class HardenedAlibi:
     def _native(self) -> Any:
         return type(self._explainer)
 
-    def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
-        return self._explain(*args, **kwargs)
-
-    def _in_favour(self, explanation: Any, target: Any, direction: Direction | None) -> None:
-        """Have the numbers of a native explanation speak for the decision that was made; see `_ShapOfRows`."""
-
-    def _explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
+    def _explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively, by a private copy of an anchor explainer, and release what may leave."""
         load_alibi()
-        kind, quiet = kind_of(self._explainer), self.hardening.is_none
-        rules, predictor = ROWS[kind], self._explainer.predictor
+        kind, noise, predictor = kind_of(self._explainer), self.hardening.noise, self._explainer.predictor
         check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
         bound.apply_defaults()
-        if bound.arguments.get("interactions"):
-            raise RefusedError("interactions of features are not released; ask for Shapley values of single features")
+        asked, quiet = next(iter(bound.arguments)), self.hardening.is_none
         if not quiet:
-            bound.arguments.update({name: as_asked(bound.arguments.get(name)) for name in rules.inputs})
+            bound.arguments[asked] = as_asked(bound.arguments[asked])
         method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
-        inputs = query_tensors((bound.arguments.get(name) for name in rules.inputs), per_row=not rules.anchors)
-        digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
+        inputs = (query_tensor(bound.arguments[asked]),)
+        digest = b"" if noise is None else explained_digest(predictor, self._model_digest)
 
-        def harden(numbers: Tensor, field: str, output: int | None) -> Tensor:
-            of_field = f"{method} {field}"
-            return self.hardening(numbers, inputs=inputs, target=output, model_digest=digest, method=of_field)
+        def harden(numbers: Tensor) -> Tensor:
+            named = f"{method} {','.join(FRACTIONS)}"
+            return self.hardening(numbers, inputs=inputs, model_digest=digest, method=named)
 
-        generator = None if quiet else self._generator(inputs, digest, method)
-        with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(generator):
-            explanation = listing_outputs(private_copy(self._explainer)).explain(*bound.args, **bound.kwargs)
-        self._in_favour(explanation, target, direction)
-        for maps in maps_of(explanation, rules).values():
-            for of_output in maps:
-                watch().add(predictor, kind, (of_output,), inputs=inputs)
-        return release(explanation, rules, None if quiet else harden)
+        sampled = f"{method} seed={getattr(self._explainer, 'seed', None)}"
+        generator = None if quiet else seeded_generators(self.hardening, inputs, digest, sampled)[0]
+        alone = ONE_AT_A_TIME if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
+        with alone, draw_from(generator):
+            explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+        return release(explanation, ROWS[kind], None if quiet else harden)
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
@@ -118,7 +105,7 @@ class HardenedAlibi:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        anchors = ROWS[kind_of(native)].anchors
+        anchors = kind_of(native).startswith("Anchor")
         hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
         for step in (hardening.clip, hardening.mask):
             if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
@@ -129,18 +116,6 @@ class HardenedAlibi:
         load_alibi()
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
-
-    def _generator(self, inputs: tuple[Tensor, ...], digest: bytes, method: str) -> np.random.RandomState:
-        noise = self.hardening.noise
-        seeds = query_seeds(
-            b"no noise, no key" if noise is None else resolve_key(noise.key),
-            inputs=inputs,
-            target=None,
-            model_digest=digest,
-            method=f"samples of {method} seed={getattr(self._explainer, 'seed', None)}",
-            configuration=self.hardening.to_json(),
-        )
-        return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
 
 
 class FromArguments(HardenedAlibi):

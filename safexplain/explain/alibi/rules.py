@@ -1,15 +1,12 @@
-"""What leaves an Alibi explanation: a row of fields for each native class, and the new explanation built from them.
+"""What leaves an Alibi explanation: the fields listed for each native class, and the new explanation built from them.
 
-Nothing is copied that no row names, neither fields nor metadata nor attributes, and nothing released refers to a native
-object.
+Nothing else is copied, neither fields nor metadata nor attributes, and nothing released refers to a native object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -22,35 +19,7 @@ from torch import Tensor
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.libraries import defined_in
 
-__all__ = ["META", "PARAMS", "REFUSED", "ROWS", "Leave", "Rules", "kind_of", "maps_of", "query_tensors", "release"]
-
-
-class Leave(Enum):
-    """How a field leaves."""
-
-    AS_IS = "as it is"
-    """Copied: a rule, names, or what is computed from the query alone."""
-    FRACTION = "fraction"
-    """Numbers in [0, 1], hardened together as one vector and kept in [0, 1]."""
-    HARDENED = "hardened"
-    """A list of arrays (batch, ...), one for each output, each hardened by itself."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What leaves an explanation of one native class.
-
-    Args:
-        fields: name of a field of `Explanation.data` -> how it leaves.
-        inputs: arguments of `explain` that are what is explained.
-        anchors: an anchor explainer, asked about one example; the others are asked about one in each row.
-        alone: one call at a time in a process, because calls share an object that cannot be copied.
-    """
-
-    fields: Mapping[str, Leave]
-    inputs: tuple[str, ...] = ("X",)
-    anchors: bool = False
-    alone: bool = False
+__all__ = ["FRACTIONS", "META", "PARAMS", "REFUSED", "ROWS", "kind_of", "query_tensor", "release"]
 
 
 META = ("name", "type", "explanations", "version", "task")
@@ -61,24 +30,28 @@ PARAMS = frozenset(
     | {"min_samples_start", "n_covered_ex", "binary_cache_size", "cache_margin", "verbose", "verbose_every"}
     | {"disc_perc", "p_sample", "image_shape", "segmentation_fn", "segmentation_kwargs", "custom_segmentation"}
     | {"sample_proba", "top_n", "temperature", "use_proba", "filling", "frac_mask_templates", "batch_size_lm"}
-    | {"sample_punctuation", "summarise_background", "summarise_result", "link", "group_names", "grouped", "groups"}
-    | {"transpose", "model_output", "approximate", "interactions", "explain_loss", "algorithm"}
+    | {"sample_punctuation", "summarise_background", "link", "group_names", "grouped", "groups", "model_output"}
+    | {"algorithm"}
 )
 """Names in `Explanation.meta["params"]` that leave, if their values are plain numbers, text or containers of such."""
 
-_ANCHOR = {"anchor": Leave.AS_IS, "precision": Leave.FRACTION, "coverage": Leave.FRACTION}
-_SHAP = {"shap_values": Leave.HARDENED, "feature_names": Leave.AS_IS, "categorical_names": Leave.AS_IS}
+FRACTIONS = ("precision", "coverage")
+"""Fields of anchors that leave hardened: numbers in [0, 1], together as one vector, and kept in [0, 1]."""
 
-ROWS: Mapping[str, Rules] = MappingProxyType(
+_ANCHOR, _SHAP = ("anchor", *FRACTIONS), ("shap_values", "feature_names", "categorical_names")
+
+ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "AnchorTabular": Rules(_ANCHOR, anchors=True),
-        "AnchorImage": Rules({**_ANCHOR, "segments": Leave.AS_IS}, inputs=("image",), anchors=True),
-        "AnchorText": Rules(_ANCHOR, inputs=("text",), anchors=True, alone=True),
-        "KernelShap": Rules(_SHAP),
-        "TreeShap": Rules(_SHAP, inputs=("X", "y")),
+        "AnchorTabular": _ANCHOR,
+        "AnchorImage": (*_ANCHOR, "segments"),
+        "AnchorText": _ANCHOR,
+        "KernelShap": _SHAP,
+        "TreeShap": _SHAP,
     }
 )
-"""Every Alibi explainer that can be hardened, by the name of its class."""
+"""Every Alibi explainer that can be hardened, by the name of its class -> the fields of `Explanation.data` that leave:
+copied (a rule, names, what is computed from the query alone), but for `FRACTIONS` and for Shapley values, which the
+shap explainer inside hardens (`safexplain.explain.shap`)."""
 
 _GLOBAL = ("ALE", "PartialDependence", "TreePartialDependence", "PartialDependenceVariance", "PermutationImportance")
 _PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
@@ -115,21 +88,13 @@ def kind_of(native: Any) -> str:
     raise RefusedError(f"{type(native).__name__} is refused: {why}. There are rules for {', '.join(ROWS)}")
 
 
-def query_tensors(values: Iterable[Any], *, per_row: bool) -> tuple[Tensor, ...]:
-    """What is explained as tensors of shape (batch, ...): numbers as they are, text as its UTF-8 bytes.
+def query_tensor(value: Any) -> Tensor:
+    """What is explained, of shape (1, ...): numbers as they are, text as its UTF-8 bytes.
 
-    Args:
-        values: arrays, data frames, sparse matrices or text; None is left out.
-        per_row: the first of them holds one example a row, if it has two dimensions; otherwise all are one example.
-
-    >>> [tuple(t.shape) for t in query_tensors([np.ones((3, 4)), None, np.ones(3)], per_row=True)]
-    [(3, 4), (3,)]
-    >>> query_tensors(["no"], per_row=False)
-    (tensor([[110, 111]], dtype=torch.uint8),)
+    >>> query_tensor("no")
+    tensor([[110, 111]], dtype=torch.uint8)
     """
-    arrays = [_numbers(value) for value in values if value is not None]
-    rows = per_row and arrays[0].ndim > 1
-    return tuple(torch.from_numpy(array if rows else array[None]) for array in arrays)
+    return torch.from_numpy(_numbers(value)[None])
 
 
 def _numbers(value: Any) -> NDArray[Any]:
@@ -144,62 +109,36 @@ def _numbers(value: Any) -> NDArray[Any]:
     return np.array(array, dtype=np.float64 if array.dtype.kind == "f" else np.int64)
 
 
-def maps_of(native: Any, rules: Rules) -> dict[str, list[Tensor]]:
-    """The native numbers of the fields that are hardened, floating point, (batch, ...) for each output.
-
-    Raises:
-        RefusedError: a field holds something else than numbers.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for name in (name for name, leave in rules.fields.items() if leave is Leave.HARDENED and name in native.data):
-        arrays = [np.asarray(value) for value in native.data[name]]
-        if any(array.dtype.kind not in "biuf" for array in arrays):
-            raise RefusedError(f"expected numbers in {name}, got arrays of {', '.join(str(a.dtype) for a in arrays)}")
-        floats = [np.array(a, dtype=np.float32 if a.dtype == np.float32 else np.float64, ndmin=2) for a in arrays]
-        found[name] = [torch.from_numpy(array) for array in floats]
-    return found
-
-
-def release(native: Any, rules: Rules, harden: Callable[[Tensor, str, int | None], Tensor] | None) -> Any:
+def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tensor] | None = None) -> Any:
     """A new `alibi.api.interfaces.Explanation` with what may leave the native one.
 
     Args:
         native: the native explanation.
-        rules: of the explainer's class.
-        harden: hardens numbers (batch, ...) of a field and an output; None to release the native ones.
+        fields: names of those that leave.
+        harden: hardens the `FRACTIONS` (1, 2) among them; None to release them as they are.
 
     Raises:
-        RefusedError: a field holds something else than its rule expects.
+        RefusedError: a field holds something else than plain values.
     """
-    listed = {name: leave for name, leave in rules.fields.items() if name in native.data}
-    if harden is None:
-        data = {name: _plain(native.data[name]) for name in listed}
-    else:
-        maps = maps_of(native, rules)
-        fractions = {name: native.data[name] for name, leave in listed.items() if leave is Leave.FRACTION}
-        hardened = _fractions(fractions, harden) | {
-            name: [
-                harden(tensor, name, output).numpy().reshape(np.shape(value)).copy()
-                for output, (tensor, value) in enumerate(zip(maps[name], native.data[name], strict=True))
-            ]
-            for name in maps
-        }
-        data = {name: hardened[name] if name in hardened else _plain(native.data[name]) for name in listed}
+    given = {name: native.data[name] for name in fields if name in native.data}
+    if harden is not None:
+        given |= _fractions({name: given[name] for name in FRACTIONS if name in given}, harden)
     meta = {key: _plain(native.meta[key], arrays=False) for key in META if key in native.meta}
     meta["params"] = {}
     for name, value in native.meta.get("params", {}).items():
         with suppress(RefusedError):
             if name in PARAMS:
                 meta["params"][name] = _plain(value, arrays=False)
+    data = {name: _plain(value) for name, value in given.items()}
     return import_module("alibi.api.interfaces").Explanation(meta=meta, data=data)
 
 
-def _fractions(values: Mapping[str, Any], harden: Callable[[Tensor, str, int | None], Tensor]) -> dict[str, Any]:
+def _fractions(values: Mapping[str, Any], harden: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Numbers in [0, 1] as one vector, hardened and kept in [0, 1], in the native types."""
     if not values:
         return {}
     numbers = [float(np.asarray(value, np.float64).reshape(-1)[0]) for value in values.values()]
-    out = harden(torch.tensor([numbers], dtype=torch.float64), ",".join(values), None).clamp(0.0, 1.0)[0].tolist()
+    out = harden(torch.tensor([numbers], dtype=torch.float64)).clamp(0.0, 1.0)[0].tolist()
     return {name: _like(value, number) for (name, value), number in zip(values.items(), out, strict=True)}
 
 

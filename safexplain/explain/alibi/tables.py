@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,16 +18,12 @@ from torch import nn
 from safexplain._digest import explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
-from safexplain.explain.alibi.rules import ROWS, kind_of
+from safexplain.explain.alibi.rules import ROWS, kind_of, release
+from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.libraries import defined_in, draw_from, load_alibi, load_shap, no_failed_searches
-from safexplain.explain.orientation import (
-    Direction,
-    decided,
-    speaking_for,
-    threshold_of_function,
-    threshold_of_trees,
-)
+from safexplain.explain.orientation import Direction
+from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import EstimatorModule
@@ -87,7 +82,7 @@ def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]
     """The arguments of a call of `explain` by name, those among its `**kwargs` too."""
     given: dict[str, Any] = dict(explainer._signature().bind_partial(explainer, *args, **kwargs).arguments)
     more: Mapping[str, Any] = given.pop("kwargs", {})
-    return {**given, **more}
+    return {name: value for name, value in {**given, **more}.items() if name != "self"}
 
 
 class HardenedAnchors(HardenedAlibi, OfTables):
@@ -117,7 +112,7 @@ class HardenedAnchors(HardenedAlibi, OfTables):
     _rules: tuple[Rule, ...] = ()
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        if defined_in(type(native), "alibi") and not ROWS[kind_of(native)].anchors:
+        if defined_in(type(native), "alibi") and not kind_of(native).startswith("Anchor"):
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
         super()._adopt(native, hardening, model_digest)
 
@@ -176,94 +171,77 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         }
 
 
-class _ShapOfRows(FromArguments, OfTables):
-    """Shapley values in favour of the predicted class.
+class _Shapley(FromArguments, OfTables):
+    """Shapley values, by the hardened explainer of shap around the one that Alibi's made when it was fitted.
 
-    Where the model has one output for two classes, each row's values are in favour of the class that is predicted for
-    it, or of `target`; natively all are in favour of class 1. Of a number, `direction` ("up" or "down") says whether
-    they tell why it is as high as it is or as low. With `Hardening.none()` values are the native ones, unless a class
-    is named.
+    They speak for the decision that was made, see `HardenedShap`: where the model has one output for two classes, for
+    the class that is predicted for a row, or `target`; of a number, `direction` ("up" or "down") says whether they tell
+    why it is as high as it is or as low. With `Hardening.none()` values are the native ones, unless a class is named.
 
     The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
     explainer, `explain` gives NaN for all other classes.
     """
 
     _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
-    _quiet: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Options that keep the native explainer from showing its progress."""
+    _core: ClassVar[type[HardenedShap]]
+    _made: HardenedShap | None = None
+    _places: Sequence[int] | None = None
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Explain as natively and release what may leave; of a certified explainer, rows and the audited options.
+        """Shapley values of rows as natively, a list with an array for each output, hardened.
 
         Args:
             *args: as natively.
-            target: the class that one output for two classes speaks for, 0 or 1, or (n,) of them; None: the predicted.
+            target: see `HardenedTreeExplainer.shap_values`; of a named class, one array.
             direction: of a number, "up" or "down"; None: "up".
             **kwargs: as natively.
 
         Raises:
-            ConfigurationError: a target where there are no classes, a direction where there are, or either of them
-                with noise, which two answers about one row would average.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
+            InputError, RefusedError: see `HardenedTreeExplainer.shap_values`.
+            ConfigurationError: the same, or nothing was fitted.
         """
-        if self._pinned is None:
-            if self.hardening.noise is not None and not (target is None and direction is None):
-                raise ConfigurationError("with noise, values speak for the predicted class: leave out what is named")
-            return self._explain(*args, target=target, direction=direction, **kwargs)
         given = _by_name(self, args, kwargs)
-        rows = self._rows(given.get("X"))
-        self._pinned.complete(self._signature(), given, self._fixed)
-        classes = self._pinned.predict(rows).shape[1]
-        values = np.full((classes, *rows.shape), np.nan)
-        for i, target in enumerate(self._pinned.classes_of(rows)):
-            values[target, i] = self._numbers(rows[i], target, self._pinned.options)
-        released = self._explain(rows[:1], **{**self._pinned.options, **self._quiet})
-        data = {**released.data, "shap_values": list(values)}
-        return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+        X = given.pop("X")
+        check_mode(self._explainer.predictor)
+        values = self._shap._values(X, given, target, direction)
+        each = list(np.moveaxis(values, -1, 0)) if target is None and values.ndim > np.ndim(X) else [values]
+        named = {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
+        found = import_module("alibi.api.interfaces").Explanation(
+            meta=self._explainer.meta, data={"shap_values": each, **named}
+        )
+        return release(found, ROWS[self._kind])
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
         load_shap()  # which makes it read what XGBoost writes today
         return super().fit(*args, **kwargs)
 
-    def _in_favour(self, explanation: Any, target: Any, direction: Direction | None) -> None:
-        values, base = explanation.data["shap_values"], explanation.data["expected_value"]
-        if len(values) > 1 or (self.hardening.is_none and target is None and direction is None):
-            return
-        scores = values[0].sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[0]
-        classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"alibi.{self._kind}")
-        explanation.data["shap_values"] = [speaking_for(values[0], classes)]
-
-    def _threshold(self) -> float | None:
-        """Above which a single output predicts class 1; None: it is a number."""
-        raise NotImplementedError
-
-    def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        own = target if len(np.atleast_1d(self._explainer.expected_value)) == 1 else None
-        maps = self._explain(row[None], target=own, **{**options, **self._quiet}).data["shap_values"]
-        outputs = len(np.atleast_1d(self._explainer.expected_value))
-        if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
-            raise RefusedError(
-                f"expected Shapley values of {outputs} outputs, each (1, {len(row)}), got"
-                f" {[np.shape(m) for m in maps]}: the installed shap does not fit alibi; 0.42 and 0.49 do"
+    @property
+    def _shap(self) -> HardenedShap:
+        """The hardened explainer of shap."""
+        native, known = getattr(self._explainer, "_explainer", None), self._made
+        if not defined_in(type(native), "shap"):
+            raise ConfigurationError(
+                f"expected a fitted {self._kind} in one process: call fit, without distributed_opts"
             )
-        return np.asarray(maps[0 if outputs == 1 else target][0])
+        if known is None or known._explainer is not native:
+            known = self._made = self._core.around(native, self.hardening, self._model_digest)
+            known._fitted, known._name = self._explainer.predictor, self._kind  # type: ignore[misc]
+        known._pinned, known._columns, known._places = self._pinned, self._columns, self._places
+        return known
+
+    def _numbers_of(self, rows: Rows, targets: Sequence[int], options: Mapping[str, Any]) -> Rows:
+        return self._shap._numbers_of(rows, targets, options)
 
 
-class HardenedAlibiKernelShap(_ShapOfRows):
+class HardenedAlibiKernelShap(_Shapley):
     """Hardened KernelShap of alibi: takes its arguments, and `hardening`; see `HardenedAlibi`.
 
     A certificate knows `feature_names`, `link` and `seed`, and the options `nsamples` and `l1_reg`.
     """
 
-    _kind, _row, _makes = "KernelShap", CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
-    _more = frozenset({"nsamples", "l1_reg"})
-    _quiet = MappingProxyType({"silent": True})
-
-    def _threshold(self) -> float | None:
-        return threshold_of_function(self._explainer._explainer)
+    _kind, _row, _core = "KernelShap", CATALOG["AlibiKernelShap"], HardenedKernelExplainer
+    _makes, _more = frozenset({"feature_names", "link", "seed"}), frozenset({"nsamples", "l1_reg"})
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -274,17 +252,14 @@ class HardenedAlibiKernelShap(_ShapOfRows):
         return explainer
 
 
-class HardenedTreeShap(_ShapOfRows):
+class HardenedTreeShap(_Shapley):
     """Hardened TreeShap of alibi, for forests and boosted trees: takes its arguments, and `hardening`.
 
     A certificate knows `feature_names` and `model_output` ("raw" unless said), with or without a background.
     """
 
-    _kind, _row, _needs = "TreeShap", CATALOG["TreeShap"], False
+    _kind, _row, _core, _needs = "TreeShap", CATALOG["TreeShap"], HardenedTreeExplainer, False
     _makes = frozenset({"feature_names", "model_output"})
-
-    def _threshold(self) -> float | None:
-        return threshold_of_trees(self._explainer._explainer, self._explainer.predictor)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -297,4 +272,5 @@ class HardenedTreeShap(_ShapOfRows):
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)
         explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))
+        explainer._places = forward.places().tolist()
         return explainer

@@ -2,9 +2,10 @@
 
 Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
-best. A hardened explainer releases the values alone, hardened; no base value, no background, no copy of the instance.
+best. A hardened explainer releases the values alone, hardened; no base value and no background.
 
-`explainers` has the classes, `pipelines` what they take behind preprocessing, `trees` the fast values of trees.
+`explainers` has the classes, `explanation` what a call gives for shap's plots, `pipelines` what comes before the model,
+`trees` the fast values of trees.
 """
 
 from __future__ import annotations

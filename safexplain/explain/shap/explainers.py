@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
@@ -19,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from safexplain._digest import checked_digest, explained_digest
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import draw_from, load_shap
+from safexplain.explain.libraries import draw_from, load_shap, seeded_generators
 from safexplain.explain.orientation import (
     Direction,
     decided,
@@ -36,13 +35,19 @@ from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default
-from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
+from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
+
+if TYPE_CHECKING:
+    from safexplain.explain.shap.explanation import HardenedExplanation
 
 __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
 Values = NDArray[Any]
+
+_USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
+"""What options of the kernel method are where they are left out."""
 
 _DRAWN = ("nsamples", "l1_reg", "silent", "gc_collect", "check_additivity")
 """Options that say how well the values are estimated, and change neither the question nor its noise."""
@@ -52,9 +57,10 @@ class HardenedShap(OfTables):
     """What the hardened explainers of shap share.
 
     `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a new
-    `shap.Explanation` with those values and the names of the features; its `base_values` and `data` are None. Nothing
-    else of the native explainer can be read: `expected_value` is an AttributeError. Asking again gives the same answer,
-    whatever the other rows of the batch are. Threads may share an explainer.
+    `shap.Explanation` with those values, a copy of the rows asked about and the names of the features, which shap's
+    plots draw (`HardenedExplanation`); its `base_values` are None. Nothing else of the native explainer can be read:
+    `expected_value` is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are.
+    Threads may share an explainer.
 
     Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
     models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
@@ -75,6 +81,10 @@ class HardenedShap(OfTables):
     _name: ClassVar[str]
     _explainer: Any
     _explained: Any
+    _fitted: Any = None
+    """The model itself, where the explainer was made from it."""
+    _takes: ClassVar[frozenset[str]]
+    """Options of `shap_values`."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
     """Of a classifier that is audited: what its last step takes."""
@@ -136,7 +146,23 @@ class HardenedShap(OfTables):
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone."""
+        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone.
+
+        Args:
+            X: (n, d) rows, or a row.
+            options: as natively, those in `_takes`; all others at their defaults, None or False.
+            target: the class that values speak for, or (n,) of them.
+            direction: "up" or "down", where the model gives a number; None: "up".
+
+        Raises:
+            InputError: X is no table of numbers, or has other columns than the model.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
+            RefusedError: an option that is not hardened, or, of a certified explainer, that differs from the audited.
+
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
+        """
+        options = self._checked(options)
         if self._pinned is not None:
             return self._certified(X, options, target)
         native, rows = self._as_given(X), _numbers(X, self._rows)
@@ -184,14 +210,19 @@ class HardenedShap(OfTables):
         chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
         return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
 
-    def _explanation(self, X: Any, values: Values) -> Any:
-        """A new native explanation that holds values and names."""
-        names = [str(c) for c in X.columns] if hasattr(X, "columns") else self._names()
-        return load_shap().Explanation(values, base_values=None, data=None, feature_names=names)
+    def __call__(
+        self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
+    ) -> HardenedExplanation:
+        """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
+        `HardenedExplanation`; options as of `shap_values`."""
+        load_shap()
+        from safexplain.explain.shap.explanation import HardenedExplanation
 
-    def _names(self) -> list[str] | None:
-        names = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
-        return None if names is None else [str(name) for name in names]
+        known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
+        asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
+        names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
+        values = self._values(X, options, target, direction)
+        return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
 
     def _as_given(self, X: Any) -> Any:
         """What the native explainer is given: numbers, or a data frame with categories as it is."""
@@ -202,24 +233,31 @@ class HardenedShap(OfTables):
         """The numbers that the noise is a function of."""
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
 
+    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options, but for those that are off; RefusedError where one is not hardened."""
+        given = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._takes)}
+        if refused := sorted(given.keys() - self._takes):
+            raise RefusedError(
+                f"{', '.join(refused)}: only Shapley values of single features are released, with the options"
+                f" {', '.join(sorted(self._takes))}. To add up the columns of a variable, give the hardening Features"
+            )
+        return given
+
     # Certified answers.
 
     def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
-        signature = self._signature()
-        given = {k: v for k, v in options.items() if k not in self._fixed and not _default(signature, k, v)}
-        self._pinned.complete(signature, given, self._fixed)
+        given = {k: v for k, v in options.items() if k not in self._fixed and v != _USUAL.get(k)}
+        self._pinned.complete(self._signature(), given, self._fixed)
         rows = self._rows(X)
         self._check_width(rows)
         classes = self._pinned.classes_of(rows)
         if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
             raise RefusedError("the certificate is about the predicted class of each row: leave out target")
-        places = np.array([self._place(c) for c in classes], dtype=np.int64)
-        raw, _ = self._run(self._hashed(rows), self._pinned.options)
-        found = self._released(_of_outputs(raw, places), rows, torch.tensor(classes), self._pinned.options)
-        if raw.ndim == 3 and target is None:
-            numbers, found = found, np.full(raw.shape, np.nan)
-            np.put_along_axis(found, places[:, None, None], numbers[..., None], axis=2)
+        found, outputs = self._numbers_of(rows, classes, self._pinned.options), np.size(self._explainer.expected_value)
+        if outputs > 1 and target is None:
+            numbers, found = found, np.full((*found.shape, outputs), np.nan)
+            found[np.arange(len(rows)), :, [self._place(c) for c in classes]] = numbers
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _place(self, target: int) -> int:
@@ -232,7 +270,7 @@ class HardenedShap(OfTables):
         return list(places).index(target)
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        places = np.array([self._place(t) for t in targets], dtype=np.int64)
+        options, places = self._checked(options), np.array([self._place(t) for t in targets], dtype=np.int64)
         own, _ = self._run(self._hashed(rows), options, places)
         return self._released(own, rows, torch.tensor(list(targets)), options)
 
@@ -248,10 +286,8 @@ class _OfModel(HardenedShap):
     """Explainers that read the model itself, and so the last step of a Pipeline."""
 
     _needs = False
-    _makes = frozenset({"feature_names"})
-    _fixed = frozenset({"self", "X", "y", "tree_limit", "approximate", "check_additivity", "from_call"})
-    _fitted: Any = None
-    """The model itself, where the explainer was made from it."""
+    _makes, _takes = frozenset({"feature_names"}), frozenset({"check_additivity"})
+    _fixed = frozenset({"self", "X", "y", "approximate", "check_additivity", "from_call"})
 
     @property
     def explains(self) -> str:
@@ -271,21 +307,9 @@ class _OfModel(HardenedShap):
             direction: "up" or "down", where the model gives a number; None: "up".
 
         Raises:
-            InputError: X is no table of numbers, or has other columns than the model.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: the explainer is a certified one, and an option differs from the audited one.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
+            InputError, ConfigurationError, RefusedError: rows, a class, a direction or options that do not fit.
         """
         return self._values(X, {"check_additivity": check_additivity}, target, direction)
-
-    def __call__(
-        self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
-    ) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
-        of `shap_values`."""
-        return self._explanation(X, self.shap_values(X, check_additivity, target=target, direction=direction))
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
@@ -298,11 +322,6 @@ class _OfModel(HardenedShap):
         used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1 if expected is None else 0
         if rows.shape[1] < used:
             raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
-
-    def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        if options:
-            raise ConfigurationError(f"{self._name}: a call has no options, got {', '.join(sorted(options))}")
-        return super()._numbers_of(rows, targets, options)
 
     def _taken(self, rows: Any) -> Any:
         """The rows as the model takes them."""
@@ -529,7 +548,7 @@ class HardenedKernelExplainer(HardenedShap):
     """What `threshold_of_function` found, which asks the model."""
     _makes = frozenset({"feature_names", "link"})
     _fixed = frozenset({"self", "X", "silent", "gc_collect"})
-    _more = frozenset({"nsamples", "l1_reg"})
+    _more, _takes = frozenset({"nsamples", "l1_reg"}), frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
 
     def __init__(
         self,
@@ -558,7 +577,7 @@ class HardenedKernelExplainer(HardenedShap):
         target: Any = None,
         direction: Direction | None = None,
     ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+        """Hardened values, as of `HardenedTreeExplainer.shap_values`.
 
         Args:
             X: (n, d) rows, or a row.
@@ -566,35 +585,12 @@ class HardenedKernelExplainer(HardenedShap):
             l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
             silent: accepted for shap's sake; there is no progress bar.
             gc_collect: whether garbage is collected after each row.
-            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
-                two classes the predicted one, else each output's. One output is about classes with the link "logit",
-                where the function belongs to a classifier, or where it gives numbers from 0 to 1 for all of `data`.
-            direction: "up" or "down", where the model gives a number; None: "up".
-
-        Raises:
-            InputError: X is no table of numbers.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: the explainer is a certified one, and an option differs from the audited one.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
+            target: the same. One output is about classes with the link "logit", where the function belongs to a
+                classifier, or where it gives numbers from 0 to 1 for all of `data`.
+            direction: the same.
         """
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
-
-    def __call__(
-        self,
-        X: ArrayLike,
-        l1_reg: str | float = "num_features(10)",
-        silent: bool = False,
-        *,
-        target: Any = None,
-        direction: Direction | None = None,
-    ) -> Any:
-        """A new `shap.Explanation` with hardened `values` and the names of the features, and nothing else; arguments as
-        of `shap_values`."""
-        values = self.shap_values(X, l1_reg=l1_reg, silent=silent, target=target, direction=direction)
-        return self._explanation(X, values)
 
     def _threshold(self) -> float | None:
         if self._decides is None:
@@ -612,18 +608,10 @@ class HardenedKernelExplainer(HardenedShap):
         options, base = {**options, "silent": True}, self._explainer.expected_value
         if self.hardening.is_none:
             return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs), base
-        key = None if self.hardening.noise is None else self.hardening.noise.key
-        seeds = query_seeds(
-            b"no noise, no key" if self.hardening.noise is None else resolve_key(key),
-            inputs=torch.from_numpy(np.asarray(rows, dtype=np.float64)),
-            model_digest=b"" if self.hardening.noise is None else self._digest(),
-            method=f"samples of {self._method({})}",
-            configuration=self.hardening.to_json(),
-        )
-        found = []
-        for i, seed in enumerate(seeds):
-            words = np.frombuffer(hashlib.blake2b(seed).digest(), np.uint32)
-            with draw_from(np.random.RandomState(words)):
+        digest = b"" if self.hardening.noise is None else self._digest()
+        asked, found = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),), []
+        for i, generator in enumerate(seeded_generators(self.hardening, asked, digest, self._method({}))):
+            with draw_from(generator):
                 found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
         return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1])), base
 
@@ -645,13 +633,6 @@ def _width(model: Any) -> int | None:
         if found is not None:
             return int(found() if callable(found) else found)
     return None
-
-
-def _default(signature: inspect.Signature, name: str, value: Any) -> bool:
-    """Whether an option has the value that it has when it is left out."""
-    known = signature.parameters.get(name)
-    usual = {"nsamples": "auto", "l1_reg": "num_features(10)"}.get(name) if known is None else known.default
-    return bool(type(value) is type(usual) and value == usual)
 
 
 def _numbers(X: Any, rows: Any) -> Values:

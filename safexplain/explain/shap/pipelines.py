@@ -90,9 +90,10 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
             origins = _through(one, origins, width)
     elif isinstance(step, ColumnTransformer):
         parts, place = [origins[:0]], step.output_indices_
-        for name, one, columns in sorted(step.transformers_, key=lambda part: place[part[0]].start or 0):
+        taken = step._transformer_to_input_indices
+        for name, one, _ in sorted(step.transformers_, key=lambda part: place[part[0]].start or 0):
             if width := len(range(2**31)[place[name]]):
-                parts.append(_through(one, origins[_places(columns, step)], width))
+                parts.append(_through(one, origins[taken[name]], width))
         origins = np.concatenate(parts)
     elif isinstance(step, SelectorMixin):
         origins = origins[step.get_support()]
@@ -116,16 +117,3 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
             " behind it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
         )
     return origins
-
-
-def _places(columns: Any, transformer: Any) -> list[int]:
-    """The places of columns, as a ColumnTransformer names them."""
-    names = list(getattr(transformer, "feature_names_in_", ()))
-    if isinstance(columns, slice):
-        named = isinstance(columns.stop, str)  # whose last one is among them
-        start, stop = (names.index(end) if isinstance(end, str) else end for end in (columns.start, columns.stop))
-        return list(range(transformer.n_features_in_)[slice(start, stop + 1 if named else stop, columns.step)])
-    given = np.atleast_1d(np.asarray(columns))
-    if given.dtype.kind == "b":
-        return [int(place) for place in np.flatnonzero(given)]
-    return [names.index(c) if isinstance(c, str) else int(c) for c in given.tolist()]

@@ -532,12 +532,11 @@ def test_repr_shows_method_and_hardening_and_neither_key_nor_data(alibi):
     assert repr(KEY) not in repr(explainer)
 
 
-def test_every_listed_class_exists_in_alibi_with_the_arguments_that_its_row_names(alibi):
-    for name, rules in ROWS.items():
-        if name in ("KernelShap", "TreeShap"):
-            continue
-        explain = inspect.signature(getattr(alibi, name).explain).parameters
-        assert set(rules.inputs) <= explain.keys()
+def test_the_first_argument_of_every_anchor_explainer_is_what_is_explained(alibi):
+    for name in ROWS:
+        if name.startswith("Anchor"):
+            asked = list(inspect.signature(getattr(alibi, name).explain).parameters)[1]
+            assert asked == {"AnchorImage": "image", "AnchorText": "text"}.get(name, "X")
 
 
 def test_an_audit_of_anchors_does_not_log_each_search_that_failed_and_nothing_else_is_hidden(caplog):

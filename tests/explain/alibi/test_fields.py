@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import pickle
 import re
@@ -15,11 +16,11 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 
-from safexplain import GaussianNoise, Hardening, RangeClip
-from safexplain.errors import RefusedError
+from safexplain import GaussianNoise, Hardening, RangeClip, TopKSet
+from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.explain import anchor_hardening
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, harden_alibi
-from safexplain.explain.alibi.rules import META, PARAMS, ROWS, Leave
+from safexplain.explain.alibi.rules import FRACTIONS, META, PARAMS, ROWS
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER
 from safexplain.testing.markers import MARKER_TEXT as WORD
@@ -68,7 +69,17 @@ def text_explainer():
 
 FAST = {"coverage_samples": 500, "binary_cache_size": 100}
 IMAGE = np.random.default_rng(1).random((16, 16, 3)).astype(np.float32)
-SHAP = np.random.default_rng(2).normal(size=(60, 4))
+FOREST = RandomForestClassifier(4, max_depth=3, random_state=0).fit(X, Y)
+
+
+def shapley(name):
+    """A fitted explainer, over the shap package."""
+    pytest.importorskip("shap")
+    if name == "TreeShap":
+        return explainers.TreeShap(FOREST, feature_names=NAMES).fit()
+    return explainers.KernelShap(FOREST.predict_proba, feature_names=NAMES, seed=0).fit(X[:10])
+
+
 CASES = {
     "AnchorTabular": (lambda: explainers.AnchorTabular(labels, NAMES).fit(X), (X[0],), FAST),
     "AnchorImage": (
@@ -77,11 +88,13 @@ CASES = {
         FAST,
     ),
     "AnchorText": (text_explainer, ("a good book",), FAST),
-    "KernelShap": (lambda: stub("KernelShap", {"shap_values": [SHAP, -SHAP], "feature_names": NAMES}), (X,), {}),
-    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP, -SHAP], "shap_interaction_values": []}), (X,), {}),
+    "KernelShap": (lambda: shapley("KernelShap"), (X[:20],), {"silent": True}),
+    "TreeShap": (lambda: shapley("TreeShap"), (X[:20],), {}),
 }
 """Native class -> how to make an explainer, and the arguments of `explain`."""
 
+
+ANCHORS = [name for name in ROWS if name.startswith("Anchor")]
 
 LISTED = {
     "AnchorTabular": {"anchor", "precision", "coverage"},
@@ -95,7 +108,7 @@ NEVER = {"seed", "kwargs", "images_background", "sample_weight", "weights", "pun
 
 
 def hardening_for(name):
-    return anchor_hardening(KEY) if ROWS[name].anchors else PLAIN
+    return anchor_hardening(KEY) if name in ANCHORS else PLAIN
 
 
 # Planted markers.
@@ -137,89 +150,129 @@ def reachable(value):
     return list(seen.values())
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ANCHORS)
 def test_markers_planted_in_every_other_field_are_not_found_in_what_is_released(name):
     make, args, options = CASES[name]
     native, found = make(), []
     with planted(type(native), "explain", lambda told, _: found.append(with_secrets(told, name)) or found[-1]):
         released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
     assert all(find_markers(told) for told in (found[0].raw, found[0].meta, repr(found[0]), pickle.dumps(found[0])))
+    check_released(released, name)
+    assert not {id(x) for x in reachable(released)} & {id(x) for x in reachable(found[0]) if isinstance(x, np.ndarray)}
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ANCHORS])
+def test_markers_planted_in_an_explainer_of_shapley_values_are_not_found_either(name):
+    make, args, options = CASES[name]
+    native = make()
+    planted_in = with_secrets(interfaces.Explanation(meta=native.meta, data={}), name).meta
+    native.meta = {**planted_in, "params": {**native.meta["params"], **planted_in["params"]}}
+    native.raw = native.expected_value = secrets()
+    released = harden_alibi(native, PLAIN).explain(*args, **options)
+    check_released(released, name)
+    assert released.feature_names == NAMES
+    assert released.feature_names is not native.feature_names
+    assert released.categorical_names == {}
+
+
+def check_released(released, name):
+    """No marker, no field or parameter that is not listed, and no array that shows another one."""
     assert find_markers([released, repr(released), released.to_json(), pickle.dumps(released)]) == []
-    assert set(released.data) <= LISTED[name] == set(ROWS[name].fields)
+    assert set(released.data) <= LISTED[name] == set(ROWS[name])
     assert not NEVER & PARAMS
     assert set(released.meta) <= {*META, "params"}
     assert set(released.meta["params"]) <= PARAMS
     assert vars(released).keys() == {"meta", "data", *released.meta, *released.data}
     assert all(x.base is None for x in reachable(released) if isinstance(x, np.ndarray))
-    assert not {id(x) for x in reachable(released)} & {id(x) for x in reachable(found[0]) if isinstance(x, np.ndarray)}
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_field_of_every_class_leaves_in_the_way_that_is_listed(name):
+@pytest.mark.parametrize("name", ANCHORS)
+def test_every_listed_field_of_anchors_leaves_as_natively_but_for_its_numbers(name):
     make, args, options = CASES[name]
     native = make()
     released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
     expected = native.explain(*args, **options)
-    for field, leave in ROWS[name].fields.items():
-        if field not in expected.data:
-            continue
-        ours, theirs = released.data[field], expected.data[field]
-        if leave is Leave.AS_IS and name != "AnchorTabular":
-            assert np.array_equal(ours, theirs)
-            assert type(ours) is type(theirs)
-        elif leave is Leave.HARDENED:
-            assert [a.shape for a in ours] == [a.shape for a in theirs]
+    for field in set(ROWS[name]) - {*FRACTIONS}:
+        if field in expected.data and name != "AnchorTabular":
+            assert np.array_equal(released.data[field], expected.data[field])
+            assert type(released.data[field]) is type(expected.data[field])
     assert "NaN" not in released.to_json()
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if not ROWS[name].anchors])
-def test_numbers_of_other_explainers_are_hardened_and_the_same_when_asked_again(name):
+@pytest.mark.parametrize("name", ["KernelShap", "TreeShap"])
+def test_shapley_values_are_hardened_and_the_same_when_asked_again_and_natively_without(name):
     make, args, options = CASES[name]
     native = make()
-    quiet, loud = (harden_alibi(native, h).explain(*args, **options) for h in (Hardening.none(), PLAIN))
-    again = harden_alibi(make(), PLAIN).explain(*args, **options)
-    assert loud.to_json() == again.to_json()
-    field = next(field for field, leave in ROWS[name].fields.items() if leave is Leave.HARDENED)
-    one, other = (np.concatenate([np.ravel(a) for a in e.data[field]]) for e in (loud, quiet))
-    noise = one - np.clip(other, -5, 5)
-    assert 0.05 < noise.std() < 0.2
-    assert (noise != 0).mean() > 0.5
+    quiet, loud = (np.stack(harden_alibi(native, h).explain(*args, **options).shap_values)
+                   for h in (Hardening.none(), PLAIN))  # fmt: skip
+    again = harden_alibi(make(), PLAIN).explain(*args, **options).shap_values
+    assert np.array_equal(loud, np.stack(again))
+    inner = np.moveaxis(native._explainer.shap_values(*args, **options), -1, 0)
+    np.testing.assert_allclose(quiet, inner, atol=1e-9 if name == "TreeShap" else 1e-6)
+    assert 0.05 < (loud - np.clip(quiet, -5, 5)).std() < 0.2
+    assert ((loud - quiet) != 0).mean() > 0.5
+
+
+@pytest.mark.parametrize("name", ["KernelShap", "TreeShap"])
+def test_alibis_and_shaps_names_give_the_same_shapley_values(name):
+    """One core: a set of Alibi's is the set of shap's, for one output and for two, a named class and the predicted."""
+    core = importlib.import_module("safexplain.explain.shap")
+    hardening = Hardening(clip=TopKSet(k=2, ordered=True))
+    boosted = GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y)
+    for model in (FOREST, boosted):
+        if name == "TreeShap":
+            theirs = harden_alibi(explainers.TreeShap(model).fit(), hardening)
+            ours = core.HardenedTreeExplainer(model, hardening=hardening)
+        else:
+            predict = model.predict_proba if model is FOREST else model.decision_function
+            theirs = harden_alibi(explainers.KernelShap(predict).fit(X[:10]), hardening)
+            ours = core.HardenedKernelExplainer(predict, X[:10], hardening=hardening)
+        for target in (None, 0):
+            found, expected = theirs.explain(X[:6], target=target).shap_values, ours.shap_values(X[:6], target=target)
+            assert [values.shape for values in found] == [(6, 4)] * (2 if expected.ndim == 3 else 1)
+            assert np.array_equal(np.stack(found, axis=-1), expected.reshape(6, 4, -1))
+            one = theirs.explain(X[1:2], target=target).shap_values
+            assert np.array_equal(np.stack(one)[:, 0], np.stack(found)[:, 1])
 
 
 def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
     for data in ({"anchor": [object()], "precision": 0.5, "coverage": 0.5}, {"anchor": np.array([WORD, 1], object)}):
         with pytest.raises(RefusedError, match="expected numbers, strings"):
             harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
-    with pytest.raises(RefusedError, match="expected numbers"):
-        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])] * 2}), PLAIN).explain(X[:1])
 
 
-# Arrays of instances and outputs.
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("TreeShap", {"interactions": True}),
+        ("TreeShap", {"approximate": True}),
+        ("TreeShap", {"tree_limit": 2}),
+        ("TreeShap", {"y": Y[:5]}),
+        ("KernelShap", {"summarise_result": True, "cat_vars_start_idx": [0], "cat_vars_enc_dim": [2]}),
+    ],
+)
+def test_other_numbers_than_shapley_values_of_single_features_are_refused(name, option):
+    with pytest.raises(RefusedError, match=f"{min(option)}.*only Shapley values of single features"):
+        harden_alibi(shapley(name), PLAIN).explain(X[:5], **option)
 
 
-def test_the_attributions_of_an_instance_do_not_depend_on_its_batch():
-    whole = harden_alibi(stub("TreeShap", {"shap_values": [SHAP, -SHAP]}), PLAIN).explain(X)
-    part = harden_alibi(stub("TreeShap", {"shap_values": [SHAP[7:9], -SHAP[7:9]]}), PLAIN).explain(X[7:9])
-    for a, b in zip(whole.shap_values, part.shap_values, strict=True):
-        assert np.array_equal(a[7:9], b)
-
-
-def test_outputs_get_noise_of_their_own():
-    """Of two classes one map is the other's negative: with the same noise their sum would be twice the noise."""
-    released = harden_alibi(stub("TreeShap", {"shap_values": [SHAP, -SHAP]}), PLAIN).explain(X)
-    total = released.shap_values[0] + released.shap_values[1]
-    assert 0.12 < total.std() < 0.16
-
-
-def test_tree_shap_of_the_shap_library_is_hardened():
+def test_groups_of_columns_get_a_value_each_and_a_row_alone_its_own():
     pytest.importorskip("shap")
-    pytest.importorskip("ray")
-    native = explainers.TreeShap(GradientBoostingClassifier(n_estimators=3).fit(X, Y), feature_names=NAMES).fit()
-    released = harden_alibi(native, PLAIN).explain(X[:5])
-    assert released.shap_values[0].shape == (5, 4)
-    assert set(released.data) == {"shap_values", "feature_names", "categorical_names"}
-    with pytest.raises(RefusedError, match="interactions of features are not released"):
-        harden_alibi(native, PLAIN).explain(X[:5], interactions=True)
+    native = explainers.KernelShap(FOREST.predict_proba).fit(X[:10], groups=[[0, 1], [2], [3]], group_names=list("xyz"))
+    hardened = harden_alibi(native, PLAIN)
+    values = hardened.explain(X[:5], silent=True).shap_values
+    assert [one.shape for one in values] == [(5, 3)] * 2
+    assert np.array_equal(np.stack(hardened.explain(X[2], silent=True).shap_values), np.stack(values)[:, 2])
+
+
+def test_nothing_is_explained_before_fit_and_reset_predictor_is_seen():
+    pytest.importorskip("shap")
+    with pytest.raises(ConfigurationError, match="call fit"):
+        harden_alibi(explainers.TreeShap(FOREST), PLAIN).explain(X[:2])
+    hardened = harden_alibi(shapley("KernelShap"), Hardening(clip=TopKSet(k=1)))
+    before = hardened.explain(X[:9]).shap_values[1]
+    hardened.reset_predictor(lambda x: probabilities(-x[:, ::-1]))
+    assert not np.array_equal(hardened.explain(X[:9]).shap_values[1], before)
 
 
 # From end to end.
@@ -304,14 +357,10 @@ def test_values_that_few_rows_have_are_not_printed_by_a_rule():
 
 def test_the_table_of_the_page_lists_every_class_and_field():
     text = (Path(__file__).parents[3] / "docs" / "alibi.md").read_text()
-    ways = {
-        Leave.AS_IS: "leaves",
-        Leave.FRACTION: "coarsened",
-        Leave.HARDENED: "hardened",
-    }
-    for name, rules in ROWS.items():
-        for field, leave in rules.fields.items():
-            assert re.search(rf"^\|[^|\n]*`{name}`[^|\n]*\|[^|\n]*`{field}`[^|\n]*\| {ways[leave]} \|", text, re.M), (
+    for name, fields in ROWS.items():
+        for field in fields:
+            way = "coarsened" if field in FRACTIONS else "hardened" if field == "shap_values" else "leaves"
+            assert re.search(rf"^\|[^|\n]*`{name}`[^|\n]*\|[^|\n]*`{field}`[^|\n]*\| {way} \|", text, re.M), (
                 name,
                 field,
             )

@@ -24,7 +24,6 @@ from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
-from safexplain.explain.libraries import load_alibi
 from safexplain.explain.served import OF_ROWS, load_release
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables
@@ -361,6 +360,18 @@ def test_shapley_values_are_those_of_the_predicted_class_alone(kind: Any, tmp_pa
     assert np.isnan(values[1 - target.numpy(), np.arange(3)]).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [(HardenedAlibiKernelShap, "summarise_result"), (HardenedTreeShap, "approximate"), (HardenedTreeExplainer, "y")],
+)
+def test_no_audit_is_made_with_an_option_that_makes_other_numbers(kind: Any, option: str) -> None:
+    pytest.importorskip("alibi")
+    pytest.importorskip("shap")
+    asked = kind.catalogued(PUBLIC)(as_module(forest()), hardening=Hardening.none())
+    with pytest.raises(RefusedError, match=f"{option}: only Shapley values of single features"):
+        asked.attribute(ASKED, target=torch.tensor([0, 1, 0]), **{option: True})
+
+
 def test_two_classes_of_boosted_trees_have_opposite_values() -> None:
     pytest.importorskip("alibi")
     pytest.importorskip("shap")
@@ -382,41 +393,6 @@ def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
     values = HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[:3])
     np.testing.assert_allclose(values[np.arange(3), :, target], expected, atol=1e-6)
     assert np.isnan(values[np.arange(3), :, (target + 1) % 3]).all()
-
-
-class StandIn:
-    """Of alibi's wrappers of shap, where shap is not installed: coefficients times the distance from the background."""
-
-    def __init__(self, predictor: Any, feature_names: Any = None) -> None:
-        self.predictor, self.feature_names, self.meta = predictor, feature_names, {"name": "KernelShap"}
-
-    def fit(self, background: Any) -> Any:
-        self.mean, self.expected_value = background.mean(0), np.zeros(2)
-        return self
-
-    def explain(self, X: Any, nsamples: int = 1, silent: bool = False) -> Any:
-        from alibi.api.interfaces import Explanation
-
-        shown = (X - self.mean) * nsamples
-        data = {"shap_values": [-shown, shown], "feature_names": self.feature_names, "categorical_names": {}}
-        return Explanation(meta=dict(self.meta), data={**data, "expected_value": self.expected_value})
-
-
-def test_alibis_shapley_values_without_shap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("alibi")
-    case = CASES["AlibiKernelShap"]
-    native = type("KernelShap", (StandIn,), {"__module__": "alibi.explainers.shap_wrappers"})
-    monkeypatch.setattr(load_alibi().explainers, "KernelShap", native)
-    monkeypatch.setattr(HardenedAlibiKernelShap, "_libraries", ("alibi",))
-    plain = Case(case.kind, Hardening.none(), case.made, case.options, case.other)
-    path = about(tmp_path, plain, forest())
-    release = load_release(forest(), path, public=PUBLIC)
-    expected = (X[:3] - PUBLIC.astype(np.float64).mean(0)) * 30
-    served = release.explain(ASKED, torch.tensor([1, 0, 1]))
-    np.testing.assert_allclose(np.asarray(served), expected * [[1], [-1], [1]], rtol=1e-5)
-    loaded = HardenedAlibiKernelShap.from_certificate(forest(), path, public=PUBLIC)
-    with pytest.raises(RefusedError, match="nsamples"):
-        loaded.explain(X[:1], nsamples=31)
 
 
 # --- what cannot be certified ----------------------------------------------------------------------------------------

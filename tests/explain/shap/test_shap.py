@@ -19,7 +19,15 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LogisticRegression
 
-from safexplain import GaussianNoise, HardenedKernelExplainer, HardenedTreeExplainer, Hardening, RangeClip, harden
+from safexplain import (
+    GaussianNoise,
+    HardenedKernelExplainer,
+    HardenedTreeExplainer,
+    Hardening,
+    RangeClip,
+    TopKSet,
+    harden,
+)
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
 from safexplain.outputs import as_module
 
@@ -141,18 +149,68 @@ def explainers() -> list[Any]:
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
-def test_an_explanation_holds_values_and_names_alone(place: int) -> None:
+def test_an_explanation_holds_values_names_and_a_copy_of_the_rows_asked_about(place: int) -> None:
     explainer = explainers()[place]
     explanation = explainer(ASKED)
+    assert isinstance(explanation, shap.Explanation)
     assert explanation.base_values is None
-    assert explanation.data is None
+    assert np.array_equal(explanation.data, ASKED)
+    assert not np.shares_memory(explanation.data, ASKED)
     assert explanation.feature_names == list("abcde")
     others = {k: v for k, v in vars(explanation).items() if isinstance(v, np.ndarray | float)}
     assert others == {}
     for name in ("values", "feature_names"):
         assert getattr(explanation[0], name) is not None
     held = {k for k in dir(explanation) if not k.startswith("_") and isinstance(getattr(explanation, k), np.ndarray)}
-    assert held <= {"values"}
+    assert held == {"values", "data"}
+    again = pickle.loads(pickle.dumps(explanation))
+    assert np.array_equal(again.values, explanation.values)
+
+
+DRAWN = {"bar": lambda e: e, "beeswarm": lambda e: e, "heatmap": lambda e: e, "scatter": lambda e: e[:, 0]}
+NOT_DRAWN = ("waterfall", "force")
+
+
+def drawn_from() -> list[Any]:
+    """Explanations of sets: of trees with an output for each class, of boosted trees with one, and of any function."""
+    pandas = pytest.importorskip("pandas")
+    hardening = Hardening(clip=TopKSet(k=2, ordered=True))
+    return [
+        HardenedTreeExplainer(model("forest"), hardening=hardening)(X[:20])[..., 1],
+        HardenedTreeExplainer(model("xgboost"), hardening=hardening)(pandas.DataFrame(X[:20], columns=list("abcde"))),
+        HardenedTreeExplainer(model("lightgbm"), hardening=Hardening(clip=TopKSet(k=2)))(X[:20]),
+        HardenedKernelExplainer(model("boosting").predict, PUBLIC, hardening=hardening)(X[:6]),
+    ]
+
+
+@pytest.mark.parametrize("plot", DRAWN)
+def test_shaps_plots_draw_a_hardened_explanation(plot: str) -> None:
+    figures = pytest.importorskip("matplotlib.pyplot")
+    for explanation in drawn_from():
+        figures.figure()
+        getattr(shap.plots, plot)(DRAWN[plot](explanation), show=False)
+        figures.gcf().canvas.draw()
+        assert any(axes.patches or axes.collections or axes.images for axes in figures.gcf().axes)
+        figures.close("all")
+
+
+@pytest.mark.parametrize("plot", NOT_DRAWN)
+def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot: str) -> None:
+    for explanation in drawn_from():
+        for asked in (explanation, explanation[0], copy.copy(explanation[1]), explanation.abs[2]):
+            if plot == "force" or asked.values.ndim == 1:
+                with pytest.raises(RefusedError, match=r"draw shap\.plots\.bar\(explanation\)"):
+                    getattr(shap.plots, plot)(asked)
+
+
+def test_of_several_outputs_one_has_to_be_named_to_be_drawn() -> None:
+    figures = pytest.importorskip("matplotlib.pyplot")
+    explanation = HardenedTreeExplainer(model("forest of three classes"))(X[:9])
+    for asked in (explanation, explanation[0]):
+        with pytest.raises(RefusedError, match=r"one output, got those of 3: draw explanation\[\.\.\., 1\]"):
+            shap.plots.bar(asked, show=False)
+        shap.plots.bar(asked[..., 2], show=False)
+    figures.close("all")
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
