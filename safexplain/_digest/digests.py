@@ -15,7 +15,6 @@ tensor or a module has imported it.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -38,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest.model_state import (
+    WIDEST,
     Part,
     Writer,
     bytes_of,
@@ -61,16 +61,14 @@ if TYPE_CHECKING:
 _BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
 _CONSTANTS = (str, bytes, int, float)
 
-_ESTIMATOR_PERSON = b"sklearn digest"
-_PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
-OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
+_blake2b = partial(hashlib.blake2b, digest_size=32, person=b"safexplain model")  # person: at most 16 bytes
+OPAQUE_DIGEST = _blake2b(b"no module found").digest()
 """The digest of a callable in which no module is found."""
 
 SHORTEST_DIGEST = 16
 """Bytes of a digest that a caller gives."""
 
 _DEPTH = 6
-_WIDEST = 1000
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
@@ -127,12 +125,10 @@ def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str
         FileNotFoundError: there is no such module.
     """
     waiting, met = [*modules], dict[str, bytes]()
-    while waiting:
-        name = waiting.pop()
+    for name in waiting:  # grows meanwhile
+        if (source := _source_of(name, package)) is None:
+            raise FileNotFoundError(f"no module {name} in {package}")
         if name not in met:
-            source = _source_of(name, package)
-            if source is None:
-                raise FileNotFoundError(f"no module {name} in {package}")
             met[name] = source.read_bytes()
             waiting += [imported for imported in _imports(met[name]) if _source_of(imported, package)]
     h = hashlib.sha256(version("torch").encode())
@@ -146,7 +142,7 @@ def _source_of(name: str, package: Path) -> Path | None:
     """File of a module or a folder of this package."""
     first, *rest = name.split(".")
     path = package.joinpath(*rest)
-    found = [path.with_suffix(".py"), path / "__init__.py"] if rest else [package / "__init__.py"]
+    found = (path / "__init__.py", path.with_suffix(".py"))
     return next((file for file in found if first == "safexplain" and file.is_file()), None)
 
 
@@ -333,11 +329,12 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
 
 
 def _read_whole(estimator: Any) -> bytes | None:
-    h = _Fitted(hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON))
-    with contextlib.suppress(Exception):  # whatever an attribute does when it is asked to be pickled: locks, files
+    h = _Fitted(_blake2b(person=b"sklearn digest"))
+    try:
         h.feed(estimator)
-        return bytes(h.hash.digest())
-    return None
+    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files
+        return None
+    return bytes(h.hash.digest())
 
 
 class _Fitted(_Hash):
@@ -421,7 +418,7 @@ def model_digest(forward_func: object) -> bytes:
     if not found or None in found:
         _warn_once(forward_func)
         return OPAQUE_DIGEST
-    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
+    h = _Hash(_blake2b())
     h.write(_name(forward_func))
     for known in found:
         h.put(known)
@@ -437,7 +434,7 @@ def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
     """
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
-    return digest if read is None else hashlib.blake2b(digest + read, digest_size=32, person=_PERSON).digest()
+    return digest if read is None else _blake2b(digest + read).digest()
 
 
 def checked_digest(given: bytes | None) -> bytes | None:
@@ -479,7 +476,7 @@ def _parts(value: object) -> Iterator[object]:
         yield from _parts_of_function(value)
     elif isinstance(value, dict | list | tuple | set | frozenset):
         held = value.values() if isinstance(value, dict) else value
-        yield from held if len(value) <= _WIDEST else ()
+        yield from held if len(value) <= WIDEST else ()
     elif isinstance(value, partial):
         yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
@@ -546,34 +543,31 @@ def _digest_of_module(module: nn.Module) -> bytes:
     import torch
 
     module = network_of(module) or module
-    marks, packed = list[Any](), list[Any]()
-    tensors: list[Tensor] = []
-    views: dict[Any, list[Tensor]] = {}
-    for part in state_of(module):
-        value = part.value
-        if part.kind == "tensor":
+    marks, tensors, packed = list[Any](), list[Any](), list[Any]()
+    for path, kind, value, _ in state_of(module):
+        if kind == "tensor":
             version = 0 if value.is_inference() else value._version
-            marks.append((part.path, id(value), version, value.shape, value.dtype))
+            marks.append((path, id(value), version, value.shape, value.dtype))
             tensors += [value] if is_plain(value) else []
-        elif part.kind == "array":
-            marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
-        elif part.kind == "packed":
+        elif kind == "array":
+            marks.append((path, id(value), value.shape, _sample_of_array(value)))
+        elif kind == "packed":
             packed.append(value)
-            marks.append((part.path, id(value)))
+            marks.append((path, id(value)))
         else:
-            marks.append((part.path, estimator_digest(value) if part.kind == "estimator" else value))
+            marks.append((path, estimator_digest(value) if kind == "estimator" else value))
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     with _guard:
         known = _digests.get(module)
     if known is not None and known.places == places:
         looked = known.views
     else:
-        known = None
+        views: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-        looked = list(views.values())
+        known, looked = None, list(views.values())
     with torch.no_grad():
-        marks += [torch.cat(kind).cpu().view(torch.uint8).numpy().tobytes() for kind in looked]
+        marks += [torch.cat(alike).cpu().view(torch.uint8).numpy().tobytes() for alike in looked]
     if known is None or known.marks != marks:
         known = _Known(places, looked, marks, packed, _hash(module))
         with _guard:
@@ -590,28 +584,28 @@ def _hash(module: nn.Module) -> bytes:
             f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
             " weights in the module"
         )
-    return _hash_parts(_Hash(hashlib.blake2b(digest_size=32, person=_PERSON)), parts)
+    return _hash_parts(_Hash(_blake2b()), parts)
 
 
 _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
 
 
 def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
-    for part in parts:
-        h.write(f"{part.kind} {part.path}")
-        if part.kind == "plain":
-            h.write(str(part.value))
-        elif part.kind == "tensor":
-            h.tensor(part.value)
-        elif part.kind == "array":
-            h.array(part.value)
-        elif part.kind == "estimator":
-            h.put(estimator_digest(part.value) or OPAQUE_DIGEST)
+    for path, kind, value, _ in parts:
+        h.write(f"{kind} {path}")
+        if kind == "plain":
+            h.write(str(value))
+        elif kind == "tensor":
+            h.tensor(value)
+        elif kind == "array":
+            h.array(value)
+        elif kind == "estimator":
+            h.put(estimator_digest(value) or OPAQUE_DIGEST)
         else:
             try:
-                inside = part.value.__getstate__()
+                inside = value.__getstate__()
             except Exception as error:  # whatever an extension raises
-                what = f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80})"
+                what = f"{path} is a {type(value).__name__} that cannot be looked into ({error!s:.80})"
                 raise RefusedError(f"{what}. {_NAME_IT}") from None
             _hash_parts(h, parts_of(inside))
     found: bytes = h.hash.digest()
