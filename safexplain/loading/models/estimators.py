@@ -11,18 +11,16 @@ these numbers were checked: the nodes of every tree point forward, and to featur
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import io
-import lzma
 import re
 import warnings
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,13 +66,8 @@ HARMLESS = (
 """Types that skops does not trust and that are accepted here: they hold numbers, which are checked where C code
 believes them (trees), or which their own library reads as it reads its files."""
 
-_COMPRESSED: Mapping[bytes, Callable[[], Any]] = {
-    b"\x78": zlib.decompressobj,
-    b"\x1f\x8b": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
-    b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ": lzma.LZMADecompressor,
-}
-"""First bytes of what joblib compresses."""
+_COMPRESSED = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
+"""First bytes of what joblib compresses: zlib, gzip, bz2, xz."""
 
 _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
 
@@ -123,24 +116,19 @@ class FittedClassifier:
 
 
 def identify_estimator(raw: bytes) -> Format | None:
-    """Which of the formats some bytes are; None: none of them. A pickle counts where it names an estimator."""
+    """Which of the formats some bytes are; None: none of them.
+
+    A pickle counts where it names an estimator, and where it is compressed, as joblib does it; nothing is unpacked.
+    """
     if raw[:4] == b"PK\x03\x04":
         with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(raw)) as archive:
             return "skops" if "schema.json" in archive.namelist() else None
-        return None
-    if raw[:1] == b"{" and b"learner" in raw[:64]:
-        return "xgboost"
-    if raw[:1] == b"{" and re.match(rb'\{\s*"(learner|version)"', raw[:64]):
+    if raw[:1] == b"{" and (b"learner" in raw[:64] or re.match(rb'\{\s*"version"', raw[:64])):
         return "xgboost"
     if raw.startswith(b"tree\n") and b"version=" in raw[:64]:
         return "lightgbm"
-    if raw[:1] == b"\x80":
-        return "pickle" if _ESTIMATORS.search(raw) else None
-    for start, unpacker in _COMPRESSED.items():
-        if raw.startswith(start):
-            with contextlib.suppress(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
-                first = unpacker().decompress(raw, 1)  # it may unpack to anything
-                return "pickle" if first == b"\x80" else None
+    if raw.startswith(_COMPRESSED) or (raw[:1] == b"\x80" and _ESTIMATORS.search(raw)):
+        return "pickle"
     return None
 
 
@@ -164,16 +152,15 @@ def load_estimator(
     kind = identify_estimator(raw)
     if kind is None:
         raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if kind == "xgboost":
         found = _xgboost(raw, where)
     elif kind == "lightgbm":
         found = _lightgbm(raw, where)
     else:
-        with _versions(where) as notes_of_versions:
+        with _versions(where, notes):
             trusted = tuple(trust_types)
             estimator = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
-        notes = tuple(notes_of_versions)
         found = _of_python(estimator, where)
     check_classifier(found.estimator, where)
     return replace(found, file=sha256(raw), notes=(*notes, *found.notes), trusted=tuple(trust_types))
@@ -229,28 +216,26 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _versions(where: str) -> Iterator[list[str]]:
-    """Refuse estimators of another release of scikit-learn, of which it warns itself.
-
-    Another patch of the same release is a note, in the list that is given.
-    """
+def _versions(where: str, notes: list[str]) -> Iterator[None]:
+    """Refuse estimators of another release of scikit-learn, of which it warns itself; another patch of the same release
+    is noted."""
     from sklearn.exceptions import InconsistentVersionWarning
 
-    notes: list[str] = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        yield notes
-    for one in seen:
-        if not isinstance(one.message, InconsistentVersionWarning):
-            continue
-        made, here = one.message.original_sklearn_version, one.message.current_sklearn_version
+        yield
+    versions = {
+        (one.message.original_sklearn_version, one.message.current_sklearn_version)
+        for one in seen
+        if isinstance(one.message, InconsistentVersionWarning)
+    }
+    for made, here in sorted(versions):
         if made.split(".")[:2] != here.split(".")[:2]:
             raise InputError(
                 f"{where} was made with scikit-learn {made}, and here is {here}, which may read it wrongly: pip install"
                 f" scikit-learn=={made}, or train and save it with {here}"
             )
-        if not notes:
-            notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
+        notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
 
 
 def _of_python(found: Any, where: str) -> FittedClassifier:
@@ -277,22 +262,16 @@ def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
     """A booster that was stopped by a validation set: its clones train as many rounds as it kept, without one."""
     from sklearn.base import clone
 
-    last = found.steps[-1][1] if hasattr(found, "steps") else found
-    prefix = f"{found.steps[-1][0]}__" if hasattr(found, "steps") else ""
-    library = type(last).__module__.partition(".")[0]
-    if library not in ("xgboost", "lightgbm"):
+    name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
+    library, chosen, rounds = type(last).__module__.partition(".")[0], dict[str, Any](), 0
+    if library == "xgboost" and last.get_params().get("early_stopping_rounds"):
+        rounds, chosen = int(getattr(last, "best_iteration", -1)) + 1, {"early_stopping_rounds": None}
+    elif library == "lightgbm":
+        rounds = int(getattr(last, "best_iteration_", None) or 0)
+    if not rounds:
         return found, ()
-    params, rounds = last.get_params(), None
-    if library == "xgboost" and params.get("early_stopping_rounds"):
-        with contextlib.suppress(AttributeError):
-            rounds = int(last.best_iteration) + 1
-    if library == "lightgbm" and (best := getattr(last, "best_iteration_", None)):
-        rounds = int(best)
-    if rounds is None:
-        return found, ()
-    stop = {f"{prefix}early_stopping_rounds": None} if library == "xgboost" else {}
-    again = clone(found).set_params(**{f"{prefix}n_estimators": rounds}, **stop)
-    return again, (
+    chosen = {f"{name}__{key}" if name else key: value for key, value in {**chosen, "n_estimators": rounds}.items()}
+    return clone(found).set_params(**chosen), (
         f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set.",
     )
 
@@ -300,16 +279,12 @@ def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
 def _xgboost(raw: bytes, where: str) -> FittedClassifier:
     xgboost = _library("xgboost", where)
     text, content = read_xgboost(raw, where)
-    learner = content["learner"]
-    _check_objective("xgboost", learner["objective"]["name"], where)
+    objective, boosted = content["learner"]["objective"]["name"], content["learner"]["gradient_booster"]
+    _check_objective("xgboost", objective, where)
     model = xgboost.XGBClassifier()
     model.load_model(text)
-    params = {
-        "booster": learner["gradient_booster"]["name"],
-        "objective": learner["objective"]["name"],
-        "enable_categorical": bool(model.get_params().get("enable_categorical")),
-    }
-    boosted = learner["gradient_booster"]
+    params = {"booster": boosted["name"], "objective": objective}
+    params["enable_categorical"] = bool(model.get_params().get("enable_categorical"))
     trees = boosted.get("gbtree", boosted)["model"]
     notes: tuple[str, ...] = ()
     if "trees" in trees:
@@ -326,12 +301,12 @@ def _xgboost(raw: bytes, where: str) -> FittedClassifier:
 
 def _depth(tree: Mapping[str, Any]) -> int:
     """Of a tree in XGBoost's JSON, whose nodes stand after their parents."""
-    left, right, deep = tree["left_children"], tree["right_children"], [0] * len(tree["left_children"])
-    for node, children in enumerate(zip(left, right, strict=True)):
+    deep = [0] * len(tree["left_children"])
+    for node, children in enumerate(zip(tree["left_children"], tree["right_children"], strict=True)):
         for child in children:
             if child > node:
                 deep[child] = deep[node] + 1
-    return max(deep, default=0)
+    return max(deep)
 
 
 _OF_LIGHTGBM = {
@@ -362,22 +337,19 @@ _KEPT = (
 
 def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
     lightgbm = _library("lightgbm", where)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"the LightGBM model {where} is damaged: it is no text; save it again") from None
-    objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
-    _check_objective("lightgbm", objective[1] if objective else "none", where)
+    text = raw.decode("utf-8", "replace")
+    objective = match[1] if (match := re.search(r"^objective=(\S+)", text, re.MULTILINE)) else "none"
+    _check_objective("lightgbm", objective, where)
     booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
     rounds = booster.num_trees() // max(int(booster.num_model_per_iteration()), 1)
     told = {_OF_LIGHTGBM.get(name, name): v for name, v in (booster.params or {}).items()}
     chosen = {name: value for name, value in told.items() if name in _KEPT or name in _OF_LIGHTGBM.values()}
-    chosen |= {"n_estimators": rounds, "objective": objective[1] if objective else None}
+    chosen |= {"n_estimators": rounds, "objective": objective}
     return FittedClassifier(classifier_of(booster), lightgbm.LGBMClassifier(**chosen), "")
 
 
 def _check_objective(library: str, objective: str, where: str) -> None:
-    if objective.split()[0] not in OBJECTIVES[library]:
+    if objective not in OBJECTIVES[library]:
         regressor = objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
         raise InputError(
             f"{where} is {'a regressor' if regressor else 'no classifier'} of {library} (objective {objective:.40}); an"
@@ -405,15 +377,11 @@ def check_classifier(estimator: Any, where: str) -> None:
         seen = getattr(estimator, "classes_", None)
     except Exception as error:  # NotFittedError, and whatever else a half-made one raises
         raise InputError(f"{where} holds an unfitted {name} ({one_line(error, 80)}); fit it, then save it") from None
-    if not is_classifier(estimator) and not hasattr(estimator, "predict_proba"):
-        raise InputError(
-            f"{where} holds a {name}, which is no classifier; save the whole pipeline, classifier included"
-        )
     if not hasattr(estimator, "predict_proba"):
-        raise InputError(
-            f"{where} holds a {name}, which has no predict_proba; train one that gives probabilities (SVC:"
-            " probability=True, others: inside CalibratedClassifierCV)"
-        )
+        why = "is no classifier; save the whole pipeline, classifier included"
+        if is_classifier(estimator):
+            why = "has no predict_proba; use SVC(probability=True), or train it inside CalibratedClassifierCV"
+        raise InputError(f"{where} holds a {name}, which {why}")
     if isinstance(seen, list):
         raise InputError(f"{where} holds a {name} of {len(seen)} labels at once; audit one model for each label")
     if seen is None or len(seen) < 2:
@@ -475,21 +443,20 @@ def _is_a_tree(tree: Any) -> bool:
 
 def _parts(value: Any) -> Iterator[Any]:
     """An object and what is in it: attributes, items, arrays of objects."""
-    stack, seen = [value], dict[int, Any]()
-    while stack:
-        one = stack.pop()
+    waiting, seen = [value], set[int]()  # the list keeps what it holds, so that ids stay theirs
+    for one in waiting:  # grows meanwhile
         if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:
             continue
-        seen[id(one)] = one
+        seen.add(id(one))
         yield one
         if isinstance(one, Mapping):
-            stack += one.values()
+            waiting += one.values()
         elif isinstance(one, list | tuple | set):
-            stack += one
+            waiting += one
         elif isinstance(one, np.ndarray):
-            stack += one.reshape(-1).tolist() if one.dtype == object else []
+            waiting += one.reshape(-1).tolist() if one.dtype == object else []
         elif hasattr(one, "__dict__") and not type(one).__module__.startswith("builtins"):
-            stack += vars(one).values()
+            waiting += vars(one).values()
 
 
 @dataclass(frozen=True)
@@ -505,11 +472,7 @@ class SkopsKeeper:
     @classmethod
     def of(cls, trusted: Sequence[str] = ()) -> SkopsKeeper | None:
         """None where skops is not installed."""
-        try:
-            import skops.io  # noqa: F401
-        except ImportError:
-            return None
-        return cls(tuple(trusted))
+        return cls(tuple(trusted)) if find_spec("skops") else None
 
     def write(self, estimator: Any) -> bytes:
         """The bytes of an estimator that `read` takes; ValueError where it would not."""
