@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safexplain.errors import InputError, MissingExtraError
+from safexplain.errors import InputError, MissingExtraError, brought_by
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
@@ -59,22 +59,14 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
         logging.disable(before)
 
 
-def require(module: str, *, extra: str, purpose: str) -> Any:
-    """Import an optional library, or say which extra brings it.
-
-    Args:
-        module: The module to import.
-        extra: The extra of safexplain that installs it.
-        purpose: What needs it, as the start of a sentence.
-
-    Raises:
-        MissingExtraError: it cannot be imported.
-    """
+def require(module: str, extra: str) -> Any:
+    """A module that an extra of this package brings; MissingExtraError where it cannot be imported."""
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError):
-            reason, remedy = "is not installed; run", f'pip install "safexplain[{extra}]"'
-        else:  # installed, but not for the versions beside it
-            reason, remedy = "cannot be imported", f"{one_line(error)} (extra: safexplain[{extra}])"
-        raise MissingExtraError(f"{purpose} needs {module}, which {reason}: {remedy}") from None
+        with brought_by(extra):
+            return importlib.import_module(module)
+    except MissingExtraError:
+        raise
+    except ImportError as error:  # installed, but not for the versions beside it
+        raise MissingExtraError(
+            f"{module} cannot be imported: {one_line(error)} (extra: safexplain[{extra}])"
+        ) from None

@@ -85,7 +85,8 @@ def quickly(forks: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.Mo
         given.write_bytes(input)
         for file in (taken, said):
             file.write_bytes(b"")
-        assert forks.stdin and forks.stdout
+        assert forks.stdin
+        assert forks.stdout
         print(json.dumps([command[-1], *map(str, (given, taken, said))]), file=forks.stdin, flush=True)
         code = int(forks.stdout.readline())
         stdout.write(taken.read_bytes())

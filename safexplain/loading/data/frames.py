@@ -89,8 +89,7 @@ def load_for_classifier(
         if others is not None:
             if absent := [name for name in names if name not in others.columns]:
                 raise InputError(f"--public: {public} lacks columns that the model takes: {_few(absent)}")
-            pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-            every = pandas.concat([frame[list(names)], others[list(names)]], ignore_index=True)
+            every = require("pandas", "tabular").concat([frame[list(names)], others[list(names)]], ignore_index=True)
         columns = _as_taken(found, Columns.of(every, names), frame)
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
         return columns.encode(frame), columns.names
@@ -126,8 +125,7 @@ def _table(path: str | Path, names: tuple[str, ...]) -> Any:
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return None
-    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    return _as_named(read_table(pandas, raw, str(path)), names)
+    return _as_named(read_table(require("pandas", "tabular"), raw, str(path)), names)
 
 
 def _as_named(frame: Any, names: tuple[str, ...]) -> Any:

@@ -34,7 +34,7 @@ def load_images(root: Path) -> AuditData:
             or sizes differ.
         MissingExtraError: Pillow is not installed.
     """
-    pillow = require("PIL.Image", extra="vision", purpose="reading images")
+    pillow = require("PIL.Image", "vision")
     for name in _SIDES:
         if not (root / name).is_dir():
             raise InputError(f"{root} is a directory without {name}; images lie in it as {_PLACES}")

@@ -40,7 +40,7 @@ def load_table(
             categories.
         MissingExtraError: pandas or pyarrow is not installed.
     """
-    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
+    pandas = require("pandas", "tabular")
     frame = read_table(pandas, raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
     wanted = [("label", label), ("member", member_column), ("group", group_column)]
@@ -78,7 +78,7 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
         MissingExtraError: pyarrow is not installed.
     """
     if raw[:4] == b"PAR1":
-        require("pyarrow", extra="tabular", purpose="reading a Parquet table")
+        require("pyarrow", "tabular")
         read = pandas.read_parquet
     elif b"\x00" in raw[:1000]:
         raise InputError(

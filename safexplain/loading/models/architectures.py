@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, cast
+from unittest.mock import patch
 
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.loading.files import described, require
 from safexplain.loading.models.huggingface import Network
-from safexplain.loading.models.weights import channels_of, classes_of, seeded, without_prefix
+from safexplain.loading.models.weights import channels_of, classes_of, seeded
 
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
 
@@ -28,10 +29,9 @@ HUGGING_FACE = ("hf", "hf-pretrained")
 def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
     """A function from a seed to an untrained network that is to take the weights in `state`; arguments and errors are
     those of `fresh_network`."""
-    if arch.partition(":")[0] in HUGGING_FACE:  # whose configuration says it; names are those of the file's own loader
-        source, _, folder = arch.partition(":")
-        network = Network.of(folder)
-        network = network.fitting(without_prefix(state, set(network.names())))
+    source, _, folder = arch.partition(":")
+    if source in HUGGING_FACE:  # whose configuration says all but the number of classes
+        network = Network.of(folder).fitting(state)
         return network if source == "hf" else network.starting_from(folder)
     return fresh_network(arch, classes_of(state), channels_of(state))
 
@@ -59,7 +59,6 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
     if source in HUGGING_FACE:
         network = Network.of(name, num_classes=num_classes, channels=channels)
         return network if source == "hf" else network.starting_from(name)
-    construct: Callable[[], Any]
     if source == "timm":
         construct = _timm(name, num_classes, channels)
     elif source == "torchvision":
@@ -78,7 +77,7 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
 
 
 def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[[], Any]:
-    timm = require("timm", extra="vision", purpose=f"--arch timm:{name}")
+    timm = require("timm", "vision")
     if not timm.is_model(name):
         raise InputError(f"timm has no model {name!r}{_similar(name, timm.list_models())}")
     options = {"num_classes": num_classes, "in_chans": channels}
@@ -87,7 +86,7 @@ def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[
 
 
 def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
-    models = require("torchvision", extra="vision", purpose=f"--arch torchvision:{name}").models
+    models = require("torchvision", "vision").models
     known = models.list_models(module=models)  # classification only: the others fetch a backbone
     if name not in known:
         raise InputError(f"torchvision has no classification model {name!r}{_similar(name, known)}")
@@ -111,16 +110,9 @@ def imported(spec: str, what: str, forms: str = "package.module:function") -> Ca
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(f"{what} {spec!r} is not understood; expected {forms}")
-    with described(f"{what} {spec} cannot be imported"), current_directory_importable():
-        try:
-            function: Any = attrgetter(name)(importlib.import_module(module_name))
-        except AttributeError:
-            raise InputError(f"module {module_name} has no function {name!r}; expected {forms}") from None
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"module {error.name} of {what} {spec} is not found from the current directory; "
-                "run from the directory that python -m would need"
-            ) from None
+    remedy = "; it is looked for from the current directory, as python -m does"
+    with described(f"{what} {spec} cannot be imported", remedy), current_directory_importable():
+        function: Any = attrgetter(name)(importlib.import_module(module_name))
         inspect.signature(function)
     return cast(Callable[..., Any], function)
 
@@ -153,16 +145,9 @@ def current_directory_importable() -> Iterator[None]:
 @contextmanager
 def importable_in_workers() -> Iterator[None]:
     """The same, for processes started meanwhile too: they are told by PYTHONPATH."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *([before] if before else [])])
-    try:
-        with current_directory_importable():
-            yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
+        yield
 
 
 def _similar(name: str, known: list[str]) -> str:

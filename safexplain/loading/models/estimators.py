@@ -179,7 +179,7 @@ def _library(name: str, where: str) -> Any:
 
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
-    skops = require("skops.io", extra="tabular", purpose=f"{where} is a skops file; reading it")
+    skops = require("skops.io", "tabular")
     with described(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
     refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
@@ -208,11 +208,10 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
             ' skops.io.dump(model, "model.skops") instead (pip install skops), a booster by its own save_model; or pass'
             " --trust-pickle if you trust whoever made the file"
         )
-    joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
     here = f"(here: scikit-learn {version('scikit-learn')})"
     remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
     with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
-        return joblib.load(io.BytesIO(raw))
+        return import_module("joblib").load(io.BytesIO(raw))
 
 
 @contextlib.contextmanager

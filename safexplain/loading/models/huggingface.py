@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import described, one_line, quiet, read_bytes, require
-from safexplain.loading.models.weights import seeded
+from safexplain.loading.files import described, quiet, read_bytes, require
+from safexplain.loading.models.weights import seeded, without_prefix
 from safexplain.outputs import Logits
 
 __all__ = ["Network", "Preprocessing", "as_the_model_takes", "is_folder"]
@@ -60,16 +59,20 @@ class Preprocessing:
         if not path.is_file():
             return None
         stated = _read_json(path)
-        scales, normalises = stated.get("do_rescale", True), stated.get("do_normalize", True)
         mean, std = stated.get("image_mean"), stated.get("image_std")
-        if not normalises or mean is None or std is None:
-            mean, std = [0.0], [1.0]
-        if not scales:
-            mean, std = [m / 255 for m in _numbers(mean, path)], [s / 255 for s in _numbers(std, path)]
-        means, stds = _numbers(mean, path), _numbers(std, path)
-        if len(means) != len(stds) or min(stds) <= 0:
-            raise InputError(f"{path}: expected image_mean and image_std > 0, one each a channel; got {mean}, {std}")
-        return cls(means, stds, _size(stated.get("crop_size" if stated.get("do_center_crop") else "size")))
+        if not stated.get("do_normalize", True) or mean is None or std is None:
+            mean, std = 0.0, 1.0
+        with described(f"{path}: expected image_mean and image_std, a number for each channel; got {mean}, {std}"):
+            scale = 1.0 if stated.get("do_rescale", True) else 255.0
+            means, stds = (np.atleast_1d(np.asarray(v, np.float64)) / scale for v in (mean, std))
+            if (
+                means.shape != stds.shape
+                or means.ndim != 1
+                or not (np.isfinite(means) & (stds > 0) & (stds < np.inf)).all()
+            ):
+                raise ValueError("standard deviations are above 0, and as many as means")
+        size = _size(stated.get("crop_size" if stated.get("do_center_crop") else "size"))
+        return cls(tuple(means.tolist()), tuple(stds.tolist()), size)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalise images.
@@ -142,7 +145,7 @@ class Network:
         """
         if not is_folder(folder):
             raise InputError(f"{folder} holds no {_CONFIG}; expected a folder as save_pretrained writes it")
-        library = require("transformers", extra="transformers", purpose=f"{folder}, a model of transformers,")
+        library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
             raise InputError(
@@ -183,6 +186,7 @@ class Network:
             InputError: as the constructor of the network.
         """
         own, labels = self._new().state_dict(), self.config.num_labels
+        state = without_prefix(state, set(own))
         heads = [n for n, tensor in own.items() if n in state and tensor.shape[:1] == (labels,) != state[n].shape[:1]]
         sizes = {int(state[name].shape[0]) for name in heads if own[name].shape[1:] == state[name].shape[1:]}
         return self if len(sizes) != 1 else Network.of(self.folder, num_classes=sizes.pop())
@@ -190,34 +194,29 @@ class Network:
     def __call__(self, seed: int) -> Logits:
         """A network in training mode, new weights drawn by `seed`."""
         with seeded(seed):
-            network = self._new() if self.base is None else self._loaded(self.base, None, new_head=True)
-        return Logits(network.train())
+            network = Logits(self._new()) if self.base is None else self.load(None, self.base, new_head=True)
+        return network.train()
 
-    def load(self, state: Mapping[str, Tensor] | None, where: str, *, trust_pickle: bool = False) -> Logits:
+    def _new(self) -> nn.Module:
+        auto = require("transformers", "transformers").AutoModelForImageClassification
+        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
+            network: nn.Module = auto.from_config(self.config, dtype=torch.float32, trust_remote_code=False)
+        return network
+
+    def load(
+        self, state: Mapping[str, Tensor] | None, where: str, *, new_head: bool = False, trust_pickle: bool = False
+    ) -> Logits:
         """The network with these weights, which must be all that it has.
 
         Args:
             state: the weights; None: those in the folder `where`.
             where: for errors.
+            new_head: but for its last layer, which is drawn anew where it has another size.
             trust_pickle: weights in a pickle may be read too.
 
         Raises:
             InputError: they do not fit, are damaged, or a pickle that is not trusted.
         """
-        return Logits(self._loaded(where, state, trust_pickle=trust_pickle))
-
-    def names(self) -> list[str]:
-        """Of the weights."""
-        return list(self._new().state_dict())
-
-    def _new(self) -> nn.Module:
-        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
-            network: nn.Module = _auto().from_config(self.config, dtype=torch.float32, trust_remote_code=False)
-        return network
-
-    def _loaded(
-        self, where: str, state: Mapping[str, Tensor] | None, *, new_head: bool = False, trust_pickle: bool = False
-    ) -> nn.Module:
         pickled = False
         if state is None:
             files = weight_files(Path(where))
@@ -229,14 +228,15 @@ class Network:
                     f"{files[0]} is a pickle, and loading one can run any code; save the model as safetensors"
                     " (save_pretrained does), or pass --trust-pickle if you trust whoever made the file"
                 )
-        kind: Any = type(self._new())
+        new = self._new()
+        kind: Any = type(new)
         body = f"{kind.base_model_prefix}."
         what = f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}"
         with _described(f"{what}, or the file is damaged"):
             network, told = kind.from_pretrained(
                 where if state is None else None,
                 config=self.config,
-                state_dict=None if state is None else dict(state),
+                state_dict=None if state is None else without_prefix(state, set(new.state_dict())),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=not pickled,
@@ -256,12 +256,7 @@ class Network:
             raise InputError(
                 f"{what}: {'; '.join(filter(None, (lacks, more)))}. Pass the folder that they were saved in"
             )
-        loaded: nn.Module = network
-        return loaded
-
-
-def _auto() -> Any:
-    return require("transformers", extra="transformers", purpose="a folder of weights").AutoModelForImageClassification
+        return Logits(network)
 
 
 def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
@@ -295,13 +290,8 @@ def is_folder(path: str | Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_bytes(path, "configuration"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {one_line(error)}; save the model again") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected the names and values of a configuration")
-    return content
+    with described(f"{path} is no configuration in JSON", "; save the model again"):
+        return dict(json.loads(read_bytes(path, "configuration")))
 
 
 def _names_backbone(value: Any) -> bool:
@@ -310,13 +300,6 @@ def _names_backbone(value: Any) -> bool:
         return False
     fetched = any(value.get(name) for name in ("backbone", "use_timm_backbone", "use_pretrained_backbone"))
     return fetched or any(map(_names_backbone, value.values()))
-
-
-def _numbers(value: Any, path: Path) -> tuple[float, ...]:
-    listed = value if isinstance(value, list) else [value]
-    if not listed or not all(isinstance(v, int | float) and math.isfinite(v) for v in listed):
-        raise InputError(f"{path}: image_mean and image_std are numbers, one a channel; got {value!r:.60}")
-    return tuple(float(v) for v in listed)
 
 
 def _size(stated: Any) -> tuple[int, int] | None:

@@ -29,7 +29,7 @@ from safexplain.loading.models.architectures import (
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
 from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder
-from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
+from safexplain.loading.models.weights import load_weights, reinitialise
 from safexplain.outputs import EstimatorModule
 
 _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a pickled model; {FILES}"
@@ -223,7 +223,7 @@ def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor]
     """A network with the weights of a file."""
     if not isinstance(build, Network):
         return load_weights(build(0), state, arch=arch, where=where)
-    model = build.load(without_prefix(state, set(build.names())), where)
+    model = build.load(state, where)
     if build.base is not None:
         _require_untrained(build, model, arch, where)
     return model
@@ -239,7 +239,7 @@ def _require_untrained(build: Network, model: nn.Module, arch: str | None, where
 
 
 def _load_safetensors(raw: bytes, where: str) -> Any:
-    library = require("safetensors.torch", extra="vision", purpose=f"{where} is a safetensors file; reading it")
+    library = require("safetensors.torch", "vision")
     with described(f"the safetensors file {where} is damaged", "; save it again"):
         return library.load(raw)
 
@@ -287,20 +287,11 @@ def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, whe
     return given
 
 
-def _run(
-    shape: tuple[int | None, ...] | None, what: str, run: Callable[[Tensor], Tensor | bool | None]
-) -> Tensor | bool | None:
-    """What a function finds with two random examples of a shape; True where the shape is not known.
-
-    Raises:
-        InputError: it fails.
-    """
-    sizes = [size for size in shape or () if size is not None]
-    if shape is None or len(sizes) != len(shape):
-        return True
-    x = torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
-    with described(f"{what} fails on a batch of shape {tuple(x.shape)}"):
-        return run(x)
+def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:
+    """Two random examples, where the shape of one is known."""
+    if shape is None or None in shape:
+        return None
+    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
@@ -309,14 +300,13 @@ def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, w
     Raises:
         InputError: the model fails on them, or no gradient reaches its input.
     """
-
-    def gradient(x: Tensor) -> Tensor | None:
-        with torch.enable_grad():
-            output = model(x.requires_grad_(True))
-            known = isinstance(output, Tensor) and output.requires_grad
-            return torch.autograd.grad(output.sum(), x, allow_unused=True)[0] if known else None
-
-    if _run(shape, f"the model in {where}", gradient) is None:
+    if (x := _examples(shape)) is None:
+        return
+    with described(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
+        output, gradient = model(x.requires_grad_(True)), None
+        if isinstance(output, Tensor) and output.requires_grad:
+            gradient = torch.autograd.grad(output.sum(), x, allow_unused=True)[0]
+    if gradient is None:
         raise InputError(
             f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
             "argmax, detach() and torch.no_grad() from its forward, and return scores"
@@ -331,10 +321,10 @@ def _require_same_outputs(
     Raises:
         InputError: either fails on two random examples, or they give different scores.
     """
+    if (x := _examples(shape)) is None:
+        return
     model, twin = (network.float().cpu().eval() for network in (model, twin))
-    with torch.no_grad():
-        same = _run(
-            shape, f"{arch} or the model in {where}", lambda x: torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
-        )
+    with described(f"{arch} or the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
+        same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
     if not same:
         raise InputError(f"{arch} with the weights in {where} predicts other scores than the file; pass its own --arch")
