@@ -492,7 +492,7 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
     ("changes", "num_classes", "expected"),
     [
         ({"x": np.zeros(40, np.float32)}, 3, "x has shape (40,); expected (n, ...)"),
-        ({"x": np.zeros((0, 4), np.float32)}, 3, "holds no values"),
+        ({"x": np.zeros((0, 4), np.float32)}, 3, "x has shape (0, 4); expected (n, ...)"),
         ({"x": np.zeros((39, 4), np.float32)}, 3, "x has 39 rows but y has shape (40,)"),
         ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),

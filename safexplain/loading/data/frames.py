@@ -125,7 +125,7 @@ def _table(path: str | Path, names: tuple[str, ...]) -> Any:
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return None
-    return _as_named(read_table(require("pandas", "tabular"), raw, str(path)), names)
+    return _as_named(read_table(raw, str(path)), names)
 
 
 def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
@@ -162,10 +162,10 @@ def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
             errors.append(one_line(error))
         else:
             return tried
-    texts = tuple(columns.names[i] for i in columns.categorical_names)
+    texts = (columns.names[i] for i in columns.categorical_names)
     raise InputError(
-        f"the model takes the text columns {_few(texts)} neither as texts ({errors[0]}) nor as categories"
-        f" ({errors[1]}); save it with the steps that encode them, as one scikit-learn Pipeline"
+        f"the model takes the text columns {_few(texts)} neither as texts nor as categories ({'; '.join(errors)}); save"
+        " it with the steps that encode them, as one scikit-learn Pipeline"
     )
 
 
@@ -177,9 +177,9 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
     """
     classes, names = found.classes, data.class_names
     numbers = are_places(classes)
-    if names is None and numbers:
-        return data, ()
-    if names is not None and numbers:
+    if numbers:
+        if names is None:
+            return data, ()
         if len(names) != len(classes):
             raise InputError(
                 f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}: give"

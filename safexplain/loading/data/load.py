@@ -38,10 +38,8 @@ def load_data(
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names` and
       `feature_names`, and those that `group` and `slices` name. Arrays of Python objects, which are pickles, are
       refused. Images are brought to (n, channels, height, width): if `x` has four axes, the last is 1 or 3 long
-      and the second is not, the last
-      becomes the second (where both are 1 or 3 long, `x` is taken to have its channels second already). 8-bit
-      images, of three or four axes, are divided by 255; with three axes they get a channel axis. Nothing else
-      is changed.
+      and the second is not, the last becomes the second. 8-bit images, of three or four axes, are divided by 255; with
+      three axes they get a channel axis. Nothing else is changed.
     - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
     - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
 
@@ -131,7 +129,11 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
     with ArrayFile(raw, where) as file:
         if not file.names:
             raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
-        _require(file.names, names, where)
+        if missing := [name for name in names if name not in file.names]:
+            raise InputError(
+                f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(file.names)}); expected"
+                f" {', '.join('x (n, ...)' if name == 'x' else f'{name} (n,)' for name in names)}"
+            )
         if "member" in names and "groups" in file.names and "groups" not in names:
             names = (*names, "groups")
         x = file.header("x").shape
@@ -153,17 +155,6 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
             if dtype.itemsize * math.prod(shape) > _LONGEST_NAMES:
                 raise InputError(f"{name} of {where} are {dtype} of shape {shape}; expected a short name for each")
         return file.read(*names, *texts)
-
-
-def _require(found: tuple[str, ...], names: tuple[str, ...], where: str) -> None:
-    missing = [name for name in names if name not in found]
-    if missing:
-        shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
-        *rest, last = (shapes.get(n, f"{n} (n,)") for n in names)
-        raise InputError(
-            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(found) or 'none'}); "
-            f"expected {', '.join(rest)}{' and ' if rest else ''}{last}"
-        )
 
 
 def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:

@@ -40,17 +40,14 @@ def load_table(
             categories.
         MissingExtraError: pandas or pyarrow is not installed.
     """
-    pandas = require("pandas", "tabular")
-    frame = read_table(pandas, raw, where)
+    frame = read_table(raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
     wanted = [("label", label), ("member", member_column), ("group", group_column)]
     for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
         if name is not None and name not in frame.columns:
             raise InputError(f"{where} has no {kind} column {name!r} (columns: {columns}); rename it")
-    member = np.ones(len(frame), dtype=np.bool_)
-    if member_column is not None:
-        member = _membership(frame[member_column], where)
-    y, class_names = _labels(pandas, frame[label], where)
+    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else _membership(frame[member_column], where)
+    y, class_names = _labels(frame[label], where)
     named = {name: names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
     groups = None
     if group_column is not None:
@@ -65,18 +62,10 @@ Features = Callable[[Any, str], tuple[NDArray[np.float32], tuple[str, ...]]]
 """(frame of the features, path) -> (n, d) numbers, and the name of each column of them."""
 
 
-def read_table(pandas: Any, raw: bytes, where: str) -> Any:
-    """A frame, with a row at least, and columns with a name of their own each.
-
-    Args:
-        pandas: the library.
-        raw: CSV or Parquet.
-        where: its path, for messages.
-
-    Raises:
-        InputError: something else.
-        MissingExtraError: pyarrow is not installed.
-    """
+def read_table(raw: bytes, where: str) -> Any:
+    """A frame of CSV or Parquet, with a row at least, and columns with a name of their own each; errors are those of
+    `load_table`."""
+    pandas = require("pandas", "tabular")
     if raw[:4] == b"PAR1":
         require("pyarrow", "tabular")
         read = pandas.read_parquet
@@ -107,13 +96,12 @@ def _membership(column: Any, where: str) -> NDArray[np.bool_]:
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
 
-def _labels(pandas: Any, column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+def _labels(column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    what = f"the label column {column.name!r} of {where}"
     if column.isna().any():
-        row = int(column.isna().to_numpy().argmax())
-        raise InputError(f"the label column {column.name!r} of {where} is empty in row {row} (counted from 0)")
-    numeric = pandas.api.types.is_numeric_dtype(column)
-    values = column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)])
-    return as_labels(values, f"the label column {column.name!r} of {where}")
+        raise InputError(f"{what} is empty in row {int(column.isna().to_numpy().argmax())} (counted from 0)")
+    numeric = require("pandas", "tabular").api.types.is_numeric_dtype(column)
+    return as_labels(column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)]), what)
 
 
 def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
@@ -127,19 +115,10 @@ def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str,
         return codes.astype(np.int64), tuple(names.tolist())
     if y.dtype.kind not in "biuf":
         raise InputError(f"{what} has dtype {y.dtype}; expected class numbers or names")
-    return whole_numbers(y, what), None
-
-
-def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Class numbers as int64.
-
-    Raises:
-        InputError: some value is not a whole number.
-    """
-    wrong = ~np.equal(np.mod(values.astype(np.float64), 1), 0)
+    wrong = ~np.equal(np.mod(y.astype(np.float64), 1), 0)
     if wrong.any():
-        raise InputError(f"{what} holds {values[wrong.argmax()]}; expected whole class numbers, counted from 0")
-    return values.astype(np.int64)
+        raise InputError(f"{what} holds {y[wrong.argmax()]}; expected whole class numbers, counted from 0")
+    return y.astype(np.int64), None
 
 
 def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:

@@ -72,8 +72,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """
     if frozen_operation(module, training=False) == "batch_norm":
         module = with_layers(module, batch_norm=True)
-    operation = frozen_operation(module, training=False)
-    if operation is not None:
+    if (operation := frozen_operation(module, training=False)) is not None:
         raise InputError(
             f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
             f"from it would not be trained as the original was; {_PASS_ARCH}"
@@ -94,22 +93,17 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
 def _redraw(fresh: nn.Module) -> None:
     tables = embeddings(fresh)
     for owner in reversed(list(fresh.modules())):  # children before their parents
-        reset = getattr(owner, "reset_parameters", None)
-        if reset is None and isinstance(owner, nn.MultiheadAttention | nn.Transformer):
-            reset = owner._reset_parameters
-        if not callable(reset):
+        attention = isinstance(owner, nn.MultiheadAttention | nn.Transformer)
+        reset = getattr(owner, "reset_parameters", owner._reset_parameters if attention else None)
+        if callable(reset):
+            with described(f"{type(owner).__name__}.reset_parameters() failed", f"; {_PASS_ARCH}"):
+                reset()
+        else:
             _default_rule(owner, tables)
-            continue
-        try:
-            reset()
-        except Exception as error:  # any error of a stranger's code
-            name = type(owner).__name__
-            raise InputError(f"{name}.reset_parameters() failed ({one_line(error)}); {_PASS_ARCH}") from None
 
 
 def _default_rule(owner: nn.Module, tables: set[int]) -> None:
     own = dict(owner.named_parameters(recurse=False))
-    weight = own.get("weight")
     for name, parameter in own.items():
         if not parameter.is_floating_point():
             continue
@@ -120,9 +114,8 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
         elif name == "weight":
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
         elif name == "bias":
-            bound = 0.0
-            if weight is not None and weight.ndim >= 2:
-                bound = 1.0 / math.sqrt(max(1, weight[0].numel()))
+            of_layer = "weight" in own and own["weight"].ndim >= 2
+            bound = 1.0 / math.sqrt(max(1, own["weight"][0].numel())) if of_layer else 0.0
             parameter.uniform_(-bound, bound)
         elif name == "in_proj_weight" and parameter.ndim >= 2:
             nn.init.xavier_uniform_(parameter)
@@ -141,20 +134,16 @@ def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
     """Refuse a copy that still holds a trained tensor, single numbers and constants aside."""
     redrawn = dict(fresh.named_parameters())
     for name, trained in module.named_parameters():
-        if trained.numel() < 2 or bool((trained == trained.flatten()[0]).all()):
-            continue
-        if torch.equal(trained.detach().cpu(), redrawn[name]):
+        varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())
+        if varies and torch.equal(trained.detach().cpu(), redrawn[name]):
             raise InputError(f"the weights {name} are not reset by their layer's reset_parameters(); {_PASS_ARCH}")
 
 
 def classes_of(state: Mapping[str, Tensor]) -> int | None:
     """Outputs of the last 2-D weight of a state_dict; without one, of its last convolution."""
     weights = [tensor for name, tensor in state.items() if name.endswith("weight")]
-    for ndim in (2, 4):
-        last = [tensor for tensor in weights if tensor.ndim == ndim]
-        if last:
-            return int(last[-1].shape[0])
-    return None
+    last = [*(t for t in weights if t.ndim == 4), *(t for t in weights if t.ndim == 2)][-1:]
+    return int(last[0].shape[0]) if last else None
 
 
 def channels_of(state: Mapping[str, Tensor]) -> int | None:
