@@ -67,15 +67,13 @@ def load_for_classifier(
     """
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder of images; a classifier of tables takes an .npz or a table")
-    beside = tuple(name for name in (label, "member", group) if name)
     others = None if public is None else _table(public, found.names or ())
     seen: list[tuple[Columns | None, tuple[str, ...]]] = []
 
     def features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         names = found.names or tuple(frame.columns)
         frame = _as_named(frame, names)
-        if absent := [name for name in names if name not in frame.columns]:
-            raise _absent(absent, frame, where)
+        _require_columns(names, frame, where)
         if found.names is None and found.width not in (None, len(names)):
             x, encoded = one_hot_features(frame, where)
             if x.shape[1] == found.width:
@@ -87,8 +85,7 @@ def load_for_classifier(
             )
         every = frame
         if others is not None:
-            if absent := [name for name in names if name not in others.columns]:
-                raise InputError(f"--public: {public} lacks columns that the model takes: {_few(absent)}")
+            _require_columns(names, others, f"--public: {public}")
             every = require("pandas", "tabular").concat([frame[list(names)], others[list(names)]], ignore_index=True)
         columns = _as_taken(found, Columns.of(every, names), frame)
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
@@ -99,22 +96,18 @@ def load_for_classifier(
     notes = () if not left else (f"Columns of the data that the model does not take were left out: {_few(left)}.",)
     data, more = _own_classes(found, read)
     coded = None if columns is None or columns.plain else columns
-    rows = None
-    if public is not None and others is None:
-        rows = np.asarray(load_inputs(public), dtype=np.float32)
-    elif others is not None and columns is not None:
+    rows = None if public is None or others is not None else load_inputs(public)
+    if others is not None:
+        if columns is None:  # the data are arrays
+            known = found.names or data.feature_names or ()
+            if not known or not {*known} <= {*others.columns}:
+                known = tuple(name for name in others.columns if name not in (label, "member", group))
+            columns = Columns.of(others, known)
+            if not columns.plain:
+                raise InputError(
+                    f"--public: {public} has texts or missing numbers, and the data are arrays of numbers; use one form"
+                )
         rows = columns.encode(others)
-    elif others is not None:
-        known = found.names or data.feature_names or ()
-        chosen = [name for name in known if name in others.columns]
-        if not known or len(chosen) < len(known):  # the data are arrays, and name no columns
-            chosen = [name for name in others.columns if name not in beside]
-        plain = Columns.of(others, chosen)
-        if not plain.plain:
-            raise InputError(
-                f"--public: {public} has texts or missing numbers, and the data are arrays of numbers; use one form"
-            )
-        rows = plain.encode(others)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
         raise InputError(f"--public: expected rows of shape {data.x.shape[1:]}, as the data have, got {rows.shape[1:]}")
     return ClassifierData(data, coded, rows, notes + more)
@@ -134,13 +127,12 @@ def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
 
-def _absent(absent: list[str], frame: Any, where: str) -> InputError:
-    made = [name for name in absent if any(name.startswith((f"{c}_", f"{c}=")) for c in frame.columns)]
-    looks = "looks like a column that was made before the training: give the table as the model takes it"
-    return InputError(
-        f"{where} lacks columns that the model was fitted with: {_few(absent)}"
-        f"{f' ({made[0]} {looks})' if made else ''}; it has {_few(frame.columns)}"
-    )
+def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
+    if absent := [name for name in names if name not in frame.columns]:
+        raise InputError(
+            f"{where} lacks columns that the model was fitted with: {_few(absent)}; it has {_few(frame.columns)}: give"
+            " the table as the model takes it"
+        )
 
 
 def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:

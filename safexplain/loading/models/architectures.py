@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from safexplain.errors import InputError
+from safexplain.errors import InputError, near
 from safexplain.loading.files import described, require
 from safexplain.loading.models.huggingface import Network
 from safexplain.loading.models.weights import channels_of, classes_of, seeded
@@ -79,21 +79,22 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
 def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[[], Any]:
     timm = require("timm", "vision")
     if not timm.is_model(name):
-        raise InputError(f"timm has no model {name!r}{_similar(name, timm.list_models())}")
-    options = {"num_classes": num_classes, "in_chans": channels}
-    given = {key: value for key, value in options.items() if value is not None}
-    return lambda: timm.create_model(name, pretrained=False, **given)
+        raise InputError(f"timm has no model {name!r}{near(name, timm.list_models())}")
+    return partial(timm.create_model, name, pretrained=False, **_given(num_classes=num_classes, in_chans=channels))
 
 
 def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
     models = require("torchvision", "vision").models
     known = models.list_models(module=models)  # classification only: the others fetch a backbone
     if name not in known:
-        raise InputError(f"torchvision has no classification model {name!r}{_similar(name, known)}")
-    given: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
-    if "init_weights" in inspect.signature(models.get_model_builder(name)).parameters:
-        given["init_weights"] = True
-    return lambda: models.get_model(name, weights=None, **given)
+        raise InputError(f"torchvision has no classification model {name!r}{near(name, known)}")
+    draws = "init_weights" in inspect.signature(models.get_model_builder(name)).parameters
+    options = _given(num_classes=num_classes, init_weights=draws or None)
+    return partial(models.get_model, name, weights=None, **options)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
@@ -119,8 +120,7 @@ def imported(spec: str, what: str, forms: str = "package.module:function") -> Ca
 
 def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
     function = imported(arch, "--arch", ARCH_FORMS)
-    parameters = inspect.signature(function).parameters
-    given = {"num_classes": num_classes} if "num_classes" in parameters and num_classes is not None else {}
+    given = _given(num_classes=num_classes) if "num_classes" in inspect.signature(function).parameters else {}
 
     def construct() -> Any:
         with current_directory_importable():
@@ -148,8 +148,3 @@ def importable_in_workers() -> Iterator[None]:
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
         yield
-
-
-def _similar(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {', '.join(close)}?" if close else "; check the name against its documentation"
