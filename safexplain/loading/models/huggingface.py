@@ -83,11 +83,8 @@ class Preprocessing:
         Raises:
             InputError: another number of channels.
         """
-        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]):
-            raise InputError(
-                f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has shape {x.shape}; expected"
-                " (n, channels, height, width)"
-            )
+        if len(self.mean) not in (1, x.shape[1]):
+            raise InputError(f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has {x.shape[1]}")
         mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
@@ -100,7 +97,7 @@ class Preprocessing:
         Args:
             x: (n, channels, height, width).
         """
-        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]) or not x.size:
+        if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
         least, most, off = x.min((0, 2, 3)), x.max((0, 2, 3)), 0.02 * (high - low)
@@ -143,8 +140,6 @@ class Network:
             InputError: there is no configuration, or not of an image classifier of the library's own.
             MissingExtraError: transformers is not installed.
         """
-        if not is_folder(folder):
-            raise InputError(f"{folder} holds no {_CONFIG}; expected a folder as save_pretrained writes it")
         library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
@@ -159,8 +154,7 @@ class Network:
             kinds = library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
             names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
             if config.architectures and not {*names} & {*config.architectures}:
-                stands = ", ".join(map(str, config.architectures))
-                raise ValueError(f"a {stands} gives no scores of classes; expected {' or '.join(names)}")
+                raise ValueError(f"{config.architectures} gives no scores of classes; expected {' or '.join(names)}")
         vars(config).pop("quantization_config", None)  # weights become float32
         config._attn_implementation = "eager"  # and no kernel to download
         if num_classes is not None:
@@ -230,7 +224,6 @@ class Network:
                 )
         new = self._new()
         kind: Any = type(new)
-        body = f"{kind.base_model_prefix}."
         what = f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}"
         with _described(f"{what}, or the file is damaged"):
             network, told = kind.from_pretrained(
@@ -248,13 +241,12 @@ class Network:
             )
         mismatched = {name if isinstance(name, str) else name[0] for name in told["mismatched_keys"]}
         missing = sorted({*told["missing_keys"], *mismatched})
-        wrong = [name for name in missing if not new_head or name.startswith(body)]
+        wrong = [name for name in missing if not new_head or name.startswith(f"{kind.base_model_prefix}.")]
         extra = [] if new_head else sorted(told["unexpected_keys"])
         if wrong or extra:
-            lacks = f"{len(wrong)} are missing or of another shape, as {wrong[0]}" if wrong else ""
-            more = f"{len(extra)} have no place in it, as {extra[0]}" if extra else ""
             raise InputError(
-                f"{what}: {'; '.join(filter(None, (lacks, more)))}. Pass the folder that they were saved in"
+                f"{what}: {len(wrong)} are missing or of another shape, and {len(extra)} have no place in it, as"
+                f" {(wrong + extra)[0]}. Pass the folder that they were saved in"
             )
         return Logits(network)
 
@@ -271,17 +263,16 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
     """
     if told is None or read.x.ndim != 4:
         return read, ()
-    notes: tuple[str, ...] = ()
+    notes, how = [], f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
     if told.size is not None and read.x.shape[2:] != told.size:
         stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
-        notes = (f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.",)
+        notes.append(f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.")
     if read.scaled:
-        done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
-        return replace(read, x=told(read.x), scaled=False), (*notes, done)
-    if off := told.unlike(read.x):
-        how = f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
-        notes = (*notes, f"The numbers in {read.source} are not {how}: {off}.")
-    return read, notes
+        read = replace(read, x=told(read.x), scaled=False)
+        notes.append(f"Images of 8 bits were {how}.")
+    elif off := told.unlike(read.x):
+        notes.append(f"The numbers in {read.source} are not {how}: {off}.")
+    return read, tuple(notes)
 
 
 def is_folder(path: str | Path) -> bool:
@@ -303,9 +294,8 @@ def _names_backbone(value: Any) -> bool:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    sides = [stated.get("height"), stated.get("width")] if isinstance(stated, dict) else [stated] * 2
-    high, wide = (side if isinstance(side, int) else None for side in sides)
-    return None if high is None or wide is None else (high, wide)
+    sides = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
+    return sides if all(isinstance(side, int) for side in sides) else None
 
 
 @contextmanager

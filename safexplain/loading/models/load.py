@@ -49,22 +49,19 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
         raise InputError(f"{where} is a pointer of Git LFS, not the model itself; run git lfs pull")
     if raw[:4] != b"PK\x03\x04":
         raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError):
-        raise InputError(
-            f"the model file {where} is damaged or cut short: it starts as a zip archive, but cannot be read "
-            "as one; copy or save it again"
-        ) from None
+    remedy = "; copy or save it again"
+    with (
+        described(f"the model file {where} is damaged or cut short", remedy),
+        zipfile.ZipFile(io.BytesIO(raw)) as archive,
+    ):
+        names = archive.namelist()
     if is_exported(names):
         return "torch.export"
     endings = {name.rpartition("/")[2] for name in names}
     if "constants.pkl" in endings:
         raise InputError(
-            f"{where} is a TorchScript archive, which PyTorch has deprecated and an audit cannot "
-            "differentiate reliably; export the original model with torch.export, or save its state_dict and "
-            "pass --arch"
+            f"{where} is a TorchScript archive, which PyTorch has deprecated; export the original model with"
+            " torch.export, or save its state_dict and pass --arch"
         )
     if "data.pkl" in endings:
         return "torch.save"
@@ -162,9 +159,15 @@ def load_model(
     content: Any
     if kind == "torch.export":
         content, state = load_exported(raw, where=where, trusted=trust_pickle)
-        shape = _agreed(content.input_shape, input_shape, where)
+        exported, shape = content.input_shape, input_shape or content.input_shape
+        if len(shape) != len(exported) or any(e not in (None, g) for e, g in zip(exported, shape, strict=True)):
+            raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {shape}")
     else:
-        content = _load_safetensors(raw, where) if kind == "safetensors" else _load_pickle(raw, where, trust_pickle)
+        if kind == "safetensors":
+            with described(f"the safetensors file {where} is damaged", "; save it again"):
+                content = require("safetensors.torch", "vision").load(raw)
+        else:
+            content = _load_pickle(raw, where, trust_pickle)
         if isinstance(content, Mapping):
             content = next((content[k] for k in _NESTINGS if isinstance(content.get(k), nn.Module)), content)
         if isinstance(content, nn.Module):
@@ -188,15 +191,14 @@ def load_model(
         model = _with_weights(build, state, arch, where)
     model = model.float().cpu().eval()
     _require_gradients(model, shape, where)
-    unavailable = ""
-    if build is None:
-        build = partial(reinitialise, model)
-        try:
-            build(0)
-        except InputError as error:
-            build, unavailable = None, str(error)
-    told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
-    return LoadedModel(model, build, unavailable, sha256(raw), told)
+    if build is not None:
+        told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
+        return LoadedModel(model, build, "", sha256(raw), told)
+    try:
+        reinitialise(model, 0)
+    except InputError as error:
+        return LoadedModel(model, None, str(error), sha256(raw))
+    return LoadedModel(model, partial(reinitialise, model), "", sha256(raw))
 
 
 def _load_folder(
@@ -238,12 +240,6 @@ def _require_untrained(build: Network, model: nn.Module, arch: str | None, where
         )
 
 
-def _load_safetensors(raw: bytes, where: str) -> Any:
-    library = require("safetensors.torch", "vision")
-    with described(f"the safetensors file {where} is damaged", "; save it again"):
-        return library.load(raw)
-
-
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -266,25 +262,15 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
     """The weights in a checkpoint, which may stand one level down."""
+    held = f"a {type(content).__name__}"
     if isinstance(content, Mapping):
-        candidates = [content, *(content[key] for key in _NESTINGS if key in content)]
-        for candidate in candidates:
+        for candidate in (content, *(content[key] for key in _NESTINGS if key in content)):
             if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
                 return {str(name): tensor for name, tensor in candidate.items()}
-        held = "keys " + ", ".join(str(key) for key in list(content)[:5])
-    else:
-        held = f"a {type(content).__name__}"
+        held = "keys " + ", ".join(map(str, list(content)[:5]))
     raise InputError(
         f"{where} holds no model ({held}); expected a state_dict, at the top or under {', '.join(_NESTINGS)}"
     )
-
-
-def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, where: str) -> tuple[int | None, ...]:
-    if given is None:
-        return exported
-    if len(given) != len(exported) or any(e not in (None, g) for e, g in zip(exported, given, strict=True)):
-        raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {given}")
-    return given
 
 
 def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:
