@@ -25,6 +25,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -48,6 +49,7 @@ from safexplain._digest.model_state import (
     is_module,
     is_plain,
     is_torch,
+    names_in,
     network_of,
     parts_of,
     references,
@@ -180,9 +182,10 @@ class _Hash(Writer):
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
 
-    def put(self, piece: Any) -> None:
-        self.hash.update(len(piece).to_bytes(8, "little"))
-        self.hash.update(piece)
+    def put(self, *pieces: Any) -> None:
+        for piece in pieces:
+            self.hash.update(len(piece).to_bytes(8, "little"))
+            self.hash.update(piece)
 
     def write(self, text: str) -> None:
         self.put(text.encode("utf-8", "surrogatepass"))
@@ -190,10 +193,6 @@ class _Hash(Writer):
     def array(self, value: NDArray[Any]) -> None:
         self.write(f"array {value.dtype.str} {value.shape};")
         self.put(np.ascontiguousarray(value).tobytes())
-
-    def tensor(self, value: Tensor) -> None:
-        for piece in bytes_of(value):
-            self.put(piece)
 
 
 class _Named(_Hash):
@@ -206,7 +205,7 @@ class _Named(_Hash):
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
-            self.tensor(value)
+            self.put(*bytes_of(value))
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
             self.write(f"{type(value).__name__}{value!r};")
         elif isinstance(value, logging.Logger):
@@ -253,7 +252,7 @@ class _Named(_Hash):
     def _feed_references(self, function: Any, *, strict: bool = True) -> None:
         """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
         found = {"": [function.__defaults__, function.__kwdefaults__], **references(function)}
-        names = {name for code in codes_of(function.__code__) for name in code.co_names}
+        names = names_in(function.__code__)
         for module in [value for value in found.values() if inspect.ismodule(value)]:
             members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
             found |= {k: v for k, v in members.items() if isinstance(v, _CONSTANTS) or inspect.isfunction(v)}
@@ -365,9 +364,6 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     the globals that a function names, and the attributes of objects; containers of more than 1000 items are
     not searched.
 
-    Args:
-        forward_func: a module, a function around one, or an object that holds one.
-
     >>> from torch import nn
     >>> net = nn.Linear(3, 2)
     >>> modules_of(lambda x: net(x).softmax(1)) == modules_of(net.forward) == (net,)
@@ -376,19 +372,16 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     if is_module(forward_func):
         return (forward_func,)
     found = _reached(forward_func, is_module)
-    if len(found) > 1:
-        inner = {id(part) for module in found for part in module.modules() if part is not module}
-        found = [module for module in found if id(module) not in inner]
-    return tuple(found)
+    inner = {id(part) for module in found for part in module.modules() if part is not module and len(found) > 1}
+    return tuple(module for module in found if id(module) not in inner)
 
 
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
-    All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
-    attributes, the graph and the constants of torch.export; see `model_state`. Wrappers that compute nothing do not:
-    `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64 where float32 holds the same
-    weights. A function that does more is named too, by its code and its numbers.
+    All that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see `network_of`,
+    nor does float64 where float32 holds the same weights. A function that does more is named too, by its code and its
+    numbers.
 
     Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
     of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
@@ -420,8 +413,7 @@ def model_digest(forward_func: object) -> bytes:
         return OPAQUE_DIGEST
     h = _Hash(_blake2b())
     h.write(_name(forward_func))
-    for known in found:
-        h.put(known)
+    h.put(*found)
     return _hash_parts(h, parts_of(forward_func))
 
 
@@ -456,11 +448,11 @@ def checked_digest(given: bytes | None) -> bytes | None:
 
 def _reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
     """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
-    seen, found, waiting = dict[int, object](), [], [(value, 0)]
-    for one, depth in waiting:  # grows meanwhile
+    seen, found, waiting = set[int](), [], [(value, 0)]
+    for one, depth in waiting:  # grows meanwhile, and keeps what it holds, so that ids stay theirs
         if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
             continue
-        seen[id(one)] = one
+        seen.add(id(one))
         if wanted(one):
             found.append(one)
         elif depth <= _DEPTH:
@@ -493,12 +485,10 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
     """Its closure, defaults and globals, and torch modules in the Python modules among these."""
     libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
     found = references(function)
-    names = function.__code__.co_freevars if libraries else found
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    for value in (found[name] for name in names):
+    for value in (found[name] for name in (function.__code__.co_freevars if libraries else found)):
         if isinstance(value, types.ModuleType):
-            used = (name for code in codes_of(function.__code__) for name in code.co_names)
-            yield from filter(is_module, map(value.__dict__.get, used))
+            yield from filter(is_module, map(value.__dict__.get, names_in(function.__code__)))
         else:
             yield value
 
@@ -511,13 +501,10 @@ def _name(forward_func: Any) -> str:
 
 def _warn_once(forward_func: object) -> None:
     owner = forward_func.__self__ if isinstance(forward_func, types.MethodType) else forward_func  # methods are new
-    try:
-        with _guard:
-            if owner in _warned:
-                return
-            _warned.add(owner)
-    except TypeError:  # neither hashable nor weakly referenceable: Python's own once-per-place rule must do
-        pass
+    with suppress(TypeError), _guard:  # neither hashable nor weakly referenceable: Python's own rule must do
+        if owner in _warned:
+            return
+        _warned.add(owner)
     warnings.warn(
         f"no torch module or scikit-learn estimator found behind {_name(forward_func)}: its answers keep their noise"
         " when its model changes. Pass the module itself, or a function that holds it, or model_digest=, 16 bytes or"
@@ -596,7 +583,7 @@ def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
         if kind == "plain":
             h.write(str(value))
         elif kind == "tensor":
-            h.tensor(value)
+            h.put(*bytes_of(value))
         elif kind == "array":
             h.array(value)
         elif kind == "estimator":
@@ -693,8 +680,7 @@ def trained_digest(model: Any) -> str:
 
 def _hexadecimal(kind: str, *pieces: bytes) -> str:
     h = _Hash(hashlib.sha256(kind.encode()))
-    for piece in pieces:
-        h.put(piece)
+    h.put(*pieces)
     return str(h.hash.hexdigest())
 
 

@@ -504,6 +504,11 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(constant)
 
 
+def names_in(code: CodeType) -> dict[str, None]:
+    """Of globals and attributes that a function and its inner ones name, in their order."""
+    return dict.fromkeys(name for one in codes_of(code) for name in one.co_names)
+
+
 def references(function: types.FunctionType) -> dict[str, Any]:
     """Closure variables, and the globals that a function and its inner ones name; None: not assigned yet."""
     free, code = function.__code__.co_freevars, function.__code__

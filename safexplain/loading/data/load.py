@@ -68,22 +68,13 @@ def load_data(
 def load_records(
     path: str | Path, *, label: str = "label"
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
-    """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
-
-    Args:
-        path: `.npz` with `x` and `y`, or a table.
-        label: Name of the label column of a table.
+    """Load examples whose membership is not in question: `.npz` with `x` and `y`, or a table. Errors are those of
+    `load_data`.
 
     Returns:
         (n, ...) features, (n,) classes, and the names of the classes where the labels were names.
-
-    Raises:
-        InputError: as `load_data`.
-        MissingExtraError: as `load_data`.
     """
     data = _load_file(path, label, None)
-    if len(data.x) != len(data.y):
-        raise InputError(f"{path} has {len(data.x)} rows in x and {len(data.y)} labels in y; give one label a row")
     return data.x, data.y, data.class_names
 
 
@@ -91,11 +82,7 @@ def load_inputs(path: str | Path) -> NDArray[np.float32]:
     """Load inputs whose labels are of no interest, such as public rows: (n, ...) as the model expects them.
 
     Args:
-        path: `.npz` with `x`, or a table with a column `label`, which is left out.
-
-    Raises:
-        InputError: as `load_data`.
-        MissingExtraError: as `load_data`.
+        path: `.npz` with `x`, or a table with a column `label`, which is left out; errors are those of `load_data`.
     """
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":

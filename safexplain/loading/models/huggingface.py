@@ -65,11 +65,8 @@ class Preprocessing:
         with described(f"{path}: expected image_mean and image_std, a number for each channel; got {mean}, {std}"):
             scale = 1.0 if stated.get("do_rescale", True) else 255.0
             means, stds = (np.atleast_1d(np.asarray(v, np.float64)) / scale for v in (mean, std))
-            if (
-                means.shape != stds.shape
-                or means.ndim != 1
-                or not (np.isfinite(means) & (stds > 0) & (stds < np.inf)).all()
-            ):
+            whole = means.shape == stds.shape and means.ndim == 1 and np.isfinite(means * stds).all()
+            if not whole or stds.min() <= 0:
                 raise ValueError("standard deviations are above 0, and as many as means")
         size = _size(stated.get("crop_size" if stated.get("do_center_crop") else "size"))
         return cls(tuple(means.tolist()), tuple(stds.tolist()), size)

@@ -39,8 +39,9 @@ def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
             return nn.GroupNorm(values["num_groups"], len(weight), values["eps"])
         sizes = {n: values[n] for n in ("stride", "padding", "dilation")}
         sizes = {n: v if isinstance(v, str) else tuple(v) if len(v) > 1 else v[0] for n, v in sizes.items()}
-        channels, groups = weight.shape[1] * values["groups"], values["groups"]
-        return _CONVOLUTIONS[name](channels, weight.shape[0], weight.shape[2:], groups=groups, bias=bias, **sizes)
+        kernel: Any = tuple(weight.shape[2:])
+        groups = values["groups"]
+        return _CONVOLUTIONS[name](weight.shape[1] * groups, len(weight), kernel, groups=groups, bias=bias, **sizes)
 
 
 def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:

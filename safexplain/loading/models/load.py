@@ -49,12 +49,8 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
         raise InputError(f"{where} is a pointer of Git LFS, not the model itself; run git lfs pull")
     if raw[:4] != b"PK\x03\x04":
         raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
-    remedy = "; copy or save it again"
-    with (
-        described(f"the model file {where} is damaged or cut short", remedy),
-        zipfile.ZipFile(io.BytesIO(raw)) as archive,
-    ):
-        names = archive.namelist()
+    with described(f"the model file {where} is damaged or cut short", "; copy or save it again"):
+        names = zipfile.ZipFile(io.BytesIO(raw)).namelist()
     if is_exported(names):
         return "torch.export"
     endings = {name.rpartition("/")[2] for name in names}
@@ -154,7 +150,6 @@ def load_model(
         found = load_estimator(path, trust_pickle=trust_pickle, trust_types=trust_types)
         return LoadedModel.of_classifier(found, None if columns is None else Columns.read(columns))
     kind = identify(raw, where)
-    build: Callable[[int], nn.Module] | None = None
     shape: tuple[int | None, ...] | None = input_shape
     content: Any
     if kind == "torch.export":
@@ -175,21 +170,18 @@ def load_model(
             state = dict(content.state_dict())
         else:
             state = _tensors(content, where)
-    if isinstance(content, nn.Module):
-        model: nn.Module = content
-        if arch is not None:
-            build = builder(arch, state)
-            _require_same_outputs(model, _with_weights(build, state, arch, where), shape, arch=arch, where=where)
-    else:
-        if arch is None:
-            name, tensor = next(iter(state.items()))
-            raise InputError(
-                f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
-                f"weights without a network; pass {ARCH_FORMS}"
-            )
-        build = builder(arch, state)
-        model = _with_weights(build, state, arch, where)
-    model = model.float().cpu().eval()
+    is_network = isinstance(content, nn.Module)
+    if arch is None and not is_network:
+        name, tensor = next(iter(state.items()))
+        raise InputError(
+            f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
+            f"weights without a network; pass {ARCH_FORMS}"
+        )
+    build = None if arch is None else builder(arch, state)
+    twin = None if build is None or arch is None else _with_weights(build, state, arch, where).float().cpu().eval()
+    model: nn.Module = (content if is_network else twin).float().cpu().eval()
+    if is_network and twin is not None:
+        _require_same_outputs(model, twin, shape, f"{arch} with the weights in {where}")
     _require_gradients(model, shape, where)
     if build is not None:
         told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
@@ -281,11 +273,8 @@ def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:
 
 
 def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
-    """Run two random examples forward and back, where the shape of one is known.
-
-    Raises:
-        InputError: the model fails on them, or no gradient reaches its input.
-    """
+    """Run two random examples forward and back, where the shape of one is known; InputError where the model fails on
+    them, or no gradient reaches its input."""
     if (x := _examples(shape)) is None:
         return
     with described(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
@@ -299,18 +288,12 @@ def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, w
         )
 
 
-def _require_same_outputs(
-    model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, *, arch: str, where: str
-) -> None:
-    """Compare a model with its weights in a named architecture, where the shape of an example is known.
-
-    Raises:
-        InputError: either fails on two random examples, or they give different scores.
-    """
+def _require_same_outputs(model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, what: str) -> None:
+    """Compare a model with its weights in a named architecture, where the shape of an example is known; InputError
+    where they differ on two random ones."""
     if (x := _examples(shape)) is None:
         return
-    model, twin = (network.float().cpu().eval() for network in (model, twin))
-    with described(f"{arch} or the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
+    with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
         same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
     if not same:
-        raise InputError(f"{arch} with the weights in {where} predicts other scores than the file; pass its own --arch")
+        raise InputError(f"{what} predicts other scores than the file; pass its own --arch")
