@@ -17,7 +17,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -96,10 +96,7 @@ class FittedClassifier:
     @property
     def names(self) -> tuple[str, ...] | None:
         """Of the columns that it was fitted with; None: it does not know them, or they are but numbered."""
-        found = getattr(self.estimator, "feature_names_in_", None)
-        if found is None:
-            return None
-        names = tuple(str(name) for name in found)
+        names = tuple(map(str, getattr(self.estimator, "feature_names_in_", ())))
         numbered = all(name in (f"Column_{i}", f"f{i}") for i, name in enumerate(names))
         return None if numbered else names
 
@@ -152,18 +149,17 @@ def load_estimator(
     kind = identify_estimator(raw)
     if kind is None:
         raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
-    notes: list[str] = []
+    notes, trusted, untold = list[str](), tuple(trust_types), ()
     if kind == "xgboost":
-        found = _xgboost(raw, where)
+        found, again, untold = *_xgboost(raw, where, notes), _UNTOLD
     elif kind == "lightgbm":
-        found = _lightgbm(raw, where)
+        found, again = _lightgbm(raw, where)
     else:
         with _versions(where, notes):
-            trusted = tuple(trust_types)
-            estimator = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
-        found = _of_python(estimator, where)
-    check_classifier(found.estimator, where)
-    return replace(found, file=sha256(raw), notes=(*notes, *found.notes), trusted=tuple(trust_types))
+            held = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
+        found, again = _of_python(held, where, notes)
+    check_classifier(found, where)
+    return FittedClassifier(found, again, sha256(raw), untold, tuple(notes), trusted)
 
 
 # ----------------------------------------------------------------------------------------------------------- formats
@@ -237,28 +233,25 @@ def _versions(where: str, notes: list[str]) -> Iterator[None]:
         notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
 
 
-def _of_python(found: Any, where: str) -> FittedClassifier:
-    """What a skops file or a pickle holds."""
-    search = getattr(found, "best_estimator_", None)
-    notes: tuple[str, ...] = ()
-    if search is not None and hasattr(found, "best_params_"):
-        notes = (
+def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
+    """The estimator of a skops file or a pickle, and one to fit again."""
+    if hasattr(found, "best_estimator_") and hasattr(found, "best_params_"):
+        notes.append(
             f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models have the"
-            " hyper-parameters that it chose, without a search of their own.",
+            " hyper-parameters that it chose, without a search of their own."
         )
-        found = search
+        found = found.best_estimator_
     if not hasattr(found, "get_params") or not hasattr(found, "fit"):
         held = f"a dictionary ({', '.join(map(str, list(found)[:5]))})" if isinstance(found, Mapping) else ""
         raise InputError(
             f"{where} holds {held or 'a ' + type(found).__name__}; expected one fitted classifier, such as a"
             " scikit-learn Pipeline: save that alone"
         )
-    again, more = _stopped_early(found)
-    return FittedClassifier(found, again, "", (), (*notes, *more))
+    return found, _unstopped(found, notes)
 
 
-def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
-    """A booster that was stopped by a validation set: its clones train as many rounds as it kept, without one."""
+def _unstopped(found: Any, notes: list[str]) -> Any:
+    """Of a booster that was stopped by a validation set, one that trains as many rounds as it kept, without one."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
@@ -268,14 +261,19 @@ def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
     elif library == "lightgbm":
         rounds = int(getattr(last, "best_iteration_", None) or 0)
     if not rounds:
-        return found, ()
-    chosen = {f"{name}__{key}" if name else key: value for key, value in {**chosen, "n_estimators": rounds}.items()}
-    return clone(found).set_params(**chosen), (
-        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set.",
+        return found
+    notes.append(
+        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set."
     )
+    chosen = {f"{name}__{key}" if name else key: value for key, value in {**chosen, "n_estimators": rounds}.items()}
+    return clone(found).set_params(**chosen)
 
 
-def _xgboost(raw: bytes, where: str) -> FittedClassifier:
+_UNTOLD = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
+"""What a file of XGBoost does not tell."""
+
+
+def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
     xgboost = _library("xgboost", where)
     text, content = read_xgboost(raw, where)
     objective, boosted = content["learner"]["objective"]["name"], content["learner"]["gradient_booster"]
@@ -285,17 +283,15 @@ def _xgboost(raw: bytes, where: str) -> FittedClassifier:
     params = {"booster": boosted["name"], "objective": objective}
     params["enable_categorical"] = bool(model.get_params().get("enable_categorical"))
     trees = boosted.get("gbtree", boosted)["model"]
-    notes: tuple[str, ...] = ()
     if "trees" in trees:
         rounds, depth = model.get_booster().num_boosted_rounds(), max(map(_depth, trees["trees"]), default=0)
         parallel = int(trees["gbtree_model_param"].get("num_parallel_tree", 1))
         params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
-        notes = (
+        notes.append(
             "XGBoost's file does not tell how it was trained, but for the number of rounds and the depth of trees: here"
-            f" {rounds} and {depth}.",
+            f" {rounds} and {depth}."
         )
-    untold = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
-    return FittedClassifier(model, xgboost.XGBClassifier(**params), "", untold, notes)
+    return model, xgboost.XGBClassifier(**params)
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
@@ -334,7 +330,7 @@ _KEPT = (
 """Parameters that shape a model, and have the same name."""
 
 
-def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
+def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
     lightgbm = _library("lightgbm", where)
     text = raw.decode("utf-8", "replace")
     objective = match[1] if (match := re.search(r"^objective=(\S+)", text, re.MULTILINE)) else "none"
@@ -344,7 +340,7 @@ def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
     told = {_OF_LIGHTGBM.get(name, name): v for name, v in (booster.params or {}).items()}
     chosen = {name: value for name, value in told.items() if name in _KEPT or name in _OF_LIGHTGBM.values()}
     chosen |= {"n_estimators": rounds, "objective": objective}
-    return FittedClassifier(classifier_of(booster), lightgbm.LGBMClassifier(**chosen), "")
+    return classifier_of(booster), lightgbm.LGBMClassifier(**chosen)
 
 
 def _check_objective(library: str, objective: str, where: str) -> None:

@@ -291,8 +291,8 @@ def _names_backbone(value: Any) -> bool:
 
 
 def _size(stated: Any) -> tuple[int, int] | None:
-    sides = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
-    return sides if all(isinstance(side, int) for side in sides) else None
+    high, wide = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
+    return (high, wide) if isinstance(high, int) and isinstance(wide, int) else None
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def load_model(
         )
     build = None if arch is None else builder(arch, state)
     twin = None if build is None or arch is None else _with_weights(build, state, arch, where).float().cpu().eval()
-    model: nn.Module = (content if is_network else twin).float().cpu().eval()
+    model: Any = content.float().cpu().eval() if is_network else twin
     if is_network and twin is not None:
         _require_same_outputs(model, twin, shape, f"{arch} with the weights in {where}")
     _require_gradients(model, shape, where)
