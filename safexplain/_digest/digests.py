@@ -306,8 +306,8 @@ def estimator_digest(estimator: Any) -> bytes | None:
     False
     """
     kept = tuple(_estimator_parts(estimator))
-    arrays = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size)
-    samples = [_sample_of_array(array) for array in arrays]
+    numbers = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf")
+    samples = [_sample_of_array(array) for array in numbers]
     with _guard:
         known = _estimator_digests.get(estimator)
     if known and len(known[0]) == len(kept) and all(map(operator.is_, known[0], kept)) and known[1] == samples:
@@ -634,8 +634,7 @@ def trained_digest(model: Any) -> str:
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
     - XGBoost and LightGBM, boosters and their scikit-learn wrappers: of the library's own file, and the labels.
-    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them, so that the
-      same coefficients in another estimator are the same model.
+    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them.
     - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
 
     Raises:

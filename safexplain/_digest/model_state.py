@@ -150,10 +150,9 @@ def network_of(forward_func: object) -> nn.Module | None:
     module = None
     for _ in range(_DEEPEST * 4):
         if is_module(found):
-            module = found
-        found = _inside_module(found) if is_module(found) else _inside_callable(found)
-        if found is None:
-            break
+            module, found = found, _inside_module(found)
+        else:
+            found = _inside_callable(found)
     return module
 
 
@@ -362,10 +361,8 @@ _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 
 def _kind_of(value: object) -> Kind | None:
     """Of what always counts, unless `forward` writes it."""
-    if is_torch(value, "Tensor"):
-        return "tensor"
-    if is_torch(value, "ScriptObject"):
-        return "packed"
+    if is_torch(value, "Tensor", "ScriptObject"):
+        return "tensor" if is_torch(value, "Tensor") else "packed"
     return "estimator" if is_estimator(value) else None
 
 
@@ -414,18 +411,16 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 def _names_of_class(kind: type) -> _Names:
     """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
     if kind not in _by_class:
-        found = [_Names()]
-        waiting, met = ["forward", "__call__"], set[str]()
+        codes, waiting = set[CodeType](), dict.fromkeys(("forward", "__call__"))
         while waiting:
-            name = waiting.pop()
+            name, _ = waiting.popitem()
             owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-            if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
-                continue
-            met.add(name)
-            if isinstance(function := function_of(vars(owner)[name]), types.FunctionType):
-                found.append(_names_of_code(function.__code__))
-                waiting += found[-1].reads
-        _by_class[kind] = _Names(*(frozenset().union(*sets) for sets in zip(*found, strict=True)))
+            ours = owner not in (None, sys.modules["torch"].nn.Module, object)
+            function = function_of(vars(owner)[name]) if ours else None
+            if isinstance(function, types.FunctionType) and function.__code__ not in codes:
+                codes.add(function.__code__)
+                waiting |= dict.fromkeys(_names_of_code(function.__code__).reads)
+        _by_class[kind] = _union(frozenset(), frozenset(codes))
     return _by_class[kind]
 
 

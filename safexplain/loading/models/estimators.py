@@ -149,9 +149,9 @@ def load_estimator(
     kind = identify_estimator(raw)
     if kind is None:
         raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
-    notes, trusted, untold = list[str](), tuple(trust_types), ()
+    notes, trusted = list[str](), tuple(trust_types)
     if kind == "xgboost":
-        found, again, untold = *_xgboost(raw, where, notes), _UNTOLD
+        found, again = _xgboost(raw, where, notes)
     elif kind == "lightgbm":
         found, again = _lightgbm(raw, where)
     else:
@@ -159,7 +159,7 @@ def load_estimator(
             held = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
         found, again = _of_python(held, where, notes)
     check_classifier(found, where)
-    return FittedClassifier(found, again, sha256(raw), untold, tuple(notes), trusted)
+    return FittedClassifier(found, again, sha256(raw), _UNTOLD if kind == "xgboost" else (), tuple(notes), trusted)
 
 
 # ----------------------------------------------------------------------------------------------------------- formats
