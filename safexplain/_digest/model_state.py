@@ -151,6 +151,8 @@ def network_of(forward_func: object) -> nn.Module | None:
     for _ in range(_DEEPEST * 4):
         if is_module(found):
             module, found = found, _inside_module(found)
+        elif found is None:
+            break
         else:
             found = _inside_callable(found)
     return module

@@ -497,9 +497,9 @@ def test_no_weights_are_downloaded(arch, tmp_path, monkeypatch):
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
-    from safexplain.loading.models.architectures import builder
+    from safexplain.loading.models.architectures import fresh_network
 
-    assert isinstance(builder(arch, nn.Linear(3, 2).state_dict())(0), nn.Module)
+    assert isinstance(fresh_network(arch, state=nn.Linear(3, 2).state_dict())(0), nn.Module)
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])

@@ -26,17 +26,9 @@ HUGGING_FACE = ("hf", "hf-pretrained")
 """Sources of `--arch` that are folders of transformers."""
 
 
-def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
-    """A function from a seed to an untrained network that is to take the weights in `state`; arguments and errors are
-    those of `fresh_network`."""
-    source, _, folder = arch.partition(":")
-    if source in HUGGING_FACE:  # whose configuration says all but the number of classes
-        network = Network.of(folder).fitting(state)
-        return network if source == "hf" else network.starting_from(folder)
-    return fresh_network(arch, classes_of(state), channels_of(state))
-
-
-def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> Callable[[int], nn.Module]:
+def fresh_network(
+    arch: str, num_classes: int | None = None, channels: int | None = None, state: Mapping[str, Tensor] | None = None
+) -> Callable[[int], nn.Module]:
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
@@ -50,6 +42,7 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
             starts from public weights, so will the reference models.
         num_classes: Outputs, where the network can be told so; None: its own default.
         channels: Of the input, where timm builds it; None: its own default.
+        state: Weights that the network is to take: they tell both numbers.
 
     Raises:
         InputError: no such architecture, or it cannot be built.
@@ -58,7 +51,10 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
     source, _, name = arch.partition(":")
     if source in HUGGING_FACE:
         network = Network.of(name, num_classes=num_classes, channels=channels)
+        network = network if state is None else network.fitting(state)
         return network if source == "hf" else network.starting_from(name)
+    if state is not None:
+        num_classes, channels = classes_of(state), channels_of(state)
     if source == "timm":
         construct = _timm(name, num_classes, channels)
     elif source == "torchvision":

@@ -23,8 +23,8 @@ from safexplain.loading.files import described, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
-    builder,
     current_directory_importable,
+    fresh_network,
 )
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
@@ -177,7 +177,7 @@ def load_model(
             f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
             f"weights without a network; pass {ARCH_FORMS}"
         )
-    build = None if arch is None else builder(arch, state)
+    build = None if arch is None else fresh_network(arch, state=state)
     twin = None if build is None or arch is None else _with_weights(build, state, arch, where).float().cpu().eval()
     model: Any = content.float().cpu().eval() if is_network else twin
     if is_network and twin is not None:
