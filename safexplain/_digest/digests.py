@@ -664,8 +664,7 @@ def trained_digest(model: Any) -> str:
         return _hexadecimal("linear", *_coefficients(model), _labels(model))
     if not is_estimator(model):
         raise ConfigurationError(
-            "expected a torch module, a fitted linear model, scikit-learn estimator or XGBoost or LightGBM model,"
-            f" got {type(model).__name__}"
+            f"expected a torch module, a fitted linear model, estimator or booster, got {type(model).__name__}"
         )
     try:
         import_module("sklearn.utils.validation").check_is_fitted(model)

@@ -159,8 +159,7 @@ def check_model_fits(model: nn.Module, data: AuditData) -> int:
         scores = model(x)
     if not isinstance(scores, Tensor):
         raise InputError(
-            f"the model returns a {type(scores).__name__}; expected one tensor of scores (n, classes): wrap "
-            "the model so that its forward returns the scores alone"
+            f"the model returns a {type(scores).__name__}; let its forward return one tensor of scores (n, classes)"
         )
     shape = tuple(scores.shape)
     if shape in ((2,), (2, 1)):

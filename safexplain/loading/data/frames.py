@@ -105,7 +105,7 @@ def load_for_classifier(
             columns = Columns.of(others, known)
             if not columns.plain:
                 raise InputError(
-                    f"--public: {public} has texts or missing numbers, and the data are arrays of numbers; use one form"
+                    f"--public: {public} has texts or missing numbers, and the data are arrays; use one form"
                 )
         rows = columns.encode(others)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
@@ -130,8 +130,7 @@ def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
 def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
     if absent := [name for name in names if name not in frame.columns]:
         raise InputError(
-            f"{where} lacks columns that the model was fitted with: {_few(absent)}; it has {_few(frame.columns)}: give"
-            " the table as the model takes it"
+            f"{where} lacks columns that the model was fitted with: {_few(absent)}; it has {_few(frame.columns)}"
         )
 
 
@@ -174,8 +173,7 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
             return data, ()
         if len(names) != len(classes):
             raise InputError(
-                f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}: give"
-                " the labels that it was trained on"
+                f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}"
             )
         pairs = ", ".join(f"{name} for {number}" for name, number in zip(names, classes.tolist(), strict=True))
         return data, (f"Labels were taken for the model's classes in the order of their names: {pairs}.",)
@@ -188,7 +186,7 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
             given = [same.get(float(name), name) for name in given]
     if unknown := [name for name in given if name not in own]:
         raise InputError(
-            f"{data.source} has the label {unknown[0]!r}, which is no class of the model; its classes are {_few(own)}"
+            f"{data.source} has the label {unknown[0]!r}, no class of the model; its classes are {_few(own)}"
         )
     places = np.array([own.index(name) for name in given], dtype=np.int64)
     y = places[data.y if names is not None else np.searchsorted(numbered, data.y)]

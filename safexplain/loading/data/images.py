@@ -53,8 +53,7 @@ def load_images(root: Path) -> AuditData:
     if len(sizes) > 1:
         (one, first), (other, second) = list(sizes.items())[:2]
         raise InputError(
-            f"images differ in size ({first} is {one[0]}x{one[1]}, {second} is {other[0]}x{other[1]}); resize"
-            " members and non-members alike, from originals of the same sizes"
+            f"{first} is {one[0]}x{one[1]} and {second} {other[0]}x{other[1]}; resize members and non-members alike"
         )
     grey = {image.mode for image in images} <= _GREY
     pixels = np.stack([np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8) for image in images])

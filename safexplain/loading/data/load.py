@@ -127,13 +127,9 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
         for name in names[1:]:
             shape = file.header(name).shape
             if name == "y" and shape not in (shape[:1], (*shape[:1], 1)):
-                raise InputError(
-                    f"y of {where} has shape {shape}; expected (n,): one class a row (of one-hot rows, take argmax)"
-                )
+                raise InputError(f"y of {where} has shape {shape}; expected (n,): of one-hot rows, take argmax")
             if not x or shape not in (x[:1], (x[0], 1)):
-                raise InputError(
-                    f"x of {where} has shape {x} but {name} {shape}; expected ({(*x, 'n')[0]},): one a row"
-                )
+                raise InputError(f"x of {where} has shape {x} but {name} {shape}; expected one entry a row")
         texts = [name for name in ("class_names", "feature_names") if name in file.names]
         for name in texts:
             dtype, shape = file.header(name)
@@ -163,7 +159,6 @@ def _as_member(member: NDArray[Any], where: str) -> NDArray[np.bool_]:
         member = member[:, 0]
     if member.dtype.kind not in "biuf" or not np.isin(member, (0, 1)).all():
         raise InputError(
-            f"member of {where} (dtype {member.dtype}) holds other values than 0 and 1; expected 1 where the "
-            "model was trained on the row, 0 elsewhere"
+            f"member of {where} holds other values than 0 and 1; expected 1 where the model was trained on the row"
         )
     return member.astype(np.bool_)

@@ -90,8 +90,7 @@ def _membership(column: Any, where: str) -> NDArray[np.bool_]:
     texts = [str(value).strip().lower().removesuffix(".0") for value in column]
     if unknown := [text for text in texts if text not in _MEMBER]:
         raise InputError(
-            f"the member column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or"
-            " in/out"
+            f"column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or in/out"
         )
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
@@ -153,8 +152,8 @@ def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple
         if None in column.categories:
             missing = values.isna().to_numpy()
             raise InputError(
-                f"column {name!r} of {where} has {int(missing.sum())} empty values, the first in row "
-                f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
+                f"column {name!r} of {where} has {missing.sum()} empty values, the first in row {missing.argmax()}"
+                " (counted from 0); fill them as was done for the training"
             )
         blocks.append(np.eye(len(column.categories), dtype=np.float32)[column.encode(values).astype(np.int64)])
         names.extend(f"{name}={category}" for category in column.categories)

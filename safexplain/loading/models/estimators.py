@@ -244,8 +244,7 @@ def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
     if not hasattr(found, "get_params") or not hasattr(found, "fit"):
         held = f"a dictionary ({', '.join(map(str, list(found)[:5]))})" if isinstance(found, Mapping) else ""
         raise InputError(
-            f"{where} holds {held or 'a ' + type(found).__name__}; expected one fitted classifier, such as a"
-            " scikit-learn Pipeline: save that alone"
+            f"{where} holds {held or 'a ' + type(found).__name__}; save one fitted classifier or Pipeline alone"
         )
     return found, _unstopped(found, notes)
 
@@ -404,8 +403,7 @@ def check_trees(estimator: Any, where: str) -> None:
                     fits &= tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) < wide
     if not fits:
         raise InputError(
-            f"{where} holds a tree whose nodes point outside of it: the file is damaged or made to do harm; save it"
-            " again"
+            f"{where} holds a tree whose nodes point outside of it: damaged or made to do harm; save it again"
         )
 
 

@@ -108,9 +108,7 @@ def _checked(name: str, content: bytes) -> bytes:
     try:
         document = json.loads(content)
     except ValueError:
-        raise InputError(
-            f"the torch.export file is damaged: its member {name!r} is not JSON; export it again"
-        ) from None
+        raise InputError(f"its member {name!r} is damaged: it is not JSON; export it again") from None
     if name.endswith(("model.json", "serialized_exported_program.json")) and isinstance(document, dict):
         document["guards_code"] = []
     return json.dumps(_clean(document, key="")).encode()
@@ -272,8 +270,7 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
         raise InputError(f"{where}: {error}") from None
     if (operation := frozen_operation(module, training=True)) is not None:
         raise InputError(
-            f"{where} was exported in training mode ({operation} is active), so its predictions depend on "
-            f"chance or on the rest of the batch; call model.eval() first: {HOW_TO_EXPORT}"
+            f"{where} was exported in training mode ({operation} is active); call model.eval() first: {HOW_TO_EXPORT}"
         )
     model = ExportedModel(module, _example_shape(program, where))
     model.training = False
@@ -285,10 +282,7 @@ def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ..
     given = program.graph_signature.user_inputs
     inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in given]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise InputError(
-            f"{where} was exported with {len(inputs)} inputs; an audit needs a model of one tensor (n, ...): "
-            "wrap the model so that its forward takes one tensor, and export that"
-        )
+        raise InputError(f"{where} was exported with {len(inputs)} inputs; export a model of one tensor (n, ...)")
     batch = inputs[0]
     shape = f"({', '.join(map(str, batch.shape))})"
     if batch.dtype != torch.float32 or batch.ndim < 2:
@@ -305,7 +299,6 @@ def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ..
         rows = f"{low} to {high}"
     if low > 2 or high < _LARGEST_BATCH:
         raise InputError(
-            f"{where} was exported for batches of {rows} rows (input {shape}), and an audit uses 1 to {_LARGEST_BATCH};"
-            f" export it with a dynamic batch dimension: {HOW_TO_EXPORT}"
+            f"{where} was exported for batches of {rows} rows; audits use 1 to {_LARGEST_BATCH}: {HOW_TO_EXPORT}"
         )
     return tuple(dim if isinstance(dim, int) else None for dim in batch.shape[1:])

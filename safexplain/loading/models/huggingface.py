@@ -141,8 +141,7 @@ class Network:
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
             raise InputError(
-                f"{folder}/{_CONFIG} names a network of another library, which might be downloaded; pass its weights"
-                " with --arch timm:NAME"
+                f"{folder} names a network that might be downloaded; pass its weights with --arch timm:NAME"
             )
         with _described(f"{folder}/{_CONFIG} is of no image classifier of transformers {library.__version__}"):
             config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

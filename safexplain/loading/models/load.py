@@ -56,8 +56,7 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
     endings = {name.rpartition("/")[2] for name in names}
     if "constants.pkl" in endings:
         raise InputError(
-            f"{where} is a TorchScript archive, which PyTorch has deprecated; export the original model with"
-            " torch.export, or save its state_dict and pass --arch"
+            f"{where} is a TorchScript archive; export the model with torch.export, or save its state_dict"
         )
     if "data.pkl" in endings:
         return "torch.save"
@@ -226,10 +225,7 @@ def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor]
 def _require_untrained(build: Network, model: nn.Module, arch: str | None, where: str) -> None:
     fresh, state = build(0).state_dict(), model.state_dict()
     if all(torch.equal(fresh[n], t) for n, t in state.items() if t.ndim >= 2 and t.is_floating_point()):
-        raise InputError(
-            f"--arch {arch} has the weights in {where}; pass the folder from whose weights its training started,"
-            " or hf:FOLDER for new weights"
-        )
+        raise InputError(f"--arch {arch} has the weights in {where}; pass those that its training started from")
 
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
@@ -260,9 +256,7 @@ def _tensors(content: Any, where: str) -> dict[str, Tensor]:
             if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
                 return {str(name): tensor for name, tensor in candidate.items()}
         held = "keys " + ", ".join(map(str, list(content)[:5]))
-    raise InputError(
-        f"{where} holds no model ({held}); expected a state_dict, at the top or under {', '.join(_NESTINGS)}"
-    )
+    raise InputError(f"{where} holds no model ({held}); expected a state_dict, or one under {', '.join(_NESTINGS)}")
 
 
 def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:

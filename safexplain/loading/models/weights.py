@@ -74,8 +74,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
         module = with_layers(module, batch_norm=True)
     if (operation := frozen_operation(module, training=False)) is not None:
         raise InputError(
-            f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
-            f"from it would not be trained as the original was; {_PASS_ARCH}"
+            f"the exported graph holds {operation} frozen in inference mode, and cannot train; {_PASS_ARCH}"
         )
     with described("the network cannot be copied", f"; {_PASS_ARCH}"):
         fresh = copy.deepcopy(module)
@@ -167,10 +166,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, 
     state = without_prefix(state, set(own))
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
     if trained and all(n in own and torch.equal(own[n].to(tensor.dtype), tensor) for n, tensor in trained.items()):
-        raise InputError(
-            f"{arch} returns a network that already has the weights in {where}; it must return an untrained "
-            "one, from which reference models are trained"
-        )
+        raise InputError(f"{arch} has the weights in {where} already; it must return an untrained one")
     try:
         network.load_state_dict(dict(state))
     except Exception as error:  # PyTorch lists what does not fit; a stranger's hooks may raise anything
