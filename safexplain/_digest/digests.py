@@ -567,9 +567,8 @@ def _hash(module: nn.Module) -> bytes:
     ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
     if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
-            f"nothing in {type(module).__name__} tells it from another model of its class: no parameter, buffer, tensor"
-            f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
-            " weights in the module"
+            f"nothing in {type(module).__name__} tells it from another model of its class, so that its explanations"
+            f" would keep their noise when the model changes. {_NAME_IT}, or keep its weights in the module"
         )
     return _hash_parts(_Hash(_blake2b()), parts)
 

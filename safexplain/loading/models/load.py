@@ -177,7 +177,11 @@ def load_model(
             f"weights without a network; pass {ARCH_FORMS}"
         )
     build = None if arch is None else fresh_network(arch, state=state)
-    twin = None if build is None or arch is None else _with_weights(build, state, arch, where).float().cpu().eval()
+    twin: nn.Module | None = None
+    if isinstance(build, Network):
+        twin = _read_into(build, state, where).float().cpu().eval()
+    elif build is not None and arch is not None:
+        twin = load_weights(build(0), state, arch=arch, where=where).float().cpu().eval()
     model: Any = content.float().cpu().eval() if is_network else twin
     if is_network and twin is not None:
         _require_same_outputs(model, twin, shape, f"{arch} with the weights in {where}")
@@ -202,30 +206,20 @@ def _load_folder(
             f"{folder} says itself how its network is built, and --arch {arch} says another thing: leave --arch out, or"
             " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
         )
-    network = Network.of(folder)
-    model = network.load(None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
+    fresh = Network.of(folder) if source == "hf" else Network.of(folder).starting_from(base)
+    model = _read_into(fresh, None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
     _require_gradients(model, input_shape, str(folder))
-    fresh = network
-    if source == "hf-pretrained":
-        fresh = network.starting_from(base)
-        _require_untrained(fresh, model, arch, str(folder))
     return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
-def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor], arch: str, where: str) -> nn.Module:
-    """A network with the weights of a file."""
-    if not isinstance(build, Network):
-        return load_weights(build(0), state, arch=arch, where=where)
-    model = build.load(state, where)
+def _read_into(build: Network, state: Mapping[str, Tensor] | None, where: str, **options: bool) -> nn.Module:
+    """The network with the weights of a file; InputError where its training is said to have started from the same."""
+    model = build.load(state, where, **options)
     if build.base is not None:
-        _require_untrained(build, model, arch, where)
+        fresh, trained = build(0).state_dict(), model.state_dict()
+        if all(torch.equal(fresh[n], t) for n, t in trained.items() if t.ndim >= 2 and t.is_floating_point()):
+            raise InputError(f"{build.base} has the weights in {where}; pass those that its training started from")
     return model
-
-
-def _require_untrained(build: Network, model: nn.Module, arch: str | None, where: str) -> None:
-    fresh, state = build(0).state_dict(), model.state_dict()
-    if all(torch.equal(fresh[n], t) for n, t in state.items() if t.ndim >= 2 and t.is_floating_point()):
-        raise InputError(f"--arch {arch} has the weights in {where}; pass those that its training started from")
 
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
