@@ -1,15 +1,7 @@
 """What something is, as a digest: a text, a file, any nested value, a function, this package's own code, a model.
 
-sha256, file_sha256   of bytes and files
-digest                of nested values, arrays, tensors, functions and classes with all that they refer to: cache keys
-code_digest           of modules here and all that they import: cached results are not those of other code
-model_digest          of the model behind a callable: what keyed noise and certificates are tied to
-estimator_digest      of a fitted scikit-learn estimator, read part by part and not pickled
-weights_digest        of trained parameters alone, whatever file they travel in
-trained_digest        of whatever was trained, networks, linear models and trees: what a privacy statement is bound to
-
-Model and estimator digests are BLAKE2b hashes (RFC 7693), all others SHA-256. torch is not imported here: whoever has a
-tensor or a module has imported it.
+Model and estimator digests, to which keyed noise and certificates are tied, are BLAKE2b hashes (RFC 7693), all others
+SHA-256. torch is not imported here: whoever has a tensor or a module has imported it.
 """
 
 from __future__ import annotations
@@ -418,24 +410,15 @@ def model_digest(forward_func: object) -> bytes:
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
-    """What noise is tied to: the model, and whether its probability is explained or its output.
-
-    Args:
-        forward_func: as `model_digest` takes it.
-        given: the caller's own name of the model, see `checked_digest`; nothing is looked into then.
-    """
+    """What noise is tied to: the model, by its `model_digest` or by the caller's own name of it, see `checked_digest`;
+    and whether its probability is explained or its output."""
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
     return digest if read is None else _blake2b(digest + read).digest()
 
 
 def checked_digest(given: bytes | None) -> bytes | None:
-    """A digest of the caller's own.
-
-    Raises:
-        ConfigurationTypeError: not bytes.
-        ConfigurationError: under 16 of them.
-    """
+    """A digest of the caller's own; ConfigurationTypeError: not bytes; ConfigurationError: under 16 of them."""
     if given is not None and not isinstance(given, bytes):
         raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
     if given is not None and len(given) < SHORTEST_DIGEST:
@@ -610,13 +593,10 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes.
+    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, on any device.
 
     Names and classes do not enter, so that a module, its state_dict in another class, and its `torch.export` archive
     have the same digest; one changed weight changes it.
-
-    Args:
-        model: on any device.
     """
     import torch
 

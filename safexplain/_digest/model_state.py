@@ -1,10 +1,5 @@
 """What a model computes with, wherever it keeps it: what the digest of a model is made of.
 
-network_of   the network behind wrappers that compute nothing: DataParallel, torch.compile, `lambda x: net(x)`, ...
-state_of     its parts one by one: classes, tensors, packed weights, numbers, graphs and their constants
-bytes_of     a tensor's values, whatever class, device and memory format hold them
-gist         what a function does, told from its code
-
 Of the attributes of modules, tensors and numbers count, and texts, tuples, lists, dicts and functions that the code
 which `forward` reaches reads by name. What this code itself writes does not: a cache, a counter of calls or a kept
 activation would make the digest, and with it the noise, another one at each query. Of Python code, the names of classes
@@ -140,11 +135,7 @@ def network_of(forward_func: object) -> nn.Module | None:
     class says so in `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial`
     without arguments, and functions and modules whose code is nothing but `return net(x)`.
 
-    Args:
-        forward_func: a module or any callable.
-
-    Returns:
-        The module, or None where the callable is no module and does more than call one.
+    None: the callable is no module, and does more than call one.
     """
     found: Any = forward_func
     module = None
@@ -221,11 +212,8 @@ def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
 
 
 def state_of(module: nn.Module) -> list[Part]:
-    """The parts of a module that its answers depend on, in a fixed order.
-
-    Args:
-        module: as `network_of` gives it; wrappers inside it are taken off too.
-    """
+    """The parts of a module, as `network_of` gives it, that its answers depend on, in a fixed order; wrappers inside it
+    are taken off too."""
     walk = _Walk(_names_in(module))
     walk.module("", module)
     return walk.parts

@@ -87,8 +87,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
         raise InputError(f"all {n} rows are {lack} trained on")
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
         raise InputError(
-            f"the data has {inside} members and {n - inside} non-members; an audit needs at least "
-            f"{MINIMUM_ROWS} of each, and hundreds to prove anything"
+            f"{inside} members and {n - inside} non-members; an audit needs at least {MINIMUM_ROWS} of each"
         )
     if not inside:
         raise InputError(f"none of the {n} rows of {source} is a member, a row that the model was trained on")
@@ -120,10 +119,8 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
         raise InputError(f"every row has the label {low}; an audit needs examples of at least two classes")
     if num_classes is not None and high >= num_classes:
         row = int((data.y >= num_classes).argmax())
-        raise InputError(
-            f"row {row} has the label {int(data.y[row])}, but the model has {num_classes} outputs: labels "
-            f"must be 0 to {num_classes - 1}; check that labels are counted from 0 and belong to this model"
-        )
+        outputs = f"the model has {num_classes} outputs: labels must be 0 to {num_classes - 1}"
+        raise InputError(f"row {row} has the label {int(data.y[row])}, but {outputs}")
 
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
@@ -138,18 +135,13 @@ def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:
-    """Run two rows through the model.
-
-    Args:
-        model: In evaluation mode, on any device.
-        data: Data with at least one row.
+    """Run two rows through a model in evaluation mode, on any device.
 
     Returns:
         The number of classes k, from outputs of shape (2, k).
 
     Raises:
-        InputError: the model does not take such rows, or does not return finite scores for two classes or
-            more.
+        InputError: the model does not take such rows, or does not return finite scores for two classes or more.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)

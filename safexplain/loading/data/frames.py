@@ -80,8 +80,7 @@ def load_for_classifier(
                 seen.append((None, ()))
                 return x, encoded
             raise InputError(
-                f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}: give"
-                " it the columns that it was trained on, in their order, and no other"
+                f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}"
             )
         every = frame
         if others is not None:
@@ -135,11 +134,7 @@ def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
 
 
 def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
-    """With text columns as texts or as pandas categories, whichever the model takes.
-
-    Raises:
-        InputError: it takes neither.
-    """
+    """With text columns as texts or as pandas categories, whichever the model takes; InputError: neither."""
     if not columns.categorical_names:
         return columns
     rows = columns.encode(frame.iloc[[0, -1]])
@@ -153,19 +148,14 @@ def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
             errors.append(one_line(error))
         else:
             return tried
-    texts = (columns.names[i] for i in columns.categorical_names)
     raise InputError(
-        f"the model takes the text columns {_few(texts)} neither as texts nor as categories ({'; '.join(errors)}); save"
-        " it with the steps that encode them, as one scikit-learn Pipeline"
+        f"the model takes text columns neither as texts nor as categories ({'; '.join(errors)}); save it with the steps"
+        " that encode them, as one scikit-learn Pipeline"
     )
 
 
 def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
-    """Labels as the places of the classifier's classes.
-
-    Raises:
-        InputError: a label that is none of them.
-    """
+    """Labels as the places of the classifier's classes; InputError: a label that is none of them."""
     classes, names = found.classes, data.class_names
     numbers = are_places(classes)
     if numbers:

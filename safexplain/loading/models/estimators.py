@@ -200,9 +200,8 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
 def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
     if not trusted:
         raise InputError(
-            f"{where} is a pickle (joblib) of Python objects, and loading one can run any code. Save the model as"
-            ' skops.io.dump(model, "model.skops") instead (pip install skops), a booster by its own save_model; or pass'
-            " --trust-pickle if you trust whoever made the file"
+            f"{where} is a pickle (joblib), and loading one can run any code. Save the model with skops.io.dump(model,"
+            ' "model.skops"), a booster with save_model; or pass --trust-pickle if you trust whoever made the file'
         )
     here = f"(here: scikit-learn {version('scikit-learn')})"
     remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
@@ -355,11 +354,7 @@ def _check_objective(library: str, objective: str, where: str) -> None:
 
 
 def check_classifier(estimator: Any, where: str) -> None:
-    """Refuse what gives no class probabilities.
-
-    Raises:
-        InputError: a regressor, something unfitted, without `predict_proba`, of several labels or of one class.
-    """
+    """Refuse what gives no class probabilities: a regressor, something unfitted, of several labels or of one class."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
 
@@ -454,11 +449,8 @@ def _parts(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class SkopsKeeper:
-    """How finished reference models are kept: as skops files, which are read as strictly as any.
-
-    Args:
-        trusted: types that the user accepted by name.
-    """
+    """How finished reference models are kept: as skops files, which are read as strictly as any, but for types that the
+    user `trusted` by name."""
 
     trusted: tuple[str, ...] = ()
 

@@ -105,10 +105,8 @@ def _checked(name: str, content: bytes) -> bytes:
         return content
     if not name.endswith(".json"):
         return content
-    try:
+    with described(f"its member {name!r} is damaged", "; export it again"):
         document = json.loads(content)
-    except ValueError:
-        raise InputError(f"its member {name!r} is damaged: it is not JSON; export it again") from None
     if name.endswith(("model.json", "serialized_exported_program.json")) and isinstance(document, dict):
         document["guards_code"] = []
     return json.dumps(_clean(document, key="")).encode()
@@ -220,8 +218,7 @@ _LARGEST_BATCH = 1024
 class ExportedModel(nn.Module):
     """An exported program behind the usual module interface.
 
-    The mode is fixed when a program is exported, so `train()` and `eval()` change nothing but the `training`
-    flag.
+    The mode is fixed when a program is exported: `train()` and `eval()` change nothing but the `training` flag.
 
     Attributes:
         input_shape: Shape of one example; None where a dimension may vary.
@@ -251,15 +248,14 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
     Args:
         raw: The archive.
         where: Its path, for messages.
-        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what
-            `rewrite` lets through.
+        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what `rewrite` lets through.
 
     Returns:
         The model to call, and its weights under their original names.
 
     Raises:
-        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one
-            floating-point batch, has a fixed or narrow batch dimension, or was exported in training mode.
+        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one floating-point
+            batch, has a fixed or narrow batch dimension, or was exported in training mode.
     """
     here = f"PyTorch {torch.__version__}"
     try:

@@ -50,11 +50,7 @@ class Preprocessing:
 
     @classmethod
     def read(cls, folder: Path) -> Preprocessing | None:
-        """Of a folder; None where it states none.
-
-        Raises:
-            InputError: the file is damaged, or a mean or a standard deviation is none.
-        """
+        """Of a folder; None where it states none; InputError: damaged, or a mean or a standard deviation is none."""
         path = folder / _PREPROCESSOR
         if not path.is_file():
             return None
@@ -72,14 +68,7 @@ class Preprocessing:
         return cls(tuple(means.tolist()), tuple(stds.tolist()), size)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalise images.
-
-        Args:
-            x: (n, channels, height, width) in [0, 1].
-
-        Raises:
-            InputError: another number of channels.
-        """
+        """Images (n, channels, height, width) in [0, 1], normalised; InputError: another number of channels."""
         if len(self.mean) not in (1, x.shape[1]):
             raise InputError(f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has {x.shape[1]}")
         mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (self.mean, self.std))
@@ -88,11 +77,8 @@ class Preprocessing:
     def unlike(self, x: NDArray[np.float32]) -> str:
         """What shows that images were not normalised so: "" or the end of a sentence about them.
 
-        Images of 8 bits lie in a known range when they are normalised. Values beyond it, or none below zero where dark
-        pixels would be, show something else.
-
-        Args:
-            x: (n, channels, height, width).
+        Images of 8 bits (n, channels, height, width) lie in a known range when they are normalised. Values beyond it,
+        or none below zero where dark pixels would be, show something else.
         """
         if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
@@ -161,20 +147,13 @@ class Network:
 
     def starting_from(self, base: str | Path) -> Network:
         """The same networks, starting from the weights of another folder; a head of another size is drawn anew.
-
-        Raises:
-            InputError: the folder cannot be read, or its weights are of another network.
-        """
+        Errors are those of `load`."""
         started = replace(self, base=str(base))
         started(0)
         return started
 
     def fitting(self, state: Mapping[str, Tensor]) -> Network:
-        """The same with as many classes as some weights have.
-
-        Raises:
-            InputError: as the constructor of the network.
-        """
+        """The same with as many classes as some weights have."""
         own, labels = self._new().state_dict(), self.config.num_labels
         state = without_prefix(state, set(own))
         heads = [n for n, tensor in own.items() if n in state and tensor.shape[:1] == (labels,) != state[n].shape[:1]]
@@ -252,10 +231,7 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
 
     Args:
         read: the data, of which `scaled` tells that they were images of 8 bits.
-        told: of the model's folder; None: nothing is known.
-
-    Raises:
-        InputError: images of another number of channels.
+        told: of the model's folder, errors are its own; None: nothing is known.
     """
     if told is None or read.x.ndim != 4:
         return read, ()

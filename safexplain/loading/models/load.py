@@ -36,11 +36,7 @@ _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a
 
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
-    """Tell the formats apart.
-
-    Raises:
-        InputError: a damaged archive, TorchScript, or no model at all.
-    """
+    """Tell the formats apart; InputError: a damaged archive, TorchScript, or no model at all."""
     if len(raw) > 8 and raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8:
         return "safetensors"
     if raw[:1] == b"\x80":
@@ -91,12 +87,7 @@ class LoadedModel:
 
     @classmethod
     def of_classifier(cls, found: FittedClassifier, columns: Columns | None = None) -> LoadedModel:
-        """Of a fitted classifier.
-
-        Args:
-            found: the classifier.
-            columns: what the numbers of its rows stand for; None: themselves.
-        """
+        """Of a fitted classifier; `columns`: what the numbers of its rows stand for; None: themselves."""
         why = "an estimator is fitted again, and not built"
         return cls(EstimatorModule(found.estimator, columns=columns), None, why, found.file, classifier=found)
 
@@ -277,8 +268,7 @@ def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, w
 
 
 def _require_same_outputs(model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, what: str) -> None:
-    """Compare a model with its weights in a named architecture, where the shape of an example is known; InputError
-    where they differ on two random ones."""
+    """Compare a model with its weights in a named architecture, where the shape of an example is known."""
     if (x := _examples(shape)) is None:
         return
     with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
