@@ -108,15 +108,8 @@ class Undigestable(Exception):
 def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
     """SHA-256 of the code of modules here, of all modules here that they import, and of the torch version.
 
-    What other code computed is not taken for this code's: a cache whose key holds this digest is not used again when
-    any of these files has changed. Nobody has to keep a list of them.
-
-    Args:
-        modules: full names, as `__name__` has them.
-        package: folder of safexplain.
-
-    Raises:
-        FileNotFoundError: there is no such module.
+    A cache whose key holds this digest is not used again when any of these files has changed. Modules are named as
+    `__name__` has them; FileNotFoundError: there is no such module.
     """
     waiting, met = [*modules], dict[str, bytes]()
     for name in waiting:  # grows meanwhile
@@ -379,9 +372,6 @@ def model_digest(forward_func: object) -> bytes:
     of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
     `.data` raises no version counter: an optimizer's step taken that way changes the sample and is seen, a single
     number written that way may be missed.
-
-    Args:
-        forward_func: a module, a function around one, or an object that holds one.
 
     Raises:
         RefusedError: a module of somebody's own class in which there is nothing to tell it from another.

@@ -13,15 +13,8 @@ from safexplain.errors import InputError, MissingExtraError, brought_by
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """The whole file, read once, so that what is hashed is what is loaded.
-
-    Args:
-        path: The file.
-        what: What it should be ("model", "data"), for the error message.
-
-    Raises:
-        InputError: missing, a directory, unreadable or empty.
-    """
+    """The whole file, read once, so that what is hashed is what is loaded; InputError, about `what` it should be
+    ("model", "data"): missing, a directory, unreadable or empty."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:

@@ -30,14 +30,13 @@ def load_table(
 ) -> AuditData:
     """Read CSV or Parquet and encode its columns; other arguments are those of `load_data`.
 
-    Numeric columns stay as they are, without standardising: they must come as the model expects them.
-    True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
-    sorted by value, over all rows). Columns keep their order. Labels that are text become class numbers by
-    their sorted names. Membership is 0/1, true/false, yes/no or in/out; without its column all rows are members.
+    Numeric columns stay as they are, without standardising. True/false columns become 0/1, and text columns one 0/1
+    column for each of their values (`column=value`, sorted by value, over all rows). Columns keep their order. Labels
+    that are text become class numbers by their sorted names. Membership is 0/1, true/false, yes/no or in/out; without
+    its column all rows are members.
 
     Raises:
-        InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
-            categories.
+        InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor categories.
         MissingExtraError: pandas or pyarrow is not installed.
     """
     frame = read_table(raw, where)
@@ -104,11 +103,7 @@ def _labels(column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...]
 
 
 def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Classes (n,) as numbers, and their sorted names where they are names.
-
-    Raises:
-        InputError: neither whole numbers nor names.
-    """
+    """Classes (n,) as numbers, and their sorted names where they are names; InputError: neither whole nor names."""
     if y.dtype.kind in "US":
         names, codes = np.unique(y.astype(str), return_inverse=True)
         return codes.astype(np.int64), tuple(names.tolist())
@@ -121,11 +116,8 @@ def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str,
 
 
 def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
-    """Numbers or texts that name something, (n,): whole numbers as int64, all others as text.
-
-    Raises:
-        InputError: an entry is missing, or there is not one a row.
-    """
+    """Numbers or texts that name something, (n,): whole numbers as int64, all others as text; InputError: one is
+    missing, or there is not one a row."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:

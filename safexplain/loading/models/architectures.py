@@ -94,16 +94,8 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
-    """A function by name, found as `python -m` would find it, the current directory first.
-
-    Args:
-        spec: `package.module:function`.
-        what: the option that names it, for error messages.
-        forms: what the option may be, for error messages.
-
-    Raises:
-        InputError: there is none.
-    """
+    """A function `package.module:function`, found as `python -m` would find it, the current directory first;
+    InputError, with the option `what` that names it and the `forms` that this may have, where there is none."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(f"{what} {spec!r} is not understood; expected {forms}")

@@ -58,12 +58,8 @@ _LIGHTGBM = (
 
 
 def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
-    """XGBoost's JSON of a model, to be given to its library, and the content of it.
-
-    Args:
-        raw: its JSON or UBJSON.
-        where: the file's name, for errors.
-        pickled: the bytes are what a pickle of a booster holds.
+    """XGBoost's JSON of a model, to be given to its library, and the content of it; of its JSON or UBJSON, or, where
+    `pickled`, of what a pickle of a booster holds.
 
     Raises:
         InputError: it is damaged, points outside of itself, or takes too much memory or time to read.

@@ -53,8 +53,7 @@ def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
 
     Returns:
         A module that computes the same, whose parameters and buffers have the names of the exported network. It can be
-        put into training mode. Parameters that are used in other operations than layers are held by plain modules, see
-        `without_layer`.
+        put into training mode. Parameters of other operations are held by plain modules, see `without_layer`.
     """
     if not isinstance(model, ExportedModel) or not isinstance(model.program, fx.GraphModule):
         return model

@@ -42,9 +42,8 @@ def seeded(seed: int) -> Iterator[None]:
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A deep copy of `module` with fresh weights.
 
-    A submodule with `reset_parameters` calls it (children before their parents, as constructors do).
-    Parameters owned by any other module, as in every `torch.export` graph, follow the default of the layer
-    that their name tells:
+    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters owned
+    by any other module, as in every `torch.export` graph, follow the default of the layer that their name tells:
 
     - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
       (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
@@ -55,15 +54,8 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
       standard deviation of the trained tensor, as nothing else tells its scale; a single number is kept.
 
-    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training
-    mode.
-
-    Args:
-        module: The trained network; left as it is.
-        seed: Seed of the draw; the global random state is left as it is.
-
-    Returns:
-        The fresh network, on the devices of the original's first parameter.
+    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training mode, on
+    the device of the original's first parameter. The trained network and the global random state are left as they are.
 
     Raises:
         InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
@@ -154,13 +146,12 @@ def channels_of(state: Mapping[str, Tensor]) -> int | None:
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
     """Put a state_dict into a network, tensor for tensor.
 
-    A prefix common to all names (`module.` of DataParallel, `_orig_mod.` of torch.compile, `model.`, `net.`)
-    is taken off where the network has no such names; `num_batches_tracked`, which old files lack, may be
+    A prefix common to all names is taken off, see `without_prefix`; `num_batches_tracked`, which old files lack, may be
     missing.
 
     Raises:
-        InputError: names or shapes differ (the first are listed), or the weights are those that the
-            constructor gives, so that a fresh network would not be untrained.
+        InputError: names or shapes differ (the first are listed), or the weights are those that the constructor gives,
+            so that a fresh network would not be untrained.
     """
     own = network.state_dict()
     state = without_prefix(state, set(own))
