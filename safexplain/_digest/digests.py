@@ -77,11 +77,7 @@ def sha256(content: bytes | str) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another."""
     found = hashlib.sha256()
     for part in weight_files(Path(path)) or [Path(path)]:
         with part.open("rb") as file:
@@ -92,12 +88,9 @@ def file_sha256(path: str | Path) -> str:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files with weights of a folder as `save_pretrained` of transformers writes it; none: it is no such folder."""
-    if not (folder / "config.json").is_file():
-        return []
-    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin"):
-        if found := sorted(folder.glob(pattern)):
-            return found
-    return []
+    kinds = ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin")
+    found = (sorted(folder.glob(pattern)) for pattern in kinds if (folder / "config.json").is_file())
+    return next(filter(None, found), [])
 
 
 class Undigestable(Exception):
@@ -620,6 +613,11 @@ def trained_digest(model: Any) -> str:
         alone = inner is not None and next(iter(model.parameters()), None) is None
         return trained_digest(inner) if alone else weights_digest(model)
     libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
+    if not (libraries & {"xgboost", "lightgbm"} or linear or is_estimator(model)):
+        raise ConfigurationError(
+            f"expected a torch module, a fitted linear model, estimator or booster, got {type(model).__name__}"
+        )
     try:
         if "xgboost" in libraries:
             booster = model.get_booster() if hasattr(model, "get_booster") else model
@@ -627,18 +625,11 @@ def trained_digest(model: Any) -> str:
         if "lightgbm" in libraries:
             booster = model.booster_ if hasattr(type(model), "booster_") else model
             return _hexadecimal("lightgbm", booster.model_to_string(num_iteration=-1).encode(), _labels(model))
-    except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
-        raise ConfigurationError(f"{type(model).__name__}: expected a fitted model; fit it first ({error})") from None
-    if hasattr(model, "coef_") and hasattr(model, "intercept_"):
-        return _hexadecimal("linear", *_coefficients(model), _labels(model))
-    if not is_estimator(model):
-        raise ConfigurationError(
-            f"expected a torch module, a fitted linear model, estimator or booster, got {type(model).__name__}"
-        )
-    try:
+        if linear:
+            return _hexadecimal("linear", *_coefficients(model), _labels(model))
         import_module("sklearn.utils.validation").check_is_fitted(model)
-    except ValueError:  # NotFittedError
-        raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first") from None
+    except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
+        raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first ({error})") from None
     if (whole := _read_whole(model)) is None:
         why = "a part that cannot be read (a lock, a file, a function without a name of its own)"
         raise ConfigurationError(f"{type(model).__name__} has {why}, so that nothing names what it has learned")

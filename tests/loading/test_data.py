@@ -241,8 +241,8 @@ def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
         ({"y": np.eye(40)}, "take argmax"),
         ({"y": np.full(40, 0.5)}, "holds 0.5; expected whole class numbers"),
         ({"y": np.full(40, np.nan)}, "holds nan"),
-        ({"member": np.arange(40)}, "other values than 0 and 1"),
-        ({"member": np.array(["in"] * 40)}, "other values than 0 and 1"),
+        ({"member": np.arange(40)}, "holds '2'; expected 0/1"),
+        ({"member": np.array(["inside"] * 40)}, "holds 'inside'; expected 0/1"),
         ({"feature_names": np.array(["a"])}, "1 feature_names"),
     ],
 )

@@ -15,7 +15,7 @@ from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import Features, as_labels, load_table, names_of
+from safexplain.loading.data.tables import Features, as_labels, load_table, members_of, names_of
 from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
@@ -103,7 +103,9 @@ def _load_file(path: str | Path, label: str, member_column: str | None, *options
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     columns = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
-    member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
+    member = np.ones(len(x), dtype=np.bool_)
+    if member_column is not None:
+        member = members_of(arrays[member_column], f"{member_column} of {where}")
     named = arrays.get(group or "groups")
     groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
     sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
@@ -152,13 +154,3 @@ def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
     if x.dtype == np.uint8 and x.ndim == 4:
         values = values / np.float32(255)
     return values
-
-
-def _as_member(member: NDArray[Any], where: str) -> NDArray[np.bool_]:
-    if member.ndim == 2 and member.shape[1] == 1:
-        member = member[:, 0]
-    if member.dtype.kind not in "biuf" or not np.isin(member, (0, 1)).all():
-        raise InputError(
-            f"member of {where} holds other values than 0 and 1; expected 1 where the model was trained on the row"
-        )
-    return member.astype(np.bool_)

@@ -45,7 +45,8 @@ def load_table(
     for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
         if name is not None and name not in frame.columns:
             raise InputError(f"{where} has no {kind} column {name!r} (columns: {columns}); rename it")
-    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else _membership(frame[member_column], where)
+    what = f"column {member_column!r} of {where}"
+    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else members_of(frame[member_column], what)
     y, class_names = _labels(frame[label], where)
     named = {name: names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
     groups = None
@@ -85,12 +86,11 @@ def read_table(raw: bytes, where: str) -> Any:
     return frame
 
 
-def _membership(column: Any, where: str) -> NDArray[np.bool_]:
-    texts = [str(value).strip().lower().removesuffix(".0") for value in column]
+def members_of(values: Any, what: str) -> NDArray[np.bool_]:
+    """(n,) membership of a column or an array: 0/1, true/false, yes/no or in/out; InputError: anything else."""
+    texts = [str(value).strip().lower().removesuffix(".0") for value in np.ravel(values)]
     if unknown := [text for text in texts if text not in _MEMBER]:
-        raise InputError(
-            f"column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or in/out"
-        )
+        raise InputError(f"{what} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or in/out")
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
 
