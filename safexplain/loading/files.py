@@ -24,6 +24,11 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     return raw
 
 
+def is_safetensors(raw: bytes) -> bool:
+    """Whether bytes are the length of a JSON header, the header, and more."""
+    return raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8
+
+
 def one_line(error: BaseException | str, limit: int = 200) -> str:
     """The first line of an exception's message, shortened: what may stand inside a one-line error."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

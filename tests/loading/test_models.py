@@ -523,6 +523,17 @@ def test_files_of_old_pytorch_and_safetensors_are_state_dicts_too(architecture, 
         torch.testing.assert_close(loaded.model(example(2, 8)), model(example(2, 8)))
 
 
+@pytest.mark.parametrize("length", [0x0178, 0x5E78, 0x8B1F])
+def test_safetensors_whose_length_looks_like_a_compressed_pickle_are_a_state_dict(length, architecture, tmp_path):
+    from safetensors.torch import save
+
+    raw = save(nn.Linear(8, 6).state_dict())
+    header = 8 + int.from_bytes(raw[:8], "little")
+    padded = length.to_bytes(8, "little") + raw[8:header].ljust(length) + raw[header:]
+    (tmp_path / "m.safetensors").write_bytes(padded)
+    assert load_model(tmp_path / "m.safetensors", arch="mynets:sized").fresh(0).out_features == 6
+
+
 def test_a_function_gets_the_number_of_classes_where_it_takes_it(architecture, tmp_path):
     path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
     assert load_model(path, arch="mynets:sized").fresh(0).out_features == 6

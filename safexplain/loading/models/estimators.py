@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import described, one_line, read_bytes, require
+from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
 from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
@@ -124,9 +124,8 @@ def identify_estimator(raw: bytes) -> Format | None:
         return "xgboost"
     if raw.startswith(b"tree\n") and b"version=" in raw[:64]:
         return "lightgbm"
-    if raw.startswith(_COMPRESSED) or (raw[:1] == b"\x80" and _ESTIMATORS.search(raw)):
-        return "pickle"
-    return None
+    packed = raw.startswith(_COMPRESSED) and not is_safetensors(raw)  # whose length may be any bytes
+    return "pickle" if packed or (raw[:1] == b"\x80" and _ESTIMATORS.search(raw)) else None
 
 
 def load_estimator(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.loading.files import described, one_line, read_bytes, require
+from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
@@ -37,7 +37,7 @@ _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
     """Tell the formats apart; InputError: a damaged archive, TorchScript, or no model at all."""
-    if len(raw) > 8 and raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8:
+    if is_safetensors(raw):
         return "safetensors"
     if raw[:1] == b"\x80":
         return "torch.save"  # PyTorch before 1.6, or pickle itself
