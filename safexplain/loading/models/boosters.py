@@ -143,9 +143,6 @@ def _read_in_child(read: str, raw: bytes) -> bytes:
         return written.read()
 
 
-# What a library read points nowhere else: XGBoost's JSON, LightGBM's text
-
-
 def _require(holds: Any, reason: str) -> None:
     if not holds:
         raise ValueError(reason)

@@ -161,35 +161,28 @@ def load_estimator(
     return FittedClassifier(found, again, sha256(raw), _UNTOLD if kind == "xgboost" else (), tuple(notes), trusted)
 
 
-# ----------------------------------------------------------------------------------------------------------- formats
-
-
 def _library(name: str, where: str) -> Any:
     """XGBoost or LightGBM, which no extra of this package brings."""
     try:
         return import_module(name)
     except ImportError as error:
-        said = f"{where} is a model of {name}, and reading it needs {name}, which is not there ({one_line(error)})"
-        raise MissingExtraError(f"{said}: pip install {name}", name=name) from None
+        said = f"{where} is a model of {name}, which is not there ({one_line(error)}): pip install {name}"
+        raise MissingExtraError(said, name=name) from None
 
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     skops = require("skops.io", "tabular")
     with described(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
-    refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
-    if refused:
+    if refused := sorted({*unknown} - {*HARMLESS} - {*trusted}):
         accept = " ".join(f"--trust-type {name}" for name in refused)
         raise InputError(
             f"{where} holds types that are not known to be harmless: {', '.join(refused)}. Loading one can run its"
             f" code; if you know them and trust whoever made the file, accept them by name: {accept}"
         )
-    for name in ("xgboost", "lightgbm"):
-        if any(one.startswith(f"{name}.") for one in unknown):
-            _library(name, where)
-    here = f"scikit-learn {version('scikit-learn')}"
-    remedy = f"; save it again with {here}, or install the version that it was made with"
-    damaged = described(f"the skops file {where} cannot be loaded", remedy)
+    for name in {"xgboost", "lightgbm"} & {one.partition(".")[0] for one in unknown}:
+        _library(name, where)
+    damaged = described(f"the skops file {where} cannot be loaded with {_here()}", "; save it again with this version")
     with damaged, current_directory_importable(), checked_boosters(where):
         estimator = skops.loads(raw, trusted=unknown)
     check_trees(estimator, where)
@@ -202,10 +195,13 @@ def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
             f"{where} is a pickle (joblib), and loading one can run any code. Save the model with skops.io.dump(model,"
             ' "model.skops"), a booster with save_model; or pass --trust-pickle if you trust whoever made the file'
         )
-    here = f"(here: scikit-learn {version('scikit-learn')})"
-    remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
-    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+    remedy = "; install what is missing, in the version that it was made with; or it is damaged"
+    with described(f"the pickle {where} cannot be loaded with {_here()}", remedy), current_directory_importable():
         return import_module("joblib").load(io.BytesIO(raw))
+
+
+def _here() -> str:
+    return f"scikit-learn {version('scikit-learn')}"
 
 
 @contextlib.contextmanager
@@ -330,7 +326,7 @@ _KEPT = (
 def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
     lightgbm = _library("lightgbm", where)
     text = raw.decode("utf-8", "replace")
-    objective = match[1] if (match := re.search(r"^objective=(\S+)", text, re.MULTILINE)) else "none"
+    objective = next(iter(re.findall(r"^objective=(\S+)", text, re.MULTILINE)), "none")
     _check_objective("lightgbm", objective, where)
     booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
     rounds = booster.num_trees() // max(int(booster.num_model_per_iteration()), 1)
@@ -347,9 +343,6 @@ def _check_objective(library: str, objective: str, where: str) -> None:
             f"{where} is {'a regressor' if regressor else 'no classifier'} of {library} (objective {objective:.40}); an"
             f" audit needs class probabilities: expected one of {', '.join(OBJECTIVES[library])}"
         )
-
-
-# ------------------------------------------------------------------------------------------------------------ checks
 
 
 def check_classifier(estimator: Any, where: str) -> None:
@@ -463,7 +456,7 @@ class SkopsKeeper:
         from skops import io as skops
 
         raw: bytes = skops.dumps(estimator)
-        if set(map(str, skops.get_untrusted_types(data=raw))) - set(HARMLESS) - set(self.trusted):
+        if {*map(str, skops.get_untrusted_types(data=raw))} - {*HARMLESS} - {*self.trusted}:
             raise ValueError("it holds types that are not known to be harmless")
         return raw
 

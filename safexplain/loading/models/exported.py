@@ -25,8 +25,6 @@ from torch.export import ExportedProgram
 from safexplain.errors import InputError
 from safexplain.loading.files import described, quiet
 
-# --- the archive, rewritten
-
 _CURRENT = re.compile(
     r"[^/]+/("
     r"archive_format|archive_version|byteorder|\.data/(version|serialization_id)|version|"
@@ -161,9 +159,6 @@ def _is_plain_tree(spec: Any) -> bool:
     return plain and known and all(map(_is_plain_tree, spec["children_spec"]))
 
 
-# --- what its graph tells
-
-
 def operation_of(node: fx.Node) -> tuple[str, dict[str, Any]]:
     """Name of the ATen operation that a node calls, and its arguments by name; "" and none: it calls none."""
     schema = getattr(node.target, "_schema", None)
@@ -206,8 +201,6 @@ def embeddings(module: nn.Module) -> set[int]:
                 found.add(id(attrgetter(str(values["weight"].target))(inner)))
     return found
 
-
-# --- the module
 
 HOW_TO_EXPORT = (
     "torch.export.export(model.eval(), (torch.randn(4, ...),), dynamic_shapes=({0: torch.export.Dim('batch')},))"
