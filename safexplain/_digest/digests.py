@@ -59,9 +59,6 @@ _blake2b = partial(hashlib.blake2b, digest_size=32, person=b"safexplain model") 
 OPAQUE_DIGEST = _blake2b(b"no module found").digest()
 """The digest of a callable in which no module is found."""
 
-SHORTEST_DIGEST = 16
-"""Bytes of a digest that a caller gives."""
-
 _DEPTH = 6
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
@@ -404,10 +401,10 @@ def checked_digest(given: bytes | None) -> bytes | None:
     """A digest of the caller's own; ConfigurationTypeError: not bytes; ConfigurationError: under 16 of them."""
     if given is not None and not isinstance(given, bytes):
         raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
-    if given is not None and len(given) < SHORTEST_DIGEST:
+    if given is not None and len(given) < 16:
         raise ConfigurationError(
-            f"model_digest: expected {SHORTEST_DIGEST} bytes or more that name the model and its version, got"
-            f" {len(given)}; hashlib.sha256 of its file's content gives 32"
+            f"model_digest: expected 16 bytes or more that name the model and its version, got {len(given)};"
+            " hashlib.sha256 of its file's content gives 32"
         )
     return given
 

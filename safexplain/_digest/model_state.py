@@ -38,9 +38,6 @@ WIDEST = 1000
 
 _DEEPEST = 8
 
-_MODES = frozenset({"training", "inplace"})
-"""Attributes that change no answer of a model in evaluation mode."""
-
 _CHANGERS = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
 )
@@ -240,7 +237,7 @@ class _Walk(Writer):
     def __init__(self, names: _Names) -> None:
         self.parts: list[Part] = []
         self._names = names
-        self._ignored = names.writes | _base_names() | _MODES
+        self._ignored = names.writes | _base_names()
         self._seen: set[int] = set()
         self._path, self._texts, self._visible = "", list[str](), False
 
@@ -249,7 +246,7 @@ class _Walk(Writer):
 
     def module(self, path: str, module: nn.Module) -> None:
         """A module, and those inside it that were not met yet."""
-        if not _is_torchs(type(module)) or type(module).__name__ in {*_TORCH_WRAPPERS, "Sequential"}:
+        if _may_wrap(type(module)):
             module = network_of(module) or module
         kind = type(module)
         if id(module) in self._seen:
@@ -356,15 +353,21 @@ def _kind_of(value: object) -> Kind | None:
     return "estimator" if is_estimator(value) else None
 
 
+@lru_cache(maxsize=4096)
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.")
 
 
+@lru_cache(maxsize=4096)
+def _may_wrap(kind: type) -> bool:
+    return not _is_torchs(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}
+
+
 @lru_cache(maxsize=1)
 def _base_names() -> frozenset[str]:
-    """What every module holds, and what `compile` in place and loaders leave in it."""
-    torch = sys.modules["torch"]
-    return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized", "forward"}
+    """What every module holds, what `compile` in place and loaders leave in it, and what sets its mode."""
+    left = {"_compiled_call_impl", "_is_hf_initialized", "forward", "training", "inplace"}
+    return frozenset(vars(sys.modules["torch"].nn.Module())) | left
 
 
 def is_estimator(value: object) -> bool:
