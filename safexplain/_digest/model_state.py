@@ -246,9 +246,10 @@ class _Walk(Writer):
 
     def module(self, path: str, module: nn.Module) -> None:
         """A module, and those inside it that were not met yet."""
-        if _may_wrap(type(module)):
+        kind: Any = type(module)
+        if _may_wrap(kind):
             module = network_of(module) or module
-        kind = type(module)
+            kind = type(module)
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
@@ -353,7 +354,6 @@ def _kind_of(value: object) -> Kind | None:
     return "estimator" if is_estimator(value) else None
 
 
-@lru_cache(maxsize=4096)
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.")
 
