@@ -1,21 +1,12 @@
 """What something is, as a digest: a text, a file, any nested value, a function, this package's own code, a model.
 
-sha256, file_sha256   of bytes and files
-digest                of nested values, arrays, tensors, functions and classes with all that they refer to: cache keys
-code_digest           of modules here and all that they import: cached results are not those of other code
-model_digest          of the model behind a callable: what keyed noise and certificates are tied to
-estimator_digest      of a fitted scikit-learn estimator, read part by part and not pickled
-weights_digest        of trained parameters alone, whatever file they travel in
-trained_digest        of whatever was trained, networks, linear models and trees: what a privacy statement is bound to
-
-Model and estimator digests are BLAKE2b hashes (RFC 7693), all others SHA-256. torch is not imported here: whoever has a
-tensor or a module has imported it.
+Model and estimator digests, to which keyed noise and certificates are tied, are BLAKE2b hashes (RFC 7693), all others
+SHA-256. torch is not imported here: whoever has a tensor or a module has imported it.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -26,6 +17,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -38,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest.model_state import (
+    WIDEST,
     Part,
     Writer,
     bytes_of,
@@ -48,6 +41,7 @@ from safexplain._digest.model_state import (
     is_module,
     is_plain,
     is_torch,
+    names_in,
     network_of,
     parts_of,
     references,
@@ -61,16 +55,11 @@ if TYPE_CHECKING:
 _BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
 _CONSTANTS = (str, bytes, int, float)
 
-_ESTIMATOR_PERSON = b"sklearn digest"
-_PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
-OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
+_blake2b = partial(hashlib.blake2b, digest_size=32, person=b"safexplain model")  # person: at most 16 bytes
+OPAQUE_DIGEST = _blake2b(b"no module found").digest()
 """The digest of a callable in which no module is found."""
 
-SHORTEST_DIGEST = 16
-"""Bytes of a digest that a caller gives."""
-
 _DEPTH = 6
-_WIDEST = 1000
 _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
@@ -85,11 +74,7 @@ def sha256(content: bytes | str) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another."""
     found = hashlib.sha256()
     for part in weight_files(Path(path)) or [Path(path)]:
         with part.open("rb") as file:
@@ -100,12 +85,9 @@ def file_sha256(path: str | Path) -> str:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files with weights of a folder as `save_pretrained` of transformers writes it; none: it is no such folder."""
-    if not (folder / "config.json").is_file():
-        return []
-    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin"):
-        if found := sorted(folder.glob(pattern)):
-            return found
-    return []
+    kinds = ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin")
+    found = (sorted(folder.glob(pattern)) for pattern in kinds if (folder / "config.json").is_file())
+    return next(filter(None, found), [])
 
 
 class Undigestable(Exception):
@@ -116,23 +98,14 @@ class Undigestable(Exception):
 def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
     """SHA-256 of the code of modules here, of all modules here that they import, and of the torch version.
 
-    What other code computed is not taken for this code's: a cache whose key holds this digest is not used again when
-    any of these files has changed. Nobody has to keep a list of them.
-
-    Args:
-        modules: full names, as `__name__` has them.
-        package: folder of safexplain.
-
-    Raises:
-        FileNotFoundError: there is no such module.
+    A cache whose key holds this digest is not used again when any of these files has changed. Modules are named as
+    `__name__` has them; FileNotFoundError: there is no such module.
     """
     waiting, met = [*modules], dict[str, bytes]()
-    while waiting:
-        name = waiting.pop()
+    for name in waiting:  # grows meanwhile
+        if (source := _source_of(name, package)) is None:
+            raise FileNotFoundError(f"no module {name} in {package}")
         if name not in met:
-            source = _source_of(name, package)
-            if source is None:
-                raise FileNotFoundError(f"no module {name} in {package}")
             met[name] = source.read_bytes()
             waiting += [imported for imported in _imports(met[name]) if _source_of(imported, package)]
     h = hashlib.sha256(version("torch").encode())
@@ -146,7 +119,7 @@ def _source_of(name: str, package: Path) -> Path | None:
     """File of a module or a folder of this package."""
     first, *rest = name.split(".")
     path = package.joinpath(*rest)
-    found = [path.with_suffix(".py"), path / "__init__.py"] if rest else [package / "__init__.py"]
+    found = (path / "__init__.py", path.with_suffix(".py"))
     return next((file for file in found if first == "safexplain" and file.is_file()), None)
 
 
@@ -184,9 +157,10 @@ class _Hash(Writer):
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
 
-    def put(self, piece: Any) -> None:
-        self.hash.update(len(piece).to_bytes(8, "little"))
-        self.hash.update(piece)
+    def put(self, *pieces: Any) -> None:
+        for piece in pieces:
+            self.hash.update(len(piece).to_bytes(8, "little"))
+            self.hash.update(piece)
 
     def write(self, text: str) -> None:
         self.put(text.encode("utf-8", "surrogatepass"))
@@ -194,10 +168,6 @@ class _Hash(Writer):
     def array(self, value: NDArray[Any]) -> None:
         self.write(f"array {value.dtype.str} {value.shape};")
         self.put(np.ascontiguousarray(value).tobytes())
-
-    def tensor(self, value: Tensor) -> None:
-        for piece in bytes_of(value):
-            self.put(piece)
 
 
 class _Named(_Hash):
@@ -210,7 +180,7 @@ class _Named(_Hash):
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
-            self.tensor(value)
+            self.put(*bytes_of(value))
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
             self.write(f"{type(value).__name__}{value!r};")
         elif isinstance(value, logging.Logger):
@@ -257,7 +227,7 @@ class _Named(_Hash):
     def _feed_references(self, function: Any, *, strict: bool = True) -> None:
         """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
         found = {"": [function.__defaults__, function.__kwdefaults__], **references(function)}
-        names = {name for code in codes_of(function.__code__) for name in code.co_names}
+        names = names_in(function.__code__)
         for module in [value for value in found.values() if inspect.ismodule(value)]:
             members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
             found |= {k: v for k, v in members.items() if isinstance(v, _CONSTANTS) or inspect.isfunction(v)}
@@ -311,8 +281,8 @@ def estimator_digest(estimator: Any) -> bytes | None:
     False
     """
     kept = tuple(_estimator_parts(estimator))
-    arrays = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size)
-    samples = [_sample_of_array(array) for array in arrays]
+    numbers = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf")
+    samples = [_sample_of_array(array) for array in numbers]
     with _guard:
         known = _estimator_digests.get(estimator)
     if known and len(known[0]) == len(kept) and all(map(operator.is_, known[0], kept)) and known[1] == samples:
@@ -333,11 +303,12 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
 
 
 def _read_whole(estimator: Any) -> bytes | None:
-    h = _Fitted(hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON))
-    with contextlib.suppress(Exception):  # whatever an attribute does when it is asked to be pickled: locks, files
+    h = _Fitted(_blake2b(person=b"sklearn digest"))
+    try:
         h.feed(estimator)
-        return bytes(h.hash.digest())
-    return None
+    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files
+        return None
+    return bytes(h.hash.digest())
 
 
 class _Fitted(_Hash):
@@ -368,9 +339,6 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     the globals that a function names, and the attributes of objects; containers of more than 1000 items are
     not searched.
 
-    Args:
-        forward_func: a module, a function around one, or an object that holds one.
-
     >>> from torch import nn
     >>> net = nn.Linear(3, 2)
     >>> modules_of(lambda x: net(x).softmax(1)) == modules_of(net.forward) == (net,)
@@ -379,27 +347,21 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     if is_module(forward_func):
         return (forward_func,)
     found = _reached(forward_func, is_module)
-    if len(found) > 1:
-        inner = {id(part) for module in found for part in module.modules() if part is not module}
-        found = [module for module in found if id(module) not in inner]
-    return tuple(found)
+    inner = {id(part) for module in found for part in module.modules() if part is not module and len(found) > 1}
+    return tuple(module for module in found if id(module) not in inner)
 
 
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
-    All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
-    attributes, the graph and the constants of torch.export; see `model_state`. Wrappers that compute nothing do not:
-    `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64 where float32 holds the same
-    weights. A function that does more is named too, by its code and its numbers.
+    All that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see `network_of`,
+    nor does float64 where float32 holds the same weights. A function that does more is named too, by its code and its
+    numbers.
 
     Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
     of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
     `.data` raises no version counter: an optimizer's step taken that way changes the sample and is seen, a single
     number written that way may be missed.
-
-    Args:
-        forward_func: a module, a function around one, or an object that holds one.
 
     Raises:
         RefusedError: a module of somebody's own class in which there is nothing to tell it from another.
@@ -421,49 +383,39 @@ def model_digest(forward_func: object) -> bytes:
     if not found or None in found:
         _warn_once(forward_func)
         return OPAQUE_DIGEST
-    h = _Hash(hashlib.blake2b(digest_size=32, person=_PERSON))
+    h = _Hash(_blake2b())
     h.write(_name(forward_func))
-    for known in found:
-        h.put(known)
+    h.put(*found)
     return _hash_parts(h, parts_of(forward_func))
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
-    """What noise is tied to: the model, and whether its probability is explained or its output.
-
-    Args:
-        forward_func: as `model_digest` takes it.
-        given: the caller's own name of the model, see `checked_digest`; nothing is looked into then.
-    """
+    """What noise is tied to: the model, by its `model_digest` or by the caller's own name of it, see `checked_digest`;
+    and whether its probability is explained or its output."""
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
-    return digest if read is None else hashlib.blake2b(digest + read, digest_size=32, person=_PERSON).digest()
+    return digest if read is None else _blake2b(digest + read).digest()
 
 
 def checked_digest(given: bytes | None) -> bytes | None:
-    """A digest of the caller's own.
-
-    Raises:
-        ConfigurationTypeError: not bytes.
-        ConfigurationError: under 16 of them.
-    """
+    """A digest of the caller's own; ConfigurationTypeError: not bytes; ConfigurationError: under 16 of them."""
     if given is not None and not isinstance(given, bytes):
         raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
-    if given is not None and len(given) < SHORTEST_DIGEST:
+    if given is not None and len(given) < 16:
         raise ConfigurationError(
-            f"model_digest: expected {SHORTEST_DIGEST} bytes or more that name the model and its version, got"
-            f" {len(given)}; hashlib.sha256 of its file's content gives 32"
+            f"model_digest: expected 16 bytes or more that name the model and its version, got {len(given)};"
+            " hashlib.sha256 of its file's content gives 32"
         )
     return given
 
 
 def _reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
     """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
-    seen, found, waiting = dict[int, object](), [], [(value, 0)]
-    for one, depth in waiting:  # grows meanwhile
+    seen, found, waiting = set[int](), [], [(value, 0)]
+    for one, depth in waiting:  # grows meanwhile, and keeps what it holds, so that ids stay theirs
         if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
             continue
-        seen[id(one)] = one
+        seen.add(id(one))
         if wanted(one):
             found.append(one)
         elif depth <= _DEPTH:
@@ -479,7 +431,7 @@ def _parts(value: object) -> Iterator[object]:
         yield from _parts_of_function(value)
     elif isinstance(value, dict | list | tuple | set | frozenset):
         held = value.values() if isinstance(value, dict) else value
-        yield from held if len(value) <= _WIDEST else ()
+        yield from held if len(value) <= WIDEST else ()
     elif isinstance(value, partial):
         yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
@@ -496,12 +448,10 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
     """Its closure, defaults and globals, and torch modules in the Python modules among these."""
     libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
     found = references(function)
-    names = function.__code__.co_freevars if libraries else found
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    for value in (found[name] for name in names):
+    for value in (found[name] for name in (function.__code__.co_freevars if libraries else found)):
         if isinstance(value, types.ModuleType):
-            used = (name for code in codes_of(function.__code__) for name in code.co_names)
-            yield from filter(is_module, map(value.__dict__.get, used))
+            yield from filter(is_module, map(value.__dict__.get, names_in(function.__code__)))
         else:
             yield value
 
@@ -514,13 +464,10 @@ def _name(forward_func: Any) -> str:
 
 def _warn_once(forward_func: object) -> None:
     owner = forward_func.__self__ if isinstance(forward_func, types.MethodType) else forward_func  # methods are new
-    try:
-        with _guard:
-            if owner in _warned:
-                return
-            _warned.add(owner)
-    except TypeError:  # neither hashable nor weakly referenceable: Python's own once-per-place rule must do
-        pass
+    with suppress(TypeError), _guard:  # neither hashable nor weakly referenceable: Python's own rule must do
+        if owner in _warned:
+            return
+        _warned.add(owner)
     warnings.warn(
         f"no torch module or scikit-learn estimator found behind {_name(forward_func)}: its answers keep their noise"
         " when its model changes. Pass the module itself, or a function that holds it, or model_digest=, 16 bytes or"
@@ -546,34 +493,31 @@ def _digest_of_module(module: nn.Module) -> bytes:
     import torch
 
     module = network_of(module) or module
-    marks, packed = list[Any](), list[Any]()
-    tensors: list[Tensor] = []
-    views: dict[Any, list[Tensor]] = {}
-    for part in state_of(module):
-        value = part.value
-        if part.kind == "tensor":
+    marks, tensors, packed = list[Any](), list[Any](), list[Any]()
+    for path, kind, value, _ in state_of(module):
+        if kind == "tensor":
             version = 0 if value.is_inference() else value._version
-            marks.append((part.path, id(value), version, value.shape, value.dtype))
+            marks.append((path, id(value), version, value.shape, value.dtype))
             tensors += [value] if is_plain(value) else []
-        elif part.kind == "array":
-            marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
-        elif part.kind == "packed":
+        elif kind == "array":
+            marks.append((path, id(value), value.shape, _sample_of_array(value)))
+        elif kind == "packed":
             packed.append(value)
-            marks.append((part.path, id(value)))
+            marks.append((path, id(value)))
         else:
-            marks.append((part.path, estimator_digest(value) if part.kind == "estimator" else value))
+            marks.append((path, estimator_digest(value) if kind == "estimator" else value))
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     with _guard:
         known = _digests.get(module)
     if known is not None and known.places == places:
         looked = known.views
     else:
-        known = None
+        views: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-        looked = list(views.values())
+        known, looked = None, list(views.values())
     with torch.no_grad():
-        marks += [torch.cat(kind).cpu().view(torch.uint8).numpy().tobytes() for kind in looked]
+        marks += [torch.cat(alike).cpu().view(torch.uint8).numpy().tobytes() for alike in looked]
     if known is None or known.marks != marks:
         known = _Known(places, looked, marks, packed, _hash(module))
         with _guard:
@@ -586,32 +530,31 @@ def _hash(module: nn.Module) -> bytes:
     ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
     if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
-            f"nothing in {type(module).__name__} tells it from another model of its class: no parameter, buffer, tensor"
-            f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
-            " weights in the module"
+            f"nothing in {type(module).__name__} tells it from another model of its class, so that its explanations"
+            f" would keep their noise when the model changes. {_NAME_IT}, or keep its weights in the module"
         )
-    return _hash_parts(_Hash(hashlib.blake2b(digest_size=32, person=_PERSON)), parts)
+    return _hash_parts(_Hash(_blake2b()), parts)
 
 
 _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
 
 
 def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
-    for part in parts:
-        h.write(f"{part.kind} {part.path}")
-        if part.kind == "plain":
-            h.write(str(part.value))
-        elif part.kind == "tensor":
-            h.tensor(part.value)
-        elif part.kind == "array":
-            h.array(part.value)
-        elif part.kind == "estimator":
-            h.put(estimator_digest(part.value) or OPAQUE_DIGEST)
+    for path, kind, value, _ in parts:
+        h.write(f"{kind} {path}")
+        if kind == "plain":
+            h.write(str(value))
+        elif kind == "tensor":
+            h.put(*bytes_of(value))
+        elif kind == "array":
+            h.array(value)
+        elif kind == "estimator":
+            h.put(estimator_digest(value) or OPAQUE_DIGEST)
         else:
             try:
-                inside = part.value.__getstate__()
+                inside = value.__getstate__()
             except Exception as error:  # whatever an extension raises
-                what = f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80})"
+                what = f"{path} is a {type(value).__name__} that cannot be looked into ({error!s:.80})"
                 raise RefusedError(f"{what}. {_NAME_IT}") from None
             _hash_parts(h, parts_of(inside))
     found: bytes = h.hash.digest()
@@ -630,13 +573,10 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes.
+    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, on any device.
 
     Names and classes do not enter, so that a module, its state_dict in another class, and its `torch.export` archive
     have the same digest; one changed weight changes it.
-
-    Args:
-        model: on any device.
     """
     import torch
 
@@ -653,8 +593,7 @@ def trained_digest(model: Any) -> str:
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
     - XGBoost and LightGBM, boosters and their scikit-learn wrappers: of the library's own file, and the labels.
-    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them, so that the
-      same coefficients in another estimator are the same model.
+    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them.
     - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
 
     Raises:
@@ -671,6 +610,11 @@ def trained_digest(model: Any) -> str:
         alone = inner is not None and next(iter(model.parameters()), None) is None
         return trained_digest(inner) if alone else weights_digest(model)
     libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
+    if not (libraries & {"xgboost", "lightgbm"} or linear or is_estimator(model)):
+        raise ConfigurationError(
+            f"expected a torch module, a fitted linear model, estimator or booster, got {type(model).__name__}"
+        )
     try:
         if "xgboost" in libraries:
             booster = model.get_booster() if hasattr(model, "get_booster") else model
@@ -678,19 +622,11 @@ def trained_digest(model: Any) -> str:
         if "lightgbm" in libraries:
             booster = model.booster_ if hasattr(type(model), "booster_") else model
             return _hexadecimal("lightgbm", booster.model_to_string(num_iteration=-1).encode(), _labels(model))
-    except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
-        raise ConfigurationError(f"{type(model).__name__}: expected a fitted model; fit it first ({error})") from None
-    if hasattr(model, "coef_") and hasattr(model, "intercept_"):
-        return _hexadecimal("linear", *_coefficients(model), _labels(model))
-    if not is_estimator(model):
-        raise ConfigurationError(
-            "expected a torch module, a fitted linear model, scikit-learn estimator or XGBoost or LightGBM model,"
-            f" got {type(model).__name__}"
-        )
-    try:
+        if linear:
+            return _hexadecimal("linear", *_coefficients(model), _labels(model))
         import_module("sklearn.utils.validation").check_is_fitted(model)
-    except ValueError:  # NotFittedError
-        raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first") from None
+    except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
+        raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first ({error})") from None
     if (whole := _read_whole(model)) is None:
         why = "a part that cannot be read (a lock, a file, a function without a name of its own)"
         raise ConfigurationError(f"{type(model).__name__} has {why}, so that nothing names what it has learned")
@@ -699,8 +635,7 @@ def trained_digest(model: Any) -> str:
 
 def _hexadecimal(kind: str, *pieces: bytes) -> str:
     h = _Hash(hashlib.sha256(kind.encode()))
-    for piece in pieces:
-        h.put(piece)
+    h.put(*pieces)
     return str(h.hash.hexdigest())
 
 

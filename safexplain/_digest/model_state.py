@@ -1,10 +1,5 @@
 """What a model computes with, wherever it keeps it: what the digest of a model is made of.
 
-network_of   the network behind wrappers that compute nothing: DataParallel, torch.compile, `lambda x: net(x)`, ...
-state_of     its parts one by one: classes, tensors, packed weights, numbers, graphs and their constants
-bytes_of     a tensor's values, whatever class, device and memory format hold them
-gist         what a function does, told from its code
-
 Of the attributes of modules, tensors and numbers count, and texts, tuples, lists, dicts and functions that the code
 which `forward` reaches reads by name. What this code itself writes does not: a cache, a counter of calls or a kept
 activation would make the digest, and with it the noise, another one at each query. Of Python code, the names of classes
@@ -25,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from operator import attrgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
@@ -37,13 +33,10 @@ from safexplain.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_WIDEST = 1000
+WIDEST = 1000
 """Items of a list or dict that are looked at."""
 
 _DEEPEST = 8
-
-_MODES = frozenset({"training", "inplace"})
-"""Attributes that change no answer of a model in evaluation mode."""
 
 _CHANGERS = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
@@ -75,13 +68,12 @@ def is_torch(value: object, *kinds: str) -> bool:
 
 @lru_cache
 def _of_torch(names: tuple[str, ...]) -> tuple[type, ...]:
-    return tuple(getattr(sys.modules["torch"], name) for name in names)
+    return tuple(attrgetter(name)(sys.modules["torch"]) for name in names)
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
     """Whether a value is a torch module; imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
+    return is_torch(value, "nn.Module")
 
 
 class Writer:
@@ -140,20 +132,17 @@ def network_of(forward_func: object) -> nn.Module | None:
     class says so in `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial`
     without arguments, and functions and modules whose code is nothing but `return net(x)`.
 
-    Args:
-        forward_func: a module or any callable.
-
-    Returns:
-        The module, or None where the callable is no module and does more than call one.
+    None: the callable is no module, and does more than call one.
     """
     found: Any = forward_func
     module = None
     for _ in range(_DEEPEST * 4):
         if is_module(found):
-            module = found
-        found = _inside_module(found) if is_module(found) else _inside_callable(found)
-        if found is None:
+            module, found = found, _inside_module(found)
+        elif found is None:
             break
+        else:
+            found = _inside_callable(found)
     return module
 
 
@@ -162,16 +151,14 @@ def _inside_module(module: Any) -> Any:
     children = module._modules
     if name := getattr(kind, "_network", None):
         return children.get(name)
-    if kind.__module__.startswith("torch.") and kind.__name__ in _TORCH_WRAPPERS:
+    if _is_torchs(kind) and kind.__name__ in _TORCH_WRAPPERS:
         return children.get(_TORCH_WRAPPERS[kind.__name__])
     if module._forward_hooks or module._forward_pre_hooks or module._parameters or module._buffers:
         return None
     if kind.__name__ == "Sequential" and kind.__module__ == "torch.nn.modules.container":
         return next(iter(children.values())) if len(children) == 1 else None
-    if kind.__module__.startswith("torch."):
-        return None
     forward = vars(module).get("forward", kind.forward)
-    if not isinstance(forward, types.FunctionType):
+    if _is_torchs(kind) or not isinstance(forward, types.FunctionType):
         return None
     inner = _called_by(forward, module)
     return inner if is_module(inner) else _inside_callable(inner)
@@ -195,7 +182,8 @@ def _called_by(function: types.FunctionType, *owner: object) -> Any:
     """What a function, or a method of `owner`, calls with its own arguments, if it does nothing else; or None."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
-    found = owner[0] if owner and names[0] == function.__code__.co_varnames[0] else _value_in(function, names[0])
+    first = owner and names[0] == function.__code__.co_varnames[0]
+    found = owner[0] if first else references(function).get(names[0])
     for name in names[1:]:
         found = getattr(found, name, None)
     return found
@@ -221,11 +209,8 @@ def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
 
 
 def state_of(module: nn.Module) -> list[Part]:
-    """The parts of a module that its answers depend on, in a fixed order.
-
-    Args:
-        module: as `network_of` gives it; wrappers inside it are taken off too.
-    """
+    """The parts of a module, as `network_of` gives it, that its answers depend on, in a fixed order; wrappers inside it
+    are taken off too."""
     walk = _Walk(_names_in(module))
     walk.module("", module)
     return walk.parts
@@ -234,7 +219,7 @@ def state_of(module: nn.Module) -> list[Part]:
 def parts_of(value: object) -> list[Part]:
     """The same of a value that is no module: of a function, the numbers, texts and tensors of its closure and globals,
     beside the modules in it."""
-    walk = _Walk(_Names(frozenset(), frozenset()))
+    walk = _Walk(_Names())
     walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
 
@@ -242,12 +227,8 @@ def parts_of(value: object) -> list[Part]:
 class _Names(NamedTuple):
     """Of attributes: those that the code which `forward` reaches reads, and those that it writes."""
 
-    reads: frozenset[str]
-    writes: frozenset[str]
-
-
-_LEFT_BY_CAPTUM = frozenset({"input", "output"})
-"""What Captum's own DeepLift leaves on activation modules of torch: what ran through them last."""
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
 
 
 class _Walk(Writer):
@@ -256,7 +237,7 @@ class _Walk(Writer):
     def __init__(self, names: _Names) -> None:
         self.parts: list[Part] = []
         self._names = names
-        self._ignored = names.writes | _base_names() | _MODES
+        self._ignored = names.writes | _base_names()
         self._seen: set[int] = set()
         self._path, self._texts, self._visible = "", list[str](), False
 
@@ -266,7 +247,7 @@ class _Walk(Writer):
     def module(self, path: str, module: nn.Module) -> None:
         """A module, and those inside it that were not met yet."""
         kind: Any = type(module)
-        if _kind(kind).may_wrap:
+        if _may_wrap(kind):
             module = network_of(module) or module
             kind = type(module)
         if id(module) in self._seen:
@@ -277,7 +258,7 @@ class _Walk(Writer):
                 f"{kind.__name__}: a TorchScript model, which PyTorch has deprecated, is not read; export the original"
                 " model with torch.export.export(model.eval(), ...) and pass its .module()"
             )
-        torchs = _kind(kind).torchs
+        torchs = _is_torchs(kind)
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each
         self._add(path, "plain", "GraphModule" if graph else kind.__qualname__, visible=False)
         for name, parameter in module._parameters.items():
@@ -298,7 +279,7 @@ class _Walk(Writer):
         for name in sorted(own.keys() - self._ignored):
             value = own[name]
             kind = type(value)
-            if value is None or (torchs and name in _LEFT_BY_CAPTUM):
+            if value is None or (torchs and name in ("input", "output")):  # what Captum's own DeepLift leaves
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
                 counts = is_torch(value, "Tensor", "ScriptObject")
@@ -331,7 +312,7 @@ class _Walk(Writer):
 
     def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
         self._visible |= value is not None and isinstance(value, PLAIN)
-        if len(above) <= _DEEPEST and not (isinstance(value, Collection) and len(value) > _WIDEST):
+        if len(above) <= _DEEPEST and not (isinstance(value, Collection) and len(value) > WIDEST):
             super().feed(value, above)
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
@@ -368,39 +349,31 @@ _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 
 def _kind_of(value: object) -> Kind | None:
     """Of what always counts, unless `forward` writes it."""
-    if is_torch(value, "Tensor"):
-        return "tensor"
-    if is_torch(value, "ScriptObject"):
-        return "packed"
+    if is_torch(value, "Tensor", "ScriptObject"):
+        return "tensor" if is_torch(value, "Tensor") else "packed"
     return "estimator" if is_estimator(value) else None
 
 
-class _Kind(NamedTuple):
-    """Of a class: whether it is torch's own, may be a wrapper, or is an estimator of scikit-learn."""
-
-    torchs: bool
-    may_wrap: bool
-    estimator: bool
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
 
 
 @lru_cache(maxsize=4096)
-def _kind(of: Any) -> _Kind:
-    torchs = str(of.__module__).startswith("torch.")
-    estimator = any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in of.__mro__)
-    return _Kind(torchs, not torchs or of.__name__ in {*_TORCH_WRAPPERS, "Sequential"}, estimator)
+def _may_wrap(kind: type) -> bool:
+    return not _is_torchs(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}
 
 
 @lru_cache(maxsize=1)
 def _base_names() -> frozenset[str]:
-    """What every module holds, and what `compile` in place and loaders leave in it."""
-    torch = sys.modules["torch"]
-    return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized", "forward"}
+    """What every module holds, what `compile` in place and loaders leave in it, and what sets its mode."""
+    left = {"_compiled_call_impl", "_is_hf_initialized", "forward", "training", "inplace"}
+    return frozenset(vars(sys.modules["torch"].nn.Module())) | left
 
 
 def is_estimator(value: object) -> bool:
-    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
-    kind: Any = type(value)
-    return _kind(kind).estimator
+    """Whether an object is a scikit-learn estimator; imports nothing."""
+    base = sys.modules.get("sklearn.base")
+    return base is not None and isinstance(value, base.BaseEstimator)
 
 
 # Names that code reads and writes
@@ -416,12 +389,12 @@ def _names_in(module: nn.Module) -> _Names:
         for function in (own.get("forward"), *hooks):
             if code := getattr(getattr(function, "__func__", function), "__code__", None):
                 loose.add(code)
-    return _names_of(frozenset(kinds), frozenset(loose))
+    return _union(frozenset(kinds), frozenset(loose))
 
 
 @lru_cache(maxsize=64)
-def _names_of(kinds: frozenset[type], loose: frozenset[CodeType]) -> _Names:
-    found = [*map(_names_of_class, kinds), *map(_names_of_code, loose)]
+def _union(kinds: frozenset[type], codes: frozenset[CodeType]) -> _Names:
+    found = [*map(_names_of_class, kinds), *map(_names_of_code, codes)]
     return _Names(*(frozenset().union(*sets) for sets in zip(*found, strict=True)))
 
 
@@ -431,18 +404,16 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 def _names_of_class(kind: type) -> _Names:
     """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
     if kind not in _by_class:
-        found = [_Names(frozenset(), frozenset())]
-        waiting, met = ["forward", "__call__"], set[str]()
+        codes, waiting = set[CodeType](), dict.fromkeys(("forward", "__call__"))
         while waiting:
-            name = waiting.pop()
+            name, _ = waiting.popitem()
             owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-            if name in met or owner in (None, sys.modules["torch"].nn.Module, object):
-                continue
-            met.add(name)
-            if isinstance(function := function_of(vars(owner)[name]), types.FunctionType):
-                found.append(_names_of_code(function.__code__))
-                waiting += found[-1].reads
-        _by_class[kind] = _Names(*(frozenset().union(*sets) for sets in zip(*found, strict=True)))
+            ours = owner not in (None, sys.modules["torch"].nn.Module, object)
+            function = function_of(vars(owner)[name]) if ours else None
+            if isinstance(function, types.FunctionType) and function.__code__ not in codes:
+                codes.add(function.__code__)
+                waiting |= dict.fromkeys(_names_of_code(function.__code__).reads)
+        _by_class[kind] = _union(frozenset(), frozenset(codes))
     return _by_class[kind]
 
 
@@ -463,7 +434,7 @@ def _names_of_code(code: CodeType) -> _Names:
     except (OSError, TypeError):
         return _Names(frozenset(reads), frozenset(reads))
     except SyntaxError:  # a lambda amid other code, which assigns nothing
-        return _Names(frozenset(reads), frozenset())
+        return _Names(frozenset(reads))
     writes = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
@@ -521,31 +492,27 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(constant)
 
 
+def names_in(code: CodeType) -> dict[str, None]:
+    """Of globals and attributes that a function and its inner ones name, in their order."""
+    return dict.fromkeys(name for one in codes_of(code) for name in one.co_names)
+
+
 def references(function: types.FunctionType) -> dict[str, Any]:
     """Closure variables, and the globals that a function and its inner ones name; None: not assigned yet."""
-    names = (*function.__code__.co_freevars, *_globals_in(function.__code__))
-    missing = object()
-    found = {name: _value_in(function, name, missing) for name in names}
-    return {name: value for name, value in found.items() if value is not missing}
+    free, code = function.__code__.co_freevars, function.__code__
+    found: dict[str, Any] = dict.fromkeys(free)
+    for name, cell in zip(free, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found[name] = cell.cell_contents
+    held = function.__globals__
+    return found | {name: held[name] for name in _globals_in(code) if name in held and name not in found}
 
 
 @lru_cache(maxsize=4096)
 def _globals_in(code: CodeType) -> tuple[str, ...]:
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     steps = (step for one in codes_of(code) for step in dis.get_instructions(one))
-    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _LOADS))
-
-
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-
-
-def _value_in(function: types.FunctionType, name: str, missing: Any = None) -> Any:
-    """What a function finds under a name: in its closure, or among its globals."""
-    free = function.__code__.co_freevars
-    if name not in free or function.__closure__ is None:
-        return function.__globals__.get(name, missing)
-    with contextlib.suppress(ValueError):  # not assigned yet
-        return function.__closure__[free.index(name)].cell_contents
-    return None
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in loads))
 
 
 # Tensors

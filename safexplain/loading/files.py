@@ -9,19 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safexplain.errors import InputError, MissingExtraError
+from safexplain.errors import InputError, MissingExtraError, brought_by
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """The whole file, read once, so that what is hashed is what is loaded.
-
-    Args:
-        path: The file.
-        what: What it should be ("model", "data"), for the error message.
-
-    Raises:
-        InputError: missing, a directory, unreadable or empty.
-    """
+    """The whole file, read once, so that what is hashed is what is loaded; InputError, about `what` it should be
+    ("model", "data"): missing, a directory, unreadable or empty."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
@@ -29,6 +22,11 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     if not raw:
         raise InputError(f"the {what} file {path} is empty (0 bytes); write it again")
     return raw
+
+
+def is_safetensors(raw: bytes) -> bool:
+    """Whether bytes are the length of a JSON header, the header, and more."""
+    return raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8
 
 
 def one_line(error: BaseException | str, limit: int = 200) -> str:
@@ -59,22 +57,14 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
         logging.disable(before)
 
 
-def require(module: str, *, extra: str, purpose: str) -> Any:
-    """Import an optional library, or say which extra brings it.
-
-    Args:
-        module: The module to import.
-        extra: The extra of safexplain that installs it.
-        purpose: What needs it, as the start of a sentence.
-
-    Raises:
-        MissingExtraError: it cannot be imported.
-    """
+def require(module: str, extra: str) -> Any:
+    """A module that an extra of this package brings; MissingExtraError where it cannot be imported."""
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError):
-            reason, remedy = "is not installed; run", f'pip install "safexplain[{extra}]"'
-        else:  # installed, but not for the versions beside it
-            reason, remedy = "cannot be imported", f"{one_line(error)} (extra: safexplain[{extra}])"
-        raise MissingExtraError(f"{purpose} needs {module}, which {reason}: {remedy}") from None
+        with brought_by(extra):
+            return importlib.import_module(module)
+    except MissingExtraError:
+        raise
+    except ImportError as error:  # installed, but not for the versions beside it
+        raise MissingExtraError(
+            f"{module} cannot be imported: {one_line(error)} (extra: safexplain[{extra}])"
+        ) from None

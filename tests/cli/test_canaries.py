@@ -238,7 +238,7 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
         (("--scenario", "S8"), "scenario"),
         (("--target", "first"), "a row of the data or classes"),
         (("--target", "60"), "a row from 0 to 59"),
-        (("--score", "nowhere:score"), "module nowhere"),
+        (("--score", "nowhere:score"), "No module named 'nowhere'"),
     ],
 )
 def test_options_that_contradict_each_other_are_one_line_that_says_what_to_do(
@@ -356,7 +356,7 @@ def test_a_training_function_of_the_current_directory_is_found_by_workers(config
         (("train.npz", "none.npz"), "No such file"),
         (('auxiliary = "others.npz"', "classes = 1"), "labels up to 1"),
         (("delta = 1e-5", "delta = 1e-5\n[canaries]"), "unknown table"),
-        (("lr = 0.5", "function = 'nowhere:train'"), "module nowhere"),
+        (("lr = 0.5", "function = 'nowhere:train'"), "No module named 'nowhere'"),
         (("[data]", "data ="), "configuration"),
     ],
 )

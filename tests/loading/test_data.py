@@ -241,8 +241,8 @@ def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
         ({"y": np.eye(40)}, "take argmax"),
         ({"y": np.full(40, 0.5)}, "holds 0.5; expected whole class numbers"),
         ({"y": np.full(40, np.nan)}, "holds nan"),
-        ({"member": np.arange(40)}, "other values than 0 and 1"),
-        ({"member": np.array(["in"] * 40)}, "other values than 0 and 1"),
+        ({"member": np.arange(40)}, "holds '2'; expected 0/1"),
+        ({"member": np.array(["inside"] * 40)}, "holds 'inside'; expected 0/1"),
         ({"feature_names": np.array(["a"])}, "1 feature_names"),
     ],
 )
@@ -492,7 +492,7 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
     ("changes", "num_classes", "expected"),
     [
         ({"x": np.zeros(40, np.float32)}, 3, "x has shape (40,); expected (n, ...)"),
-        ({"x": np.zeros((0, 4), np.float32)}, 3, "holds no values"),
+        ({"x": np.zeros((0, 4), np.float32)}, 3, "x has shape (0, 4); expected (n, ...)"),
         ({"x": np.zeros((39, 4), np.float32)}, 3, "x has 39 rows but y has shape (40,)"),
         ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),

@@ -497,9 +497,9 @@ def test_no_weights_are_downloaded(arch, tmp_path, monkeypatch):
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
-    from safexplain.loading.models.architectures import builder
+    from safexplain.loading.models.architectures import fresh_network
 
-    assert isinstance(builder(arch, nn.Linear(3, 2).state_dict())(0), nn.Module)
+    assert isinstance(fresh_network(arch, state=nn.Linear(3, 2).state_dict())(0), nn.Module)
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
@@ -521,6 +521,17 @@ def test_files_of_old_pytorch_and_safetensors_are_state_dicts_too(architecture, 
         loaded = load_model(path, arch="mynets:net")
         assert isinstance(loaded.model, nn.Sequential)
         torch.testing.assert_close(loaded.model(example(2, 8)), model(example(2, 8)))
+
+
+@pytest.mark.parametrize("length", [0x0178, 0x5E78, 0x8B1F])
+def test_safetensors_whose_length_looks_like_a_compressed_pickle_are_a_state_dict(length, architecture, tmp_path):
+    from safetensors.torch import save
+
+    raw = save(nn.Linear(8, 6).state_dict())
+    header = 8 + int.from_bytes(raw[:8], "little")
+    padded = length.to_bytes(8, "little") + raw[8:header].ljust(length) + raw[header:]
+    (tmp_path / "m.safetensors").write_bytes(padded)
+    assert load_model(tmp_path / "m.safetensors", arch="mynets:sized").fresh(0).out_features == 6
 
 
 def test_a_function_gets_the_number_of_classes_where_it_takes_it(architecture, tmp_path):
@@ -573,8 +584,8 @@ def test_an_arch_that_returns_the_trained_weights_is_refused(architecture, tmp_p
         ("timm:hf-hub:someone/model", "timm has no model"),
         ("torchvision:resnet81", "did you mean resnet18"),
         ("torchvision:fcn_resnet50", "no classification model"),
-        ("nowhere.nets:net", "module nowhere of --arch"),
-        ("mynets:missing", "has no function 'missing'"),
+        ("nowhere.nets:net", "No module named 'nowhere'; it is looked for from the current directory"),
+        ("mynets:missing", "has no attribute 'missing'"),
         ("mynets:broken", "no such luck"),
         ("mynets:number", "gave a int"),
     ],

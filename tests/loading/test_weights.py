@@ -227,5 +227,7 @@ def test_a_reset_that_fails_is_one_line():
     model = Broken.__new__(Broken)
     nn.Module.__init__(model)
     model.weight, model.bias = nn.Parameter(torch.randn(4, 8)), nn.Parameter(torch.randn(4))
-    with pytest.raises(InputError, match=r"Broken.reset_parameters\(\) failed \(needs a scale\); pass --arch"):
+    with pytest.raises(
+        InputError, match=r"Broken.reset_parameters\(\) failed: RuntimeError: needs a scale; pass --arch"
+    ):
         reinitialise(model, 0)

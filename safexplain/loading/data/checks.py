@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line
+from safexplain.loading.files import described
 
 __all__ = ["MINIMUM_ROWS", "AuditData", "check_data", "check_model_fits"]
 
@@ -73,10 +73,8 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
             NaN or infinite values; labels negative, of one class only, or beyond the model's outputs.
     """
     n = len(data.x)
-    if data.x.ndim < 2:
-        raise InputError(f"x has shape {data.x.shape}; expected (n, ...): one row for each example")
-    if data.x.size == 0:
-        raise InputError(f"x has shape {data.x.shape} and holds no values; give at least {MINIMUM_ROWS} rows")
+    if data.x.ndim < 2 or data.x.size == 0:
+        raise InputError(f"x has shape {data.x.shape}; expected (n, ...): one row for each of {MINIMUM_ROWS} examples")
     columns: dict[str, NDArray[Any]] = {"y": data.y, "member": data.member, **data.slices}
     if data.groups is not None:
         columns["groups"] = data.groups
@@ -89,8 +87,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
         raise InputError(f"all {n} rows are {lack} trained on")
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
         raise InputError(
-            f"the data has {inside} members and {n - inside} non-members; an audit needs at least "
-            f"{MINIMUM_ROWS} of each, and hundreds to prove anything"
+            f"{inside} members and {n - inside} non-members; an audit needs at least {MINIMUM_ROWS} of each"
         )
     if not inside:
         raise InputError(f"none of the {n} rows of {source} is a member, a row that the model was trained on")
@@ -105,9 +102,9 @@ def _check_finite(data: AuditData) -> None:
     if not count:
         return
     row, *place = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-    column = f"position {tuple(place)}" if len(place) > 1 else f"column {place[0]}"
-    if len(place) == 1 and data.feature_names is not None:
-        column = f"column {data.feature_names[place[0]]!r}"
+    column = f"position {tuple(place)}"
+    if len(place) == 1:
+        column = f"column {place[0] if data.feature_names is None else repr(data.feature_names[place[0]])}"
     raise InputError(
         f"x holds {count} values that are NaN or infinite, the first in row {row} (counted from 0), "
         f"{column}; fill or remove them as was done for the training"
@@ -122,10 +119,8 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
         raise InputError(f"every row has the label {low}; an audit needs examples of at least two classes")
     if num_classes is not None and high >= num_classes:
         row = int((data.y >= num_classes).argmax())
-        raise InputError(
-            f"row {row} has the label {int(data.y[row])}, but the model has {num_classes} outputs: labels "
-            f"must be 0 to {num_classes - 1}; check that labels are counted from 0 and belong to this model"
-        )
+        outputs = f"the model has {num_classes} outputs: labels must be 0 to {num_classes - 1}"
+        raise InputError(f"row {row} has the label {int(data.y[row])}, but {outputs}")
 
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
@@ -140,35 +135,23 @@ def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:
-    """Run two rows through the model.
-
-    Args:
-        model: In evaluation mode, on any device.
-        data: Data with at least one row.
+    """Run two rows through a model in evaluation mode, on any device.
 
     Returns:
         The number of classes k, from outputs of shape (2, k).
 
     Raises:
-        InputError: the model does not take such rows, or does not return finite scores for two classes or
-            more.
+        InputError: the model does not take such rows, or does not return finite scores for two classes or more.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
     came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"
-    try:
-        with torch.no_grad():
-            scores = model(x)
-    except Exception as error:  # any error of a stranger's network
-        expected = _expected(model)
-        raise InputError(
-            f"the model does not take {came}{expected}: {one_line(error)}; bring the data into the shape "
-            "that the model was trained on"
-        ) from None
+    remedy = "; bring the data into the shape that the model was trained on"
+    with described(f"the model does not take {came}{_expected(model)}", remedy), torch.no_grad():
+        scores = model(x)
     if not isinstance(scores, Tensor):
         raise InputError(
-            f"the model returns a {type(scores).__name__}; expected one tensor of scores (n, classes): wrap "
-            "the model so that its forward returns the scores alone"
+            f"the model returns a {type(scores).__name__}; let its forward return one tensor of scores (n, classes)"
         )
     shape = tuple(scores.shape)
     if shape in ((2,), (2, 1)):

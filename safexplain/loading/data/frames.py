@@ -67,30 +67,25 @@ def load_for_classifier(
     """
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder of images; a classifier of tables takes an .npz or a table")
-    beside = tuple(name for name in (label, "member", group) if name)
     others = None if public is None else _table(public, found.names or ())
     seen: list[tuple[Columns | None, tuple[str, ...]]] = []
 
     def features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         names = found.names or tuple(frame.columns)
         frame = _as_named(frame, names)
-        if absent := [name for name in names if name not in frame.columns]:
-            raise _absent(absent, frame, where)
+        _require_columns(names, frame, where)
         if found.names is None and found.width not in (None, len(names)):
             x, encoded = one_hot_features(frame, where)
             if x.shape[1] == found.width:
                 seen.append((None, ()))
                 return x, encoded
             raise InputError(
-                f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}: give"
-                " it the columns that it was trained on, in their order, and no other"
+                f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}"
             )
         every = frame
         if others is not None:
-            if absent := [name for name in names if name not in others.columns]:
-                raise InputError(f"--public: {public} lacks columns that the model takes: {_few(absent)}")
-            pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-            every = pandas.concat([frame[list(names)], others[list(names)]], ignore_index=True)
+            _require_columns(names, others, f"--public: {public}")
+            every = require("pandas", "tabular").concat([frame[list(names)], others[list(names)]], ignore_index=True)
         columns = _as_taken(found, Columns.of(every, names), frame)
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
         return columns.encode(frame), columns.names
@@ -100,22 +95,18 @@ def load_for_classifier(
     notes = () if not left else (f"Columns of the data that the model does not take were left out: {_few(left)}.",)
     data, more = _own_classes(found, read)
     coded = None if columns is None or columns.plain else columns
-    rows = None
-    if public is not None and others is None:
-        rows = np.asarray(load_inputs(public), dtype=np.float32)
-    elif others is not None and columns is not None:
+    rows = None if public is None or others is not None else load_inputs(public)
+    if others is not None:
+        if columns is None:  # the data are arrays
+            known = found.names or data.feature_names or ()
+            if not known or not {*known} <= {*others.columns}:
+                known = tuple(name for name in others.columns if name not in (label, "member", group))
+            columns = Columns.of(others, known)
+            if not columns.plain:
+                raise InputError(
+                    f"--public: {public} has texts or missing numbers, and the data are arrays; use one form"
+                )
         rows = columns.encode(others)
-    elif others is not None:
-        known = found.names or data.feature_names or ()
-        chosen = [name for name in known if name in others.columns]
-        if not known or len(chosen) < len(known):  # the data are arrays, and name no columns
-            chosen = [name for name in others.columns if name not in beside]
-        plain = Columns.of(others, chosen)
-        if not plain.plain:
-            raise InputError(
-                f"--public: {public} has texts or missing numbers, and the data are arrays of numbers; use one form"
-            )
-        rows = plain.encode(others)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
         raise InputError(f"--public: expected rows of shape {data.x.shape[1:]}, as the data have, got {rows.shape[1:]}")
     return ClassifierData(data, coded, rows, notes + more)
@@ -126,8 +117,7 @@ def _table(path: str | Path, names: tuple[str, ...]) -> Any:
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return None
-    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    return _as_named(read_table(pandas, raw, str(path)), names)
+    return _as_named(read_table(raw, str(path)), names)
 
 
 def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
@@ -136,21 +126,15 @@ def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
 
-def _absent(absent: list[str], frame: Any, where: str) -> InputError:
-    made = [name for name in absent if any(name.startswith((f"{c}_", f"{c}=")) for c in frame.columns)]
-    looks = "looks like a column that was made before the training: give the table as the model takes it"
-    return InputError(
-        f"{where} lacks columns that the model was fitted with: {_few(absent)}"
-        f"{f' ({made[0]} {looks})' if made else ''}; it has {_few(frame.columns)}"
-    )
+def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
+    if absent := [name for name in names if name not in frame.columns]:
+        raise InputError(
+            f"{where} lacks columns that the model was fitted with: {_few(absent)}; it has {_few(frame.columns)}"
+        )
 
 
 def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
-    """With text columns as texts or as pandas categories, whichever the model takes.
-
-    Raises:
-        InputError: it takes neither.
-    """
+    """With text columns as texts or as pandas categories, whichever the model takes; InputError: neither."""
     if not columns.categorical_names:
         return columns
     rows = columns.encode(frame.iloc[[0, -1]])
@@ -164,28 +148,22 @@ def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
             errors.append(one_line(error))
         else:
             return tried
-    texts = tuple(columns.names[i] for i in columns.categorical_names)
     raise InputError(
-        f"the model takes the text columns {_few(texts)} neither as texts ({errors[0]}) nor as categories"
-        f" ({errors[1]}); save it with the steps that encode them, as one scikit-learn Pipeline"
+        f"the model takes text columns neither as texts nor as categories ({'; '.join(errors)}); save it with the steps"
+        " that encode them, as one scikit-learn Pipeline"
     )
 
 
 def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
-    """Labels as the places of the classifier's classes.
-
-    Raises:
-        InputError: a label that is none of them.
-    """
+    """Labels as the places of the classifier's classes; InputError: a label that is none of them."""
     classes, names = found.classes, data.class_names
     numbers = are_places(classes)
-    if names is None and numbers:
-        return data, ()
-    if names is not None and numbers:
+    if numbers:
+        if names is None:
+            return data, ()
         if len(names) != len(classes):
             raise InputError(
-                f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}: give"
-                " the labels that it was trained on"
+                f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}"
             )
         pairs = ", ".join(f"{name} for {number}" for name, number in zip(names, classes.tolist(), strict=True))
         return data, (f"Labels were taken for the model's classes in the order of their names: {pairs}.",)
@@ -198,7 +176,7 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
             given = [same.get(float(name), name) for name in given]
     if unknown := [name for name in given if name not in own]:
         raise InputError(
-            f"{data.source} has the label {unknown[0]!r}, which is no class of the model; its classes are {_few(own)}"
+            f"{data.source} has the label {unknown[0]!r}, no class of the model; its classes are {_few(own)}"
         )
     places = np.array([own.index(name) for name in given], dtype=np.int64)
     y = places[data.y if names is not None else np.searchsorted(numbered, data.y)]

@@ -16,28 +16,25 @@ from safexplain.loading.files import described, read_bytes, require
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _GREY = frozenset({"1", "L", "LA"})
-_DEEP = ("I", "F")
 _SIDES = ("members", "non-members")
-_PLACES = "members/CLASS/IMAGE and non-members/CLASS/IMAGE"
 
 
 def load_images(root: Path) -> AuditData:
     """Load images as `members/class/image.png` and `non-members/class/image.png`.
 
-    **Members and non-members are treated alike**: the decision between grey and colour (grey only if every
-    image is) and the scaling are made once for both, and all images must have one size. Values are divided
-    by 255. Classes are numbered by the sorted names of the class folders on both sides. Members come first,
-    each side sorted by path.
+    **Members and non-members are treated alike**: the decision between grey and colour (grey only if every image is)
+    and the scaling are made once for both, and all images must have one size. Values are divided by 255. Classes are
+    numbered by the sorted names of the class folders on both sides. Members come first, each side sorted by path.
 
     Raises:
-        InputError: a folder is empty or has no class folders, an image is damaged or has more than 8 bits,
-            or sizes differ.
+        InputError: a folder is empty or has no class folders, an image is damaged or has more than 8 bits, or sizes
+            differ.
         MissingExtraError: Pillow is not installed.
     """
-    pillow = require("PIL.Image", extra="vision", purpose="reading images")
+    pillow = require("PIL.Image", "vision")
     for name in _SIDES:
         if not (root / name).is_dir():
-            raise InputError(f"{root} is a directory without {name}; images lie in it as {_PLACES}")
+            raise InputError(f"{root} is a directory without {name}; images lie in it as {name}/CLASS/IMAGE")
     files = [(name, path) for name in _SIDES for path in _list(root / name)]
     digest = hashlib.sha256()
     images, sizes = list[Any](), dict[tuple[int, int], Path]()
@@ -48,13 +45,12 @@ def load_images(root: Path) -> AuditData:
         with damaged, pillow.open(io.BytesIO(raw)) as image:
             images.append(image.copy())
         sizes.setdefault(images[-1].size, path)
-        if (mode := images[-1].mode).startswith(_DEEP):
+        if (mode := images[-1].mode).startswith(("I", "F")):
             raise InputError(f"{path} has more than 8 bits a pixel (mode {mode}); save it with 8 bits")
     if len(sizes) > 1:
         (one, first), (other, second) = list(sizes.items())[:2]
         raise InputError(
-            f"images differ in size ({first} is {one[0]}x{one[1]}, {second} is {other[0]}x{other[1]}); resize"
-            " members and non-members alike, from originals of the same sizes"
+            f"{first} is {one[0]}x{one[1]} and {second} {other[0]}x{other[1]}; resize members and non-members alike"
         )
     grey = {image.mode for image in images} <= _GREY
     pixels = np.stack([np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8) for image in images])
@@ -67,10 +63,7 @@ def load_images(root: Path) -> AuditData:
 
 
 def _list(root: Path) -> list[Path]:
-    try:
-        found = [path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()]
-    except OSError as error:
-        raise InputError(f"the folder {root} cannot be read: {error.strerror or error}") from None
+    found = [path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()]
     if not found:
         raise InputError(f"the folder {root} holds no images; expected class/image.png inside it")
     for path in found:

@@ -15,7 +15,7 @@ from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import Features, as_labels, load_table, names_of
+from safexplain.loading.data.tables import Features, as_labels, load_table, members_of, names_of
 from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
@@ -38,10 +38,8 @@ def load_data(
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names` and
       `feature_names`, and those that `group` and `slices` name. Arrays of Python objects, which are pickles, are
       refused. Images are brought to (n, channels, height, width): if `x` has four axes, the last is 1 or 3 long
-      and the second is not, the last
-      becomes the second (where both are 1 or 3 long, `x` is taken to have its channels second already). 8-bit
-      images, of three or four axes, are divided by 255; with three axes they get a channel axis. Nothing else
-      is changed.
+      and the second is not, the last becomes the second. 8-bit images, of three or four axes, are divided by 255; with
+      three axes they get a channel axis. Nothing else is changed.
     - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
     - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
 
@@ -70,22 +68,13 @@ def load_data(
 def load_records(
     path: str | Path, *, label: str = "label"
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
-    """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
-
-    Args:
-        path: `.npz` with `x` and `y`, or a table.
-        label: Name of the label column of a table.
+    """Load examples whose membership is not in question: `.npz` with `x` and `y`, or a table. Errors are those of
+    `load_data`.
 
     Returns:
         (n, ...) features, (n,) classes, and the names of the classes where the labels were names.
-
-    Raises:
-        InputError: as `load_data`.
-        MissingExtraError: as `load_data`.
     """
     data = _load_file(path, label, None)
-    if len(data.x) != len(data.y):
-        raise InputError(f"{path} has {len(data.x)} rows in x and {len(data.y)} labels in y; give one label a row")
     return data.x, data.y, data.class_names
 
 
@@ -93,11 +82,7 @@ def load_inputs(path: str | Path) -> NDArray[np.float32]:
     """Load inputs whose labels are of no interest, such as public rows: (n, ...) as the model expects them.
 
     Args:
-        path: `.npz` with `x`, or a table with a column `label`, which is left out.
-
-    Raises:
-        InputError: as `load_data`.
-        MissingExtraError: as `load_data`.
+        path: `.npz` with `x`, or a table with a column `label`, which is left out; errors are those of `load_data`.
     """
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
@@ -118,7 +103,9 @@ def _load_file(path: str | Path, label: str, member_column: str | None, *options
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     columns = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
-    member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
+    member = np.ones(len(x), dtype=np.bool_)
+    if member_column is not None:
+        member = members_of(arrays[member_column], f"{member_column} of {where}")
     named = arrays.get(group or "groups")
     groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
     sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
@@ -131,20 +118,20 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
     with ArrayFile(raw, where) as file:
         if not file.names:
             raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
-        _require(file.names, names, where)
+        if missing := [name for name in names if name not in file.names]:
+            raise InputError(
+                f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(file.names)}); expected"
+                f" {', '.join('x (n, ...)' if name == 'x' else f'{name} (n,)' for name in names)}"
+            )
         if "member" in names and "groups" in file.names and "groups" not in names:
             names = (*names, "groups")
         x = file.header("x").shape
         for name in names[1:]:
             shape = file.header(name).shape
             if name == "y" and shape not in (shape[:1], (*shape[:1], 1)):
-                raise InputError(
-                    f"y of {where} has shape {shape}; expected (n,): one class a row (of one-hot rows, take argmax)"
-                )
+                raise InputError(f"y of {where} has shape {shape}; expected (n,): of one-hot rows, take argmax")
             if not x or shape not in (x[:1], (x[0], 1)):
-                raise InputError(
-                    f"x of {where} has shape {x} but {name} {shape}; expected ({(*x, 'n')[0]},): one a row"
-                )
+                raise InputError(f"x of {where} has shape {x} but {name} {shape}; expected one entry a row")
         texts = [name for name in ("class_names", "feature_names") if name in file.names]
         for name in texts:
             dtype, shape = file.header(name)
@@ -153,17 +140,6 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
             if dtype.itemsize * math.prod(shape) > _LONGEST_NAMES:
                 raise InputError(f"{name} of {where} are {dtype} of shape {shape}; expected a short name for each")
         return file.read(*names, *texts)
-
-
-def _require(found: tuple[str, ...], names: tuple[str, ...], where: str) -> None:
-    missing = [name for name in names if name not in found]
-    if missing:
-        shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
-        *rest, last = (shapes.get(n, f"{n} (n,)") for n in names)
-        raise InputError(
-            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(found) or 'none'}); "
-            f"expected {', '.join(rest)}{' and ' if rest else ''}{last}"
-        )
 
 
 def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
@@ -178,14 +154,3 @@ def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
     if x.dtype == np.uint8 and x.ndim == 4:
         values = values / np.float32(255)
     return values
-
-
-def _as_member(member: NDArray[Any], where: str) -> NDArray[np.bool_]:
-    if member.ndim == 2 and member.shape[1] == 1:
-        member = member[:, 0]
-    if member.dtype.kind not in "biuf" or not np.isin(member, (0, 1)).all():
-        raise InputError(
-            f"member of {where} (dtype {member.dtype}) holds other values than 0 and 1; expected 1 where the "
-            "model was trained on the row, 0 elsewhere"
-        )
-    return member.astype(np.bool_)

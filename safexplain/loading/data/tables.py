@@ -30,27 +30,24 @@ def load_table(
 ) -> AuditData:
     """Read CSV or Parquet and encode its columns; other arguments are those of `load_data`.
 
-    Numeric columns stay as they are, without standardising: they must come as the model expects them.
-    True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
-    sorted by value, over all rows). Columns keep their order. Labels that are text become class numbers by
-    their sorted names. Membership is 0/1, true/false, yes/no or in/out; without its column all rows are members.
+    Numeric columns stay as they are, without standardising. True/false columns become 0/1, and text columns one 0/1
+    column for each of their values (`column=value`, sorted by value, over all rows). Columns keep their order. Labels
+    that are text become class numbers by their sorted names. Membership is 0/1, true/false, yes/no or in/out; without
+    its column all rows are members.
 
     Raises:
-        InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
-            categories.
+        InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor categories.
         MissingExtraError: pandas or pyarrow is not installed.
     """
-    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    frame = read_table(pandas, raw, where)
+    frame = read_table(raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
     wanted = [("label", label), ("member", member_column), ("group", group_column)]
     for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
         if name is not None and name not in frame.columns:
             raise InputError(f"{where} has no {kind} column {name!r} (columns: {columns}); rename it")
-    member = np.ones(len(frame), dtype=np.bool_)
-    if member_column is not None:
-        member = _membership(frame[member_column], where)
-    y, class_names = _labels(pandas, frame[label], where)
+    what = f"column {member_column!r} of {where}"
+    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else members_of(frame[member_column], what)
+    y, class_names = _labels(frame[label], where)
     named = {name: names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
     groups = None
     if group_column is not None:
@@ -65,20 +62,12 @@ Features = Callable[[Any, str], tuple[NDArray[np.float32], tuple[str, ...]]]
 """(frame of the features, path) -> (n, d) numbers, and the name of each column of them."""
 
 
-def read_table(pandas: Any, raw: bytes, where: str) -> Any:
-    """A frame, with a row at least, and columns with a name of their own each.
-
-    Args:
-        pandas: the library.
-        raw: CSV or Parquet.
-        where: its path, for messages.
-
-    Raises:
-        InputError: something else.
-        MissingExtraError: pyarrow is not installed.
-    """
+def read_table(raw: bytes, where: str) -> Any:
+    """A frame of CSV or Parquet, with a row at least, and columns with a name of their own each; errors are those of
+    `load_table`."""
+    pandas = require("pandas", "tabular")
     if raw[:4] == b"PAR1":
-        require("pyarrow", extra="tabular", purpose="reading a Parquet table")
+        require("pyarrow", "tabular")
         read = pandas.read_parquet
     elif b"\x00" in raw[:1000]:
         raise InputError(
@@ -97,57 +86,38 @@ def read_table(pandas: Any, raw: bytes, where: str) -> Any:
     return frame
 
 
-def _membership(column: Any, where: str) -> NDArray[np.bool_]:
-    texts = [str(value).strip().lower().removesuffix(".0") for value in column]
+def members_of(values: Any, what: str) -> NDArray[np.bool_]:
+    """(n,) membership of a column or an array: 0/1, true/false, yes/no or in/out; InputError: anything else."""
+    texts = [str(value).strip().lower().removesuffix(".0") for value in np.ravel(values)]
     if unknown := [text for text in texts if text not in _MEMBER]:
-        raise InputError(
-            f"the member column {column.name!r} of {where} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or"
-            " in/out"
-        )
+        raise InputError(f"{what} holds {unknown[0]!r}; expected 0/1, true/false, yes/no or in/out")
     return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
 
 
-def _labels(pandas: Any, column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+def _labels(column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    what = f"the label column {column.name!r} of {where}"
     if column.isna().any():
-        row = int(column.isna().to_numpy().argmax())
-        raise InputError(f"the label column {column.name!r} of {where} is empty in row {row} (counted from 0)")
-    numeric = pandas.api.types.is_numeric_dtype(column)
-    values = column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)])
-    return as_labels(values, f"the label column {column.name!r} of {where}")
+        raise InputError(f"{what} is empty in row {int(column.isna().to_numpy().argmax())} (counted from 0)")
+    numeric = require("pandas", "tabular").api.types.is_numeric_dtype(column)
+    return as_labels(column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)]), what)
 
 
 def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Classes (n,) as numbers, and their sorted names where they are names.
-
-    Raises:
-        InputError: neither whole numbers nor names.
-    """
+    """Classes (n,) as numbers, and their sorted names where they are names; InputError: neither whole nor names."""
     if y.dtype.kind in "US":
         names, codes = np.unique(y.astype(str), return_inverse=True)
         return codes.astype(np.int64), tuple(names.tolist())
     if y.dtype.kind not in "biuf":
         raise InputError(f"{what} has dtype {y.dtype}; expected class numbers or names")
-    return whole_numbers(y, what), None
-
-
-def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Class numbers as int64.
-
-    Raises:
-        InputError: some value is not a whole number.
-    """
-    wrong = ~np.equal(np.mod(values.astype(np.float64), 1), 0)
+    wrong = ~np.equal(np.mod(y.astype(np.float64), 1), 0)
     if wrong.any():
-        raise InputError(f"{what} holds {values[wrong.argmax()]}; expected whole class numbers, counted from 0")
-    return values.astype(np.int64)
+        raise InputError(f"{what} holds {y[wrong.argmax()]}; expected whole class numbers, counted from 0")
+    return y.astype(np.int64), None
 
 
 def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
-    """Numbers or texts that name something, (n,): whole numbers as int64, all others as text.
-
-    Raises:
-        InputError: an entry is missing, or there is not one a row.
-    """
+    """Numbers or texts that name something, (n,): whole numbers as int64, all others as text; InputError: one is
+    missing, or there is not one a row."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
@@ -174,8 +144,8 @@ def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple
         if None in column.categories:
             missing = values.isna().to_numpy()
             raise InputError(
-                f"column {name!r} of {where} has {int(missing.sum())} empty values, the first in row "
-                f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
+                f"column {name!r} of {where} has {missing.sum()} empty values, the first in row {missing.argmax()}"
+                " (counted from 0); fill them as was done for the training"
             )
         blocks.append(np.eye(len(column.categories), dtype=np.float32)[column.encode(values).astype(np.int64)])
         names.extend(f"{name}={category}" for category in column.categories)

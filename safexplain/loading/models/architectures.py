@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, cast
+from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from safexplain.errors import InputError
+from safexplain.errors import InputError, near
 from safexplain.loading.files import described, require
 from safexplain.loading.models.huggingface import Network
-from safexplain.loading.models.weights import channels_of, classes_of, seeded, without_prefix
+from safexplain.loading.models.weights import channels_of, classes_of, seeded
 
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
 
@@ -25,18 +26,9 @@ HUGGING_FACE = ("hf", "hf-pretrained")
 """Sources of `--arch` that are folders of transformers."""
 
 
-def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
-    """A function from a seed to an untrained network that is to take the weights in `state`; arguments and errors are
-    those of `fresh_network`."""
-    if arch.partition(":")[0] in HUGGING_FACE:  # whose configuration says it; names are those of the file's own loader
-        source, _, folder = arch.partition(":")
-        network = Network.of(folder)
-        network = network.fitting(without_prefix(state, set(network.names())))
-        return network if source == "hf" else network.starting_from(folder)
-    return fresh_network(arch, classes_of(state), channels_of(state))
-
-
-def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> Callable[[int], nn.Module]:
+def fresh_network(
+    arch: str, num_classes: int | None = None, channels: int | None = None, state: Mapping[str, Tensor] | None = None
+) -> Callable[[int], nn.Module]:
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
@@ -50,6 +42,7 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
             starts from public weights, so will the reference models.
         num_classes: Outputs, where the network can be told so; None: its own default.
         channels: Of the input, where timm builds it; None: its own default.
+        state: Weights that the network is to take: they tell both numbers.
 
     Raises:
         InputError: no such architecture, or it cannot be built.
@@ -58,8 +51,10 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
     source, _, name = arch.partition(":")
     if source in HUGGING_FACE:
         network = Network.of(name, num_classes=num_classes, channels=channels)
+        network = network if state is None else network.fitting(state)
         return network if source == "hf" else network.starting_from(name)
-    construct: Callable[[], Any]
+    if state is not None:
+        num_classes, channels = classes_of(state), channels_of(state)
     if source == "timm":
         construct = _timm(name, num_classes, channels)
     elif source == "torchvision":
@@ -78,57 +73,42 @@ def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> C
 
 
 def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[[], Any]:
-    timm = require("timm", extra="vision", purpose=f"--arch timm:{name}")
+    timm = require("timm", "vision")
     if not timm.is_model(name):
-        raise InputError(f"timm has no model {name!r}{_similar(name, timm.list_models())}")
-    options = {"num_classes": num_classes, "in_chans": channels}
-    given = {key: value for key, value in options.items() if value is not None}
-    return lambda: timm.create_model(name, pretrained=False, **given)
+        raise InputError(f"timm has no model {name!r}{near(name, timm.list_models())}")
+    return partial(timm.create_model, name, pretrained=False, **_given(num_classes=num_classes, in_chans=channels))
 
 
 def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
-    models = require("torchvision", extra="vision", purpose=f"--arch torchvision:{name}").models
+    models = require("torchvision", "vision").models
     known = models.list_models(module=models)  # classification only: the others fetch a backbone
     if name not in known:
-        raise InputError(f"torchvision has no classification model {name!r}{_similar(name, known)}")
-    given: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
-    if "init_weights" in inspect.signature(models.get_model_builder(name)).parameters:
-        given["init_weights"] = True
-    return lambda: models.get_model(name, weights=None, **given)
+        raise InputError(f"torchvision has no classification model {name!r}{near(name, known)}")
+    draws = "init_weights" in inspect.signature(models.get_model_builder(name)).parameters
+    options = _given(num_classes=num_classes, init_weights=draws or None)
+    return partial(models.get_model, name, weights=None, **options)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
-    """A function by name, found as `python -m` would find it, the current directory first.
-
-    Args:
-        spec: `package.module:function`.
-        what: the option that names it, for error messages.
-        forms: what the option may be, for error messages.
-
-    Raises:
-        InputError: there is none.
-    """
+    """A function `package.module:function`, found as `python -m` would find it, the current directory first;
+    InputError, with the option `what` that names it and the `forms` that this may have, where there is none."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(f"{what} {spec!r} is not understood; expected {forms}")
-    with described(f"{what} {spec} cannot be imported"), current_directory_importable():
-        try:
-            function: Any = attrgetter(name)(importlib.import_module(module_name))
-        except AttributeError:
-            raise InputError(f"module {module_name} has no function {name!r}; expected {forms}") from None
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"module {error.name} of {what} {spec} is not found from the current directory; "
-                "run from the directory that python -m would need"
-            ) from None
+    remedy = "; it is looked for from the current directory, as python -m does"
+    with described(f"{what} {spec} cannot be imported", remedy), current_directory_importable():
+        function: Any = attrgetter(name)(importlib.import_module(module_name))
         inspect.signature(function)
     return cast(Callable[..., Any], function)
 
 
 def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
     function = imported(arch, "--arch", ARCH_FORMS)
-    parameters = inspect.signature(function).parameters
-    given = {"num_classes": num_classes} if "num_classes" in parameters and num_classes is not None else {}
+    given = _given(num_classes=num_classes) if "num_classes" in inspect.signature(function).parameters else {}
 
     def construct() -> Any:
         with current_directory_importable():
@@ -153,18 +133,6 @@ def current_directory_importable() -> Iterator[None]:
 @contextmanager
 def importable_in_workers() -> Iterator[None]:
     """The same, for processes started meanwhile too: they are told by PYTHONPATH."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *([before] if before else [])])
-    try:
-        with current_directory_importable():
-            yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def _similar(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {', '.join(close)}?" if close else "; check the name against its documentation"
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
+        yield

@@ -58,12 +58,8 @@ _LIGHTGBM = (
 
 
 def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
-    """XGBoost's JSON of a model, to be given to its library, and the content of it.
-
-    Args:
-        raw: its JSON or UBJSON.
-        where: the file's name, for errors.
-        pickled: the bytes are what a pickle of a booster holds.
+    """XGBoost's JSON of a model, to be given to its library, and the content of it; of its JSON or UBJSON, or, where
+    `pickled`, of what a pickle of a booster holds.
 
     Raises:
         InputError: it is damaged, points outside of itself, or takes too much memory or time to read.
@@ -145,9 +141,6 @@ def _read_in_child(read: str, raw: bytes) -> bytes:
         _require(child.returncode == 0, f"its library cannot read it: {said[-1]}")
         written.seek(0)
         return written.read()
-
-
-# What a library read points nowhere else: XGBoost's JSON, LightGBM's text
 
 
 def _require(holds: Any, reason: str) -> None:

@@ -11,18 +11,16 @@ these numbers were checked: the nodes of every tree point forward, and to featur
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import io
-import lzma
 import re
 import warnings
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +29,7 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import described, one_line, read_bytes, require
+from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
 from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
@@ -68,13 +66,8 @@ HARMLESS = (
 """Types that skops does not trust and that are accepted here: they hold numbers, which are checked where C code
 believes them (trees), or which their own library reads as it reads its files."""
 
-_COMPRESSED: Mapping[bytes, Callable[[], Any]] = {
-    b"\x78": zlib.decompressobj,
-    b"\x1f\x8b": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
-    b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ": lzma.LZMADecompressor,
-}
-"""First bytes of what joblib compresses."""
+_COMPRESSED = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
+"""First bytes of what joblib compresses: zlib, gzip, bz2, xz."""
 
 _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
 
@@ -103,10 +96,7 @@ class FittedClassifier:
     @property
     def names(self) -> tuple[str, ...] | None:
         """Of the columns that it was fitted with; None: it does not know them, or they are but numbered."""
-        found = getattr(self.estimator, "feature_names_in_", None)
-        if found is None:
-            return None
-        names = tuple(str(name) for name in found)
+        names = tuple(map(str, getattr(self.estimator, "feature_names_in_", ())))
         numbered = all(name in (f"Column_{i}", f"f{i}") for i, name in enumerate(names))
         return None if numbered else names
 
@@ -123,25 +113,19 @@ class FittedClassifier:
 
 
 def identify_estimator(raw: bytes) -> Format | None:
-    """Which of the formats some bytes are; None: none of them. A pickle counts where it names an estimator."""
+    """Which of the formats some bytes are; None: none of them.
+
+    A pickle counts where it names an estimator, and where it is compressed, as joblib does it; nothing is unpacked.
+    """
     if raw[:4] == b"PK\x03\x04":
         with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(raw)) as archive:
             return "skops" if "schema.json" in archive.namelist() else None
-        return None
-    if raw[:1] == b"{" and b"learner" in raw[:64]:
-        return "xgboost"
-    if raw[:1] == b"{" and re.match(rb'\{\s*"(learner|version)"', raw[:64]):
+    if raw[:1] == b"{" and (b"learner" in raw[:64] or re.match(rb'\{\s*"version"', raw[:64])):
         return "xgboost"
     if raw.startswith(b"tree\n") and b"version=" in raw[:64]:
         return "lightgbm"
-    if raw[:1] == b"\x80":
-        return "pickle" if _ESTIMATORS.search(raw) else None
-    for start, unpacker in _COMPRESSED.items():
-        if raw.startswith(start):
-            with contextlib.suppress(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
-                first = unpacker().decompress(raw, 1)  # it may unpack to anything
-                return "pickle" if first == b"\x80" else None
-    return None
+    packed = raw.startswith(_COMPRESSED) and not is_safetensors(raw)  # whose length may be any bytes
+    return "pickle" if packed or (raw[:1] == b"\x80" and _ESTIMATORS.search(raw)) else None
 
 
 def load_estimator(
@@ -164,22 +148,17 @@ def load_estimator(
     kind = identify_estimator(raw)
     if kind is None:
         raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
-    notes: tuple[str, ...] = ()
+    notes, trusted = list[str](), tuple(trust_types)
     if kind == "xgboost":
-        found = _xgboost(raw, where)
+        found, again = _xgboost(raw, where, notes)
     elif kind == "lightgbm":
-        found = _lightgbm(raw, where)
+        found, again = _lightgbm(raw, where)
     else:
-        with _versions(where) as notes_of_versions:
-            trusted = tuple(trust_types)
-            estimator = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
-        notes = tuple(notes_of_versions)
-        found = _of_python(estimator, where)
-    check_classifier(found.estimator, where)
-    return replace(found, file=sha256(raw), notes=(*notes, *found.notes), trusted=tuple(trust_types))
-
-
-# ----------------------------------------------------------------------------------------------------------- formats
+        with _versions(where, notes):
+            held = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
+        found, again = _of_python(held, where, notes)
+    check_classifier(found, where)
+    return FittedClassifier(found, again, sha256(raw), _UNTOLD if kind == "xgboost" else (), tuple(notes), trusted)
 
 
 def _library(name: str, where: str) -> Any:
@@ -187,27 +166,23 @@ def _library(name: str, where: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        said = f"{where} is a model of {name}, and reading it needs {name}, which is not there ({one_line(error)})"
-        raise MissingExtraError(f"{said}: pip install {name}", name=name) from None
+        said = f"{where} is a model of {name}, which is not there ({one_line(error)}): pip install {name}"
+        raise MissingExtraError(said, name=name) from None
 
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
-    skops = require("skops.io", extra="tabular", purpose=f"{where} is a skops file; reading it")
+    skops = require("skops.io", "tabular")
     with described(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
-    refused = sorted(set(unknown) - set(HARMLESS) - set(trusted))
-    if refused:
+    if refused := sorted({*unknown} - {*HARMLESS} - {*trusted}):
         accept = " ".join(f"--trust-type {name}" for name in refused)
         raise InputError(
             f"{where} holds types that are not known to be harmless: {', '.join(refused)}. Loading one can run its"
             f" code; if you know them and trust whoever made the file, accept them by name: {accept}"
         )
-    for name in ("xgboost", "lightgbm"):
-        if any(one.startswith(f"{name}.") for one in unknown):
-            _library(name, where)
-    here = f"scikit-learn {version('scikit-learn')}"
-    remedy = f"; save it again with {here}, or install the version that it was made with"
-    damaged = described(f"the skops file {where} cannot be loaded", remedy)
+    for name in {"xgboost", "lightgbm"} & {one.partition(".")[0] for one in unknown}:
+        _library(name, where)
+    damaged = described(f"the skops file {where} cannot be loaded with {_here()}", "; save it again with this version")
     with damaged, current_directory_importable(), checked_boosters(where):
         estimator = skops.loads(raw, trusted=unknown)
     check_trees(estimator, where)
@@ -217,121 +192,109 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
 def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
     if not trusted:
         raise InputError(
-            f"{where} is a pickle (joblib) of Python objects, and loading one can run any code. Save the model as"
-            ' skops.io.dump(model, "model.skops") instead (pip install skops), a booster by its own save_model; or pass'
-            " --trust-pickle if you trust whoever made the file"
+            f"{where} is a pickle (joblib), and loading one can run any code. Save the model with skops.io.dump(model,"
+            ' "model.skops"), a booster with save_model; or pass --trust-pickle if you trust whoever made the file'
         )
-    joblib = require("joblib", extra="tabular", purpose=f"{where} is a joblib file; reading it")
-    here = f"(here: scikit-learn {version('scikit-learn')})"
-    remedy = f"; install what is missing, in the version that it was made with {here}; or it is damaged"
-    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
-        return joblib.load(io.BytesIO(raw))
+    remedy = "; install what is missing, in the version that it was made with; or it is damaged"
+    with described(f"the pickle {where} cannot be loaded with {_here()}", remedy), current_directory_importable():
+        return import_module("joblib").load(io.BytesIO(raw))
+
+
+def _here() -> str:
+    return f"scikit-learn {version('scikit-learn')}"
 
 
 @contextlib.contextmanager
-def _versions(where: str) -> Iterator[list[str]]:
-    """Refuse estimators of another release of scikit-learn, of which it warns itself.
-
-    Another patch of the same release is a note, in the list that is given.
-    """
+def _versions(where: str, notes: list[str]) -> Iterator[None]:
+    """Refuse estimators of another release of scikit-learn, of which it warns itself; another patch of the same release
+    is noted."""
     from sklearn.exceptions import InconsistentVersionWarning
 
-    notes: list[str] = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        yield notes
-    for one in seen:
-        if not isinstance(one.message, InconsistentVersionWarning):
-            continue
-        made, here = one.message.original_sklearn_version, one.message.current_sklearn_version
+        yield
+    versions = {
+        (one.message.original_sklearn_version, one.message.current_sklearn_version)
+        for one in seen
+        if isinstance(one.message, InconsistentVersionWarning)
+    }
+    for made, here in sorted(versions):
         if made.split(".")[:2] != here.split(".")[:2]:
             raise InputError(
                 f"{where} was made with scikit-learn {made}, and here is {here}, which may read it wrongly: pip install"
                 f" scikit-learn=={made}, or train and save it with {here}"
             )
-        if not notes:
-            notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
+        notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
 
 
-def _of_python(found: Any, where: str) -> FittedClassifier:
-    """What a skops file or a pickle holds."""
-    search = getattr(found, "best_estimator_", None)
-    notes: tuple[str, ...] = ()
-    if search is not None and hasattr(found, "best_params_"):
-        notes = (
+def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
+    """The estimator of a skops file or a pickle, and one to fit again."""
+    if hasattr(found, "best_estimator_") and hasattr(found, "best_params_"):
+        notes.append(
             f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models have the"
-            " hyper-parameters that it chose, without a search of their own.",
+            " hyper-parameters that it chose, without a search of their own."
         )
-        found = search
+        found = found.best_estimator_
     if not hasattr(found, "get_params") or not hasattr(found, "fit"):
         held = f"a dictionary ({', '.join(map(str, list(found)[:5]))})" if isinstance(found, Mapping) else ""
         raise InputError(
-            f"{where} holds {held or 'a ' + type(found).__name__}; expected one fitted classifier, such as a"
-            " scikit-learn Pipeline: save that alone"
+            f"{where} holds {held or 'a ' + type(found).__name__}; save one fitted classifier or Pipeline alone"
         )
-    again, more = _stopped_early(found)
-    return FittedClassifier(found, again, "", (), (*notes, *more))
+    return found, _unstopped(found, notes)
 
 
-def _stopped_early(found: Any) -> tuple[Any, tuple[str, ...]]:
-    """A booster that was stopped by a validation set: its clones train as many rounds as it kept, without one."""
+def _unstopped(found: Any, notes: list[str]) -> Any:
+    """Of a booster that was stopped by a validation set, one that trains as many rounds as it kept, without one."""
     from sklearn.base import clone
 
-    last = found.steps[-1][1] if hasattr(found, "steps") else found
-    prefix = f"{found.steps[-1][0]}__" if hasattr(found, "steps") else ""
-    library = type(last).__module__.partition(".")[0]
-    if library not in ("xgboost", "lightgbm"):
-        return found, ()
-    params, rounds = last.get_params(), None
-    if library == "xgboost" and params.get("early_stopping_rounds"):
-        with contextlib.suppress(AttributeError):
-            rounds = int(last.best_iteration) + 1
-    if library == "lightgbm" and (best := getattr(last, "best_iteration_", None)):
-        rounds = int(best)
-    if rounds is None:
-        return found, ()
-    stop = {f"{prefix}early_stopping_rounds": None} if library == "xgboost" else {}
-    again = clone(found).set_params(**{f"{prefix}n_estimators": rounds}, **stop)
-    return again, (
-        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set.",
+    name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
+    library, chosen, rounds = type(last).__module__.partition(".")[0], dict[str, Any](), 0
+    if library == "xgboost" and last.get_params().get("early_stopping_rounds"):
+        rounds, chosen = int(getattr(last, "best_iteration", -1)) + 1, {"early_stopping_rounds": None}
+    elif library == "lightgbm":
+        rounds = int(getattr(last, "best_iteration_", None) or 0)
+    if not rounds:
+        return found
+    notes.append(
+        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set."
     )
+    chosen = {f"{name}__{key}" if name else key: value for key, value in {**chosen, "n_estimators": rounds}.items()}
+    return clone(found).set_params(**chosen)
 
 
-def _xgboost(raw: bytes, where: str) -> FittedClassifier:
+_UNTOLD = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
+"""What a file of XGBoost does not tell."""
+
+
+def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
     xgboost = _library("xgboost", where)
     text, content = read_xgboost(raw, where)
-    learner = content["learner"]
-    _check_objective("xgboost", learner["objective"]["name"], where)
+    objective, boosted = content["learner"]["objective"]["name"], content["learner"]["gradient_booster"]
+    _check_objective("xgboost", objective, where)
     model = xgboost.XGBClassifier()
     model.load_model(text)
-    params = {
-        "booster": learner["gradient_booster"]["name"],
-        "objective": learner["objective"]["name"],
-        "enable_categorical": bool(model.get_params().get("enable_categorical")),
-    }
-    boosted = learner["gradient_booster"]
+    params = {"booster": boosted["name"], "objective": objective}
+    params["enable_categorical"] = bool(model.get_params().get("enable_categorical"))
     trees = boosted.get("gbtree", boosted)["model"]
-    notes: tuple[str, ...] = ()
     if "trees" in trees:
         rounds, depth = model.get_booster().num_boosted_rounds(), max(map(_depth, trees["trees"]), default=0)
         parallel = int(trees["gbtree_model_param"].get("num_parallel_tree", 1))
         params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
-        notes = (
+        notes.append(
             "XGBoost's file does not tell how it was trained, but for the number of rounds and the depth of trees: here"
-            f" {rounds} and {depth}.",
+            f" {rounds} and {depth}."
         )
-    untold = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
-    return FittedClassifier(model, xgboost.XGBClassifier(**params), "", untold, notes)
+    return model, xgboost.XGBClassifier(**params)
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
     """Of a tree in XGBoost's JSON, whose nodes stand after their parents."""
-    left, right, deep = tree["left_children"], tree["right_children"], [0] * len(tree["left_children"])
-    for node, children in enumerate(zip(left, right, strict=True)):
+    deep = [0] * len(tree["left_children"])
+    for node, children in enumerate(zip(tree["left_children"], tree["right_children"], strict=True)):
         for child in children:
             if child > node:
                 deep[child] = deep[node] + 1
-    return max(deep, default=0)
+    return max(deep)
 
 
 _OF_LIGHTGBM = {
@@ -360,24 +323,21 @@ _KEPT = (
 """Parameters that shape a model, and have the same name."""
 
 
-def _lightgbm(raw: bytes, where: str) -> FittedClassifier:
+def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
     lightgbm = _library("lightgbm", where)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"the LightGBM model {where} is damaged: it is no text; save it again") from None
-    objective = re.search(r"^objective=(\S+)", text, re.MULTILINE)
-    _check_objective("lightgbm", objective[1] if objective else "none", where)
+    text = raw.decode("utf-8", "replace")
+    objective = next(iter(re.findall(r"^objective=(\S+)", text, re.MULTILINE)), "none")
+    _check_objective("lightgbm", objective, where)
     booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
     rounds = booster.num_trees() // max(int(booster.num_model_per_iteration()), 1)
     told = {_OF_LIGHTGBM.get(name, name): v for name, v in (booster.params or {}).items()}
     chosen = {name: value for name, value in told.items() if name in _KEPT or name in _OF_LIGHTGBM.values()}
-    chosen |= {"n_estimators": rounds, "objective": objective[1] if objective else None}
-    return FittedClassifier(classifier_of(booster), lightgbm.LGBMClassifier(**chosen), "")
+    chosen |= {"n_estimators": rounds, "objective": objective}
+    return classifier_of(booster), lightgbm.LGBMClassifier(**chosen)
 
 
 def _check_objective(library: str, objective: str, where: str) -> None:
-    if objective.split()[0] not in OBJECTIVES[library]:
+    if objective not in OBJECTIVES[library]:
         regressor = objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
         raise InputError(
             f"{where} is {'a regressor' if regressor else 'no classifier'} of {library} (objective {objective:.40}); an"
@@ -385,15 +345,8 @@ def _check_objective(library: str, objective: str, where: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------ checks
-
-
 def check_classifier(estimator: Any, where: str) -> None:
-    """Refuse what gives no class probabilities.
-
-    Raises:
-        InputError: a regressor, something unfitted, without `predict_proba`, of several labels or of one class.
-    """
+    """Refuse what gives no class probabilities: a regressor, something unfitted, of several labels or of one class."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
 
@@ -405,15 +358,11 @@ def check_classifier(estimator: Any, where: str) -> None:
         seen = getattr(estimator, "classes_", None)
     except Exception as error:  # NotFittedError, and whatever else a half-made one raises
         raise InputError(f"{where} holds an unfitted {name} ({one_line(error, 80)}); fit it, then save it") from None
-    if not is_classifier(estimator) and not hasattr(estimator, "predict_proba"):
-        raise InputError(
-            f"{where} holds a {name}, which is no classifier; save the whole pipeline, classifier included"
-        )
     if not hasattr(estimator, "predict_proba"):
-        raise InputError(
-            f"{where} holds a {name}, which has no predict_proba; train one that gives probabilities (SVC:"
-            " probability=True, others: inside CalibratedClassifierCV)"
-        )
+        why = "is no classifier; save the whole pipeline, classifier included"
+        if is_classifier(estimator):
+            why = "has no predict_proba; use SVC(probability=True), or train it inside CalibratedClassifierCV"
+        raise InputError(f"{where} holds a {name}, which {why}")
     if isinstance(seen, list):
         raise InputError(f"{where} holds a {name} of {len(seen)} labels at once; audit one model for each label")
     if seen is None or len(seen) < 2:
@@ -441,8 +390,7 @@ def check_trees(estimator: Any, where: str) -> None:
                     fits &= tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) < wide
     if not fits:
         raise InputError(
-            f"{where} holds a tree whose nodes point outside of it: the file is damaged or made to do harm; save it"
-            " again"
+            f"{where} holds a tree whose nodes point outside of it: damaged or made to do harm; save it again"
         )
 
 
@@ -475,48 +423,40 @@ def _is_a_tree(tree: Any) -> bool:
 
 def _parts(value: Any) -> Iterator[Any]:
     """An object and what is in it: attributes, items, arrays of objects."""
-    stack, seen = [value], dict[int, Any]()
-    while stack:
-        one = stack.pop()
+    waiting, seen = [value], set[int]()  # the list keeps what it holds, so that ids stay theirs
+    for one in waiting:  # grows meanwhile
         if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:
             continue
-        seen[id(one)] = one
+        seen.add(id(one))
         yield one
         if isinstance(one, Mapping):
-            stack += one.values()
+            waiting += one.values()
         elif isinstance(one, list | tuple | set):
-            stack += one
+            waiting += one
         elif isinstance(one, np.ndarray):
-            stack += one.reshape(-1).tolist() if one.dtype == object else []
+            waiting += one.reshape(-1).tolist() if one.dtype == object else []
         elif hasattr(one, "__dict__") and not type(one).__module__.startswith("builtins"):
-            stack += vars(one).values()
+            waiting += vars(one).values()
 
 
 @dataclass(frozen=True)
 class SkopsKeeper:
-    """How finished reference models are kept: as skops files, which are read as strictly as any.
-
-    Args:
-        trusted: types that the user accepted by name.
-    """
+    """How finished reference models are kept: as skops files, which are read as strictly as any, but for types that the
+    user `trusted` by name."""
 
     trusted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, trusted: Sequence[str] = ()) -> SkopsKeeper | None:
         """None where skops is not installed."""
-        try:
-            import skops.io  # noqa: F401
-        except ImportError:
-            return None
-        return cls(tuple(trusted))
+        return cls(tuple(trusted)) if find_spec("skops") else None
 
     def write(self, estimator: Any) -> bytes:
         """The bytes of an estimator that `read` takes; ValueError where it would not."""
         from skops import io as skops
 
         raw: bytes = skops.dumps(estimator)
-        if set(map(str, skops.get_untrusted_types(data=raw))) - set(HARMLESS) - set(self.trusted):
+        if {*map(str, skops.get_untrusted_types(data=raw))} - {*HARMLESS} - {*self.trusted}:
             raise ValueError("it holds types that are not known to be harmless")
         return raw
 

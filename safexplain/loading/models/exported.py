@@ -15,7 +15,6 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -24,9 +23,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line, quiet
-
-# --- the archive, rewritten
+from safexplain.loading.files import described, quiet
 
 _CURRENT = re.compile(
     r"[^/]+/("
@@ -106,12 +103,8 @@ def _checked(name: str, content: bytes) -> bytes:
         return content
     if not name.endswith(".json"):
         return content
-    try:
+    with described(f"its member {name!r} is damaged", "; export it again"):
         document = json.loads(content)
-    except ValueError:
-        raise InputError(
-            f"the torch.export file is damaged: its member {name!r} is not JSON; export it again"
-        ) from None
     if name.endswith(("model.json", "serialized_exported_program.json")) and isinstance(document, dict):
         document["guards_code"] = []
     return json.dumps(_clean(document, key="")).encode()
@@ -140,7 +133,7 @@ def _check_string(value: str, *, key: str) -> None:
     elif key == "expr_str":
         allowed = len(value) <= _LONGEST_SIZE and _SIZE_PART.sub("", value) == ""
     elif key in ("in_spec", "out_spec"):
-        allowed = value == "" or _is_plain_tree(value)
+        allowed = value == "" or _is_specification(value)
     elif key == "torch_version":
         allowed = _VERSION.fullmatch(value) is not None
     else:
@@ -150,72 +143,34 @@ def _check_string(value: str, *, key: str) -> None:
         raise _refusal(f"its graph holds {shown!r} as {key or 'a name'}")
 
 
-def _is_plain_tree(serialized: str) -> bool:
+def _is_specification(serialized: str) -> bool:
     """Whether a pytree specification nests tuples, lists and dicts only: other types may import modules."""
     try:
         protocol, spec = json.loads(serialized)
-    except ValueError:
+        return protocol == 1 and _is_plain_tree(spec)
+    except (TypeError, ValueError, KeyError, RecursionError):
         return False
-    pending = [spec]
-    while pending:
-        part = pending.pop()
-        if not (isinstance(part, dict) and part.keys() == {"type", "context", "children_spec"}):
-            return False
-        if part["type"] not in _TREE_TYPES or not _is_keys(part["context"]):
-            return False
-        pending.extend(part["children_spec"])
-    return bool(protocol == 1)
 
 
-def _is_keys(context: Any) -> bool:
-    """Whether the context of a tree node is nothing, or a list of plain keys, as that of a dict is."""
-    if context is None or context == "null":
-        return True
-    try:
-        keys = json.loads(context)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(keys, list) and all(isinstance(key, str) and _NAME.fullmatch(key) for key in keys)
+def _is_plain_tree(spec: Any) -> bool:
+    keys = json.loads(spec["context"] or "[]") or []  # of a dict
+    plain = isinstance(keys, list) and all(isinstance(key, str) and _NAME.fullmatch(key) for key in keys)
+    known = len(spec) == 3 and spec["type"] in _TREE_TYPES
+    return plain and known and all(map(_is_plain_tree, spec["children_spec"]))
 
 
-# --- what its graph tells
+def operation_of(node: fx.Node) -> tuple[str, dict[str, Any]]:
+    """Name of the ATen operation that a node calls, and its arguments by name; "" and none: it calls none."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return "", {}
+    values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    values.update(zip((a.name for a in schema.arguments), node.args, strict=False))
+    return str(schema.name).removeprefix("aten::"), values | node.kwargs
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """One ATen call: its name, its arguments by name, and whether it works on what the model was given."""
-
-    name: str
-    values: dict[str, Any]
-    node: fx.Node
-    on_input: bool
-
-    @property
-    def trains(self) -> bool:
-        return bool(self.values.get("training", self.values.get("train", False)))
-
-    @property
-    def depends_on_mode(self) -> bool:
-        """Batch normalisation or a dropout that drops; of the input, not of a weight to standardise."""
-        return self.on_input and ("batch_norm" in self.name or ("dropout" in self.name and bool(self.values.get("p"))))
-
-
-def _operations(module: nn.Module) -> Iterator[_Operation]:
-    """Every ATen call of every graph inside `module`."""
-    for graph_module in module.modules():
-        if not isinstance(graph_module, fx.GraphModule):
-            continue
-        given: set[fx.Node] = set()
-        for node in graph_module.graph.nodes:
-            if node.op == "placeholder" or given.intersection(node.all_input_nodes):
-                given.add(node)
-            schema = getattr(node.target, "_schema", None)
-            if node.op != "call_function" or schema is None:
-                continue
-            values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-            values.update(zip((a.name for a in schema.arguments), node.args, strict=False))
-            name = str(schema.name).removeprefix("aten::")
-            yield _Operation(name, values | node.kwargs, node, node in given)
+def _graphs(module: nn.Module) -> Iterator[fx.GraphModule]:
+    return (inner for inner in module.modules() if isinstance(inner, fx.GraphModule))
 
 
 def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
@@ -224,23 +179,28 @@ def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
     In training mode, it makes a prediction depend on chance or on the other rows of the batch. What leaves no trace in
     an inference graph, such as stochastic depth, cannot be found.
     """
-    return next((o.name for o in _operations(module) if o.depends_on_mode and o.trains == training), None)
+    for inner in _graphs(module):
+        given: set[fx.Node] = set()  # what follows from the input: a weight to standardise does not
+        for node in inner.graph.nodes:
+            if node.op != "placeholder" and not given.intersection(node.all_input_nodes):
+                continue
+            given.add(node)
+            name, values = operation_of(node)
+            depends_on_mode = "batch_norm" in name or ("dropout" in name and bool(values.get("p")))
+            if depends_on_mode and bool(values.get("training", values.get("train", False))) == training:
+                return name
+    return None
 
 
 def embeddings(module: nn.Module) -> set[int]:
     """`id` of each parameter that a graph inside `module` uses as an embedding table."""
     found: set[int] = set()
-    for operation in _operations(module):
-        table = operation.values.get("weight")
-        if operation.name == "embedding" and isinstance(table, fx.Node) and table.op == "get_attr":
-            owner = operation.node.graph.owning_module
-            tensor = attrgetter(str(table.target))(owner) if owner is not None else None
-            if isinstance(tensor, Tensor):
-                found.add(id(tensor))
+    for inner in _graphs(module):
+        for name, values in map(operation_of, inner.graph.nodes):
+            if name == "embedding" and isinstance(values["weight"], fx.Node) and values["weight"].op == "get_attr":
+                found.add(id(attrgetter(str(values["weight"].target))(inner)))
     return found
 
-
-# --- the module
 
 HOW_TO_EXPORT = (
     "torch.export.export(model.eval(), (torch.randn(4, ...),), dynamic_shapes=({0: torch.export.Dim('batch')},))"
@@ -251,8 +211,7 @@ _LARGEST_BATCH = 1024
 class ExportedModel(nn.Module):
     """An exported program behind the usual module interface.
 
-    The mode is fixed when a program is exported, so `train()` and `eval()` change nothing but the `training`
-    flag.
+    The mode is fixed when a program is exported: `train()` and `eval()` change nothing but the `training` flag.
 
     Attributes:
         input_shape: Shape of one example; None where a dimension may vary.
@@ -282,35 +241,25 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
     Args:
         raw: The archive.
         where: Its path, for messages.
-        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what
-            `rewrite` lets through.
+        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what `rewrite` lets through.
 
     Returns:
         The model to call, and its weights under their original names.
 
     Raises:
-        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one
-            floating-point batch, has a fixed or narrow batch dimension, or was exported in training mode.
+        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one floating-point
+            batch, has a fixed or narrow batch dimension, or was exported in training mode.
     """
+    here = f"PyTorch {torch.__version__}"
     try:
-        archive = io.BytesIO(raw) if trusted else rewrite(raw)
-        with quiet():
-            program = torch.export.load(archive)
+        with described(f"damaged, or cannot be loaded with {here}", f"; export it with {here}"), quiet():
+            program = torch.export.load(io.BytesIO(raw) if trusted else rewrite(raw))
             module = program.module()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    except zipfile.BadZipFile as error:
-        raise InputError(f"the torch.export file {where} is damaged ({one_line(error)}); export it again") from None
-    except Exception as error:  # the loader raises whatever its parsers raise
+    if (operation := frozen_operation(module, training=True)) is not None:
         raise InputError(
-            f"the torch.export file {where} cannot be loaded with PyTorch {torch.__version__}: "
-            f"{type(error).__name__}: {one_line(error)}; export it with this version"
-        ) from None
-    operation = frozen_operation(module, training=True)
-    if operation is not None:
-        raise InputError(
-            f"{where} was exported in training mode ({operation} is active), so its predictions depend on "
-            f"chance or on the rest of the batch; call model.eval() first: {HOW_TO_EXPORT}"
+            f"{where} was exported in training mode ({operation} is active); call model.eval() first: {HOW_TO_EXPORT}"
         )
     model = ExportedModel(module, _example_shape(program, where))
     model.training = False
@@ -319,39 +268,26 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
 
 def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:
     """Shape of one example, after checking that the program takes one batch of any size."""
-    inputs = [
-        node.meta.get("val")
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
-    ]
+    given = program.graph_signature.user_inputs
+    inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in given]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise InputError(
-            f"{where} was exported with {len(inputs)} inputs; an audit needs a model of one tensor (n, ...): "
-            "wrap the model so that its forward takes one tensor, and export that"
-        )
+        raise InputError(f"{where} was exported with {len(inputs)} inputs; export a model of one tensor (n, ...)")
     batch = inputs[0]
-    if batch.dtype != torch.float32:
+    shape = f"({', '.join(map(str, batch.shape))})"
+    if batch.dtype != torch.float32 or batch.ndim < 2:
         raise InputError(
-            f"{where} was exported for inputs of type {batch.dtype}; explanations need torch.float32 inputs: "
-            "export the part of the model behind the integers, or the model.float()"
+            f"{where} was exported for an input {shape} of type {batch.dtype}; expected a batch (n, ...) of"
+            " torch.float32: export the part of the model behind the integers, or the model.float()"
         )
-    if batch.ndim < 2:
-        raise InputError(f"{where} was exported for an input of shape {_sizes(batch)}; expected a batch (n, ...)")
     size: Any = batch.shape[0]
     if isinstance(size, int):
+        low, high, rows = size, size, f"exactly {size}"
+    else:
+        limits = program.range_constraints.get(size.node.expr)
+        low, high = (2, _LARGEST_BATCH) if limits is None else (limits.lower, limits.upper)
+        rows = f"{low} to {high}"
+    if low > 2 or high < _LARGEST_BATCH:
         raise InputError(
-            f"{where} was exported for batches of exactly {size} rows (input {_sizes(batch)}); export it "
-            f"with a dynamic batch dimension: {HOW_TO_EXPORT}"
-        )
-    limits = program.range_constraints.get(size.node.expr)
-    low, high = (2, None) if limits is None else (limits.lower, limits.upper)
-    if not (bool(low <= 2) and (high is None or bool(high >= _LARGEST_BATCH))):
-        raise InputError(
-            f"{where} was exported for batches of {low} to {high} rows; an audit uses 1 to {_LARGEST_BATCH}: "
-            f"export it without these limits: {HOW_TO_EXPORT}"
+            f"{where} was exported for batches of {rows} rows; audits use 1 to {_LARGEST_BATCH}: {HOW_TO_EXPORT}"
         )
     return tuple(dim if isinstance(dim, int) else None for dim in batch.shape[1:])
-
-
-def _sizes(batch: Tensor) -> str:
-    return f"({', '.join(str(dim) for dim in batch.shape)})"

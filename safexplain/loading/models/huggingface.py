@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import described, one_line, quiet, read_bytes, require
-from safexplain.loading.models.weights import seeded
+from safexplain.loading.files import described, quiet, read_bytes, require
+from safexplain.loading.models.weights import seeded, without_prefix
 from safexplain.outputs import Logits
 
 __all__ = ["Network", "Preprocessing", "as_the_model_takes", "is_folder"]
@@ -51,53 +50,37 @@ class Preprocessing:
 
     @classmethod
     def read(cls, folder: Path) -> Preprocessing | None:
-        """Of a folder; None where it states none.
-
-        Raises:
-            InputError: the file is damaged, or a mean or a standard deviation is none.
-        """
+        """Of a folder; None where it states none; InputError: damaged, or a mean or a standard deviation is none."""
         path = folder / _PREPROCESSOR
         if not path.is_file():
             return None
         stated = _read_json(path)
-        scales, normalises = stated.get("do_rescale", True), stated.get("do_normalize", True)
         mean, std = stated.get("image_mean"), stated.get("image_std")
-        if not normalises or mean is None or std is None:
-            mean, std = [0.0], [1.0]
-        if not scales:
-            mean, std = [m / 255 for m in _numbers(mean, path)], [s / 255 for s in _numbers(std, path)]
-        means, stds = _numbers(mean, path), _numbers(std, path)
-        if len(means) != len(stds) or min(stds) <= 0:
-            raise InputError(f"{path}: expected image_mean and image_std > 0, one each a channel; got {mean}, {std}")
-        return cls(means, stds, _size(stated.get("crop_size" if stated.get("do_center_crop") else "size")))
+        if not stated.get("do_normalize", True) or mean is None or std is None:
+            mean, std = 0.0, 1.0
+        with described(f"{path}: expected image_mean and image_std, a number for each channel; got {mean}, {std}"):
+            scale = 1.0 if stated.get("do_rescale", True) else 255.0
+            means, stds = (np.atleast_1d(np.asarray(v, np.float64)) / scale for v in (mean, std))
+            whole = means.shape == stds.shape and means.ndim == 1 and np.isfinite(means * stds).all()
+            if not whole or stds.min() <= 0:
+                raise ValueError("standard deviations are above 0, and as many as means")
+        size = _size(stated.get("crop_size" if stated.get("do_center_crop") else "size"))
+        return cls(tuple(means.tolist()), tuple(stds.tolist()), size)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalise images.
-
-        Args:
-            x: (n, channels, height, width) in [0, 1].
-
-        Raises:
-            InputError: another number of channels.
-        """
-        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]):
-            raise InputError(
-                f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has shape {x.shape}; expected"
-                " (n, channels, height, width)"
-            )
+        """Images (n, channels, height, width) in [0, 1], normalised; InputError: another number of channels."""
+        if len(self.mean) not in (1, x.shape[1]):
+            raise InputError(f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has {x.shape[1]}")
         mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
     def unlike(self, x: NDArray[np.float32]) -> str:
         """What shows that images were not normalised so: "" or the end of a sentence about them.
 
-        Images of 8 bits lie in a known range when they are normalised. Values beyond it, or none below zero where dark
-        pixels would be, show something else.
-
-        Args:
-            x: (n, channels, height, width).
+        Images of 8 bits (n, channels, height, width) lie in a known range when they are normalised. Values beyond it,
+        or none below zero where dark pixels would be, show something else.
         """
-        if x.ndim != 4 or len(self.mean) not in (1, x.shape[1]) or not x.size:
+        if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
         least, most, off = x.min((0, 2, 3)), x.max((0, 2, 3)), 0.02 * (high - low)
@@ -140,14 +123,11 @@ class Network:
             InputError: there is no configuration, or not of an image classifier of the library's own.
             MissingExtraError: transformers is not installed.
         """
-        if not is_folder(folder):
-            raise InputError(f"{folder} holds no {_CONFIG}; expected a folder as save_pretrained writes it")
-        library = require("transformers", extra="transformers", purpose=f"{folder}, a model of transformers,")
+        library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
             raise InputError(
-                f"{folder}/{_CONFIG} names a network of another library, which might be downloaded; pass its weights"
-                " with --arch timm:NAME"
+                f"{folder} names a network that might be downloaded; pass its weights with --arch timm:NAME"
             )
         with _described(f"{folder}/{_CONFIG} is of no image classifier of transformers {library.__version__}"):
             config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -156,8 +136,7 @@ class Network:
             kinds = library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
             names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
             if config.architectures and not {*names} & {*config.architectures}:
-                stands = ", ".join(map(str, config.architectures))
-                raise ValueError(f"a {stands} gives no scores of classes; expected {' or '.join(names)}")
+                raise ValueError(f"{config.architectures} gives no scores of classes; expected {' or '.join(names)}")
         vars(config).pop("quantization_config", None)  # weights become float32
         config._attn_implementation = "eager"  # and no kernel to download
         if num_classes is not None:
@@ -168,21 +147,15 @@ class Network:
 
     def starting_from(self, base: str | Path) -> Network:
         """The same networks, starting from the weights of another folder; a head of another size is drawn anew.
-
-        Raises:
-            InputError: the folder cannot be read, or its weights are of another network.
-        """
+        Errors are those of `load`."""
         started = replace(self, base=str(base))
         started(0)
         return started
 
     def fitting(self, state: Mapping[str, Tensor]) -> Network:
-        """The same with as many classes as some weights have.
-
-        Raises:
-            InputError: as the constructor of the network.
-        """
+        """The same with as many classes as some weights have."""
         own, labels = self._new().state_dict(), self.config.num_labels
+        state = without_prefix(state, set(own))
         heads = [n for n, tensor in own.items() if n in state and tensor.shape[:1] == (labels,) != state[n].shape[:1]]
         sizes = {int(state[name].shape[0]) for name in heads if own[name].shape[1:] == state[name].shape[1:]}
         return self if len(sizes) != 1 else Network.of(self.folder, num_classes=sizes.pop())
@@ -190,34 +163,29 @@ class Network:
     def __call__(self, seed: int) -> Logits:
         """A network in training mode, new weights drawn by `seed`."""
         with seeded(seed):
-            network = self._new() if self.base is None else self._loaded(self.base, None, new_head=True)
-        return Logits(network.train())
+            network = Logits(self._new()) if self.base is None else self.load(None, self.base, new_head=True)
+        return network.train()
 
-    def load(self, state: Mapping[str, Tensor] | None, where: str, *, trust_pickle: bool = False) -> Logits:
+    def _new(self) -> nn.Module:
+        auto = require("transformers", "transformers").AutoModelForImageClassification
+        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
+            network: nn.Module = auto.from_config(self.config, dtype=torch.float32, trust_remote_code=False)
+        return network
+
+    def load(
+        self, state: Mapping[str, Tensor] | None, where: str, *, new_head: bool = False, trust_pickle: bool = False
+    ) -> Logits:
         """The network with these weights, which must be all that it has.
 
         Args:
             state: the weights; None: those in the folder `where`.
             where: for errors.
+            new_head: but for its last layer, which is drawn anew where it has another size.
             trust_pickle: weights in a pickle may be read too.
 
         Raises:
             InputError: they do not fit, are damaged, or a pickle that is not trusted.
         """
-        return Logits(self._loaded(where, state, trust_pickle=trust_pickle))
-
-    def names(self) -> list[str]:
-        """Of the weights."""
-        return list(self._new().state_dict())
-
-    def _new(self) -> nn.Module:
-        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
-            network: nn.Module = _auto().from_config(self.config, dtype=torch.float32, trust_remote_code=False)
-        return network
-
-    def _loaded(
-        self, where: str, state: Mapping[str, Tensor] | None, *, new_head: bool = False, trust_pickle: bool = False
-    ) -> nn.Module:
         pickled = False
         if state is None:
             files = weight_files(Path(where))
@@ -229,14 +197,14 @@ class Network:
                     f"{files[0]} is a pickle, and loading one can run any code; save the model as safetensors"
                     " (save_pretrained does), or pass --trust-pickle if you trust whoever made the file"
                 )
-        kind: Any = type(self._new())
-        body = f"{kind.base_model_prefix}."
+        new = self._new()
+        kind: Any = type(new)
         what = f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}"
         with _described(f"{what}, or the file is damaged"):
             network, told = kind.from_pretrained(
                 where if state is None else None,
                 config=self.config,
-                state_dict=None if state is None else dict(state),
+                state_dict=None if state is None else without_prefix(state, set(new.state_dict())),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=not pickled,
@@ -248,20 +216,14 @@ class Network:
             )
         mismatched = {name if isinstance(name, str) else name[0] for name in told["mismatched_keys"]}
         missing = sorted({*told["missing_keys"], *mismatched})
-        wrong = [name for name in missing if not new_head or name.startswith(body)]
+        wrong = [name for name in missing if not new_head or name.startswith(f"{kind.base_model_prefix}.")]
         extra = [] if new_head else sorted(told["unexpected_keys"])
         if wrong or extra:
-            lacks = f"{len(wrong)} are missing or of another shape, as {wrong[0]}" if wrong else ""
-            more = f"{len(extra)} have no place in it, as {extra[0]}" if extra else ""
             raise InputError(
-                f"{what}: {'; '.join(filter(None, (lacks, more)))}. Pass the folder that they were saved in"
+                f"{what}: {len(wrong)} are missing or of another shape, and {len(extra)} have no place in it, as"
+                f" {(wrong + extra)[0]}. Pass the folder that they were saved in"
             )
-        loaded: nn.Module = network
-        return loaded
-
-
-def _auto() -> Any:
-    return require("transformers", extra="transformers", purpose="a folder of weights").AutoModelForImageClassification
+        return Logits(network)
 
 
 def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
@@ -269,24 +231,20 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
 
     Args:
         read: the data, of which `scaled` tells that they were images of 8 bits.
-        told: of the model's folder; None: nothing is known.
-
-    Raises:
-        InputError: images of another number of channels.
+        told: of the model's folder, errors are its own; None: nothing is known.
     """
     if told is None or read.x.ndim != 4:
         return read, ()
-    notes: tuple[str, ...] = ()
+    notes, how = [], f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
     if told.size is not None and read.x.shape[2:] != told.size:
         stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
-        notes = (f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.",)
+        notes.append(f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.")
     if read.scaled:
-        done = f"Images of 8 bits were normalised as {_PREPROCESSOR} says: {told.in_words()}."
-        return replace(read, x=told(read.x), scaled=False), (*notes, done)
-    if off := told.unlike(read.x):
-        how = f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
-        notes = (*notes, f"The numbers in {read.source} are not {how}: {off}.")
-    return read, notes
+        read = replace(read, x=told(read.x), scaled=False)
+        notes.append(f"Images of 8 bits were {how}.")
+    elif off := told.unlike(read.x):
+        notes.append(f"The numbers in {read.source} are not {how}: {off}.")
+    return read, tuple(notes)
 
 
 def is_folder(path: str | Path) -> bool:
@@ -295,13 +253,8 @@ def is_folder(path: str | Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_bytes(path, "configuration"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {one_line(error)}; save the model again") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected the names and values of a configuration")
-    return content
+    with described(f"{path} is no configuration in JSON", "; save the model again"):
+        return dict(json.loads(read_bytes(path, "configuration")))
 
 
 def _names_backbone(value: Any) -> bool:
@@ -312,17 +265,9 @@ def _names_backbone(value: Any) -> bool:
     return fetched or any(map(_names_backbone, value.values()))
 
 
-def _numbers(value: Any, path: Path) -> tuple[float, ...]:
-    listed = value if isinstance(value, list) else [value]
-    if not listed or not all(isinstance(v, int | float) and math.isfinite(v) for v in listed):
-        raise InputError(f"{path}: image_mean and image_std are numbers, one a channel; got {value!r:.60}")
-    return tuple(float(v) for v in listed)
-
-
 def _size(stated: Any) -> tuple[int, int] | None:
-    sides = [stated.get("height"), stated.get("width")] if isinstance(stated, dict) else [stated] * 2
-    high, wide = (side if isinstance(side, int) else None for side in sides)
-    return None if high is None or wide is None else (high, wide)
+    high, wide = (stated.get("height"), stated.get("width")) if isinstance(stated, dict) else (stated, stated)
+    return (high, wide) if isinstance(high, int) and isinstance(wide, int) else None
 
 
 @contextmanager

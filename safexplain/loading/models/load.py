@@ -19,29 +19,25 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.loading.files import described, one_line, read_bytes, require
+from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
-    builder,
     current_directory_importable,
+    fresh_network,
 )
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
 from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder
-from safexplain.loading.models.weights import load_weights, reinitialise, without_prefix
+from safexplain.loading.models.weights import load_weights, reinitialise
 from safexplain.outputs import EstimatorModule
 
 _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a pickled model; {FILES}"
 
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
-    """Tell the formats apart.
-
-    Raises:
-        InputError: a damaged archive, TorchScript, or no model at all.
-    """
-    if len(raw) > 8 and raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8:
+    """Tell the formats apart; InputError: a damaged archive, TorchScript, or no model at all."""
+    if is_safetensors(raw):
         return "safetensors"
     if raw[:1] == b"\x80":
         return "torch.save"  # PyTorch before 1.6, or pickle itself
@@ -49,22 +45,14 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
         raise InputError(f"{where} is a pointer of Git LFS, not the model itself; run git lfs pull")
     if raw[:4] != b"PK\x03\x04":
         raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError):
-        raise InputError(
-            f"the model file {where} is damaged or cut short: it starts as a zip archive, but cannot be read "
-            "as one; copy or save it again"
-        ) from None
+    with described(f"the model file {where} is damaged or cut short", "; copy or save it again"):
+        names = zipfile.ZipFile(io.BytesIO(raw)).namelist()
     if is_exported(names):
         return "torch.export"
     endings = {name.rpartition("/")[2] for name in names}
     if "constants.pkl" in endings:
         raise InputError(
-            f"{where} is a TorchScript archive, which PyTorch has deprecated and an audit cannot "
-            "differentiate reliably; export the original model with torch.export, or save its state_dict and "
-            "pass --arch"
+            f"{where} is a TorchScript archive; export the model with torch.export, or save its state_dict"
         )
     if "data.pkl" in endings:
         return "torch.save"
@@ -99,12 +87,7 @@ class LoadedModel:
 
     @classmethod
     def of_classifier(cls, found: FittedClassifier, columns: Columns | None = None) -> LoadedModel:
-        """Of a fitted classifier.
-
-        Args:
-            found: the classifier.
-            columns: what the numbers of its rows stand for; None: themselves.
-        """
+        """Of a fitted classifier; `columns`: what the numbers of its rows stand for; None: themselves."""
         why = "an estimator is fitted again, and not built"
         return cls(EstimatorModule(found.estimator, columns=columns), None, why, found.file, classifier=found)
 
@@ -157,14 +140,19 @@ def load_model(
         found = load_estimator(path, trust_pickle=trust_pickle, trust_types=trust_types)
         return LoadedModel.of_classifier(found, None if columns is None else Columns.read(columns))
     kind = identify(raw, where)
-    build: Callable[[int], nn.Module] | None = None
     shape: tuple[int | None, ...] | None = input_shape
     content: Any
     if kind == "torch.export":
         content, state = load_exported(raw, where=where, trusted=trust_pickle)
-        shape = _agreed(content.input_shape, input_shape, where)
+        exported, shape = content.input_shape, input_shape or content.input_shape
+        if len(shape) != len(exported) or any(e not in (None, g) for e, g in zip(exported, shape, strict=True)):
+            raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {shape}")
     else:
-        content = _load_safetensors(raw, where) if kind == "safetensors" else _load_pickle(raw, where, trust_pickle)
+        if kind == "safetensors":
+            with described(f"the safetensors file {where} is damaged", "; save it again"):
+                content = require("safetensors.torch", "vision").load(raw)
+        else:
+            content = _load_pickle(raw, where, trust_pickle)
         if isinstance(content, Mapping):
             content = next((content[k] for k in _NESTINGS if isinstance(content.get(k), nn.Module)), content)
         if isinstance(content, nn.Module):
@@ -172,31 +160,31 @@ def load_model(
             state = dict(content.state_dict())
         else:
             state = _tensors(content, where)
-    if isinstance(content, nn.Module):
-        model: nn.Module = content
-        if arch is not None:
-            build = builder(arch, state)
-            _require_same_outputs(model, _with_weights(build, state, arch, where), shape, arch=arch, where=where)
-    else:
-        if arch is None:
-            name, tensor = next(iter(state.items()))
-            raise InputError(
-                f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
-                f"weights without a network; pass {ARCH_FORMS}"
-            )
-        build = builder(arch, state)
-        model = _with_weights(build, state, arch, where)
-    model = model.float().cpu().eval()
+    is_network = isinstance(content, nn.Module)
+    if arch is None and not is_network:
+        name, tensor = next(iter(state.items()))
+        raise InputError(
+            f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
+            f"weights without a network; pass {ARCH_FORMS}"
+        )
+    build = None if arch is None else fresh_network(arch, state=state)
+    twin: nn.Module | None = None
+    if isinstance(build, Network):
+        twin = _read_into(build, state, where).float().cpu().eval()
+    elif build is not None and arch is not None:
+        twin = load_weights(build(0), state, arch=arch, where=where).float().cpu().eval()
+    model: Any = content.float().cpu().eval() if is_network else twin
+    if is_network and twin is not None:
+        _require_same_outputs(model, twin, shape, f"{arch} with the weights in {where}")
     _require_gradients(model, shape, where)
-    unavailable = ""
-    if build is None:
-        build = partial(reinitialise, model)
-        try:
-            build(0)
-        except InputError as error:
-            build, unavailable = None, str(error)
-    told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
-    return LoadedModel(model, build, unavailable, sha256(raw), told)
+    if build is not None:
+        told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
+        return LoadedModel(model, build, "", sha256(raw), told)
+    try:
+        reinitialise(model, 0)
+    except InputError as error:
+        return LoadedModel(model, None, str(error), sha256(raw))
+    return LoadedModel(model, partial(reinitialise, model), "", sha256(raw))
 
 
 def _load_folder(
@@ -209,39 +197,20 @@ def _load_folder(
             f"{folder} says itself how its network is built, and --arch {arch} says another thing: leave --arch out, or"
             " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
         )
-    network = Network.of(folder)
-    model = network.load(None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
+    fresh = Network.of(folder) if source == "hf" else Network.of(folder).starting_from(base)
+    model = _read_into(fresh, None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
     _require_gradients(model, input_shape, str(folder))
-    fresh = network
-    if source == "hf-pretrained":
-        fresh = network.starting_from(base)
-        _require_untrained(fresh, model, arch, str(folder))
     return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
-def _with_weights(build: Callable[[int], nn.Module], state: Mapping[str, Tensor], arch: str, where: str) -> nn.Module:
-    """A network with the weights of a file."""
-    if not isinstance(build, Network):
-        return load_weights(build(0), state, arch=arch, where=where)
-    model = build.load(without_prefix(state, set(build.names())), where)
+def _read_into(build: Network, state: Mapping[str, Tensor] | None, where: str, **options: bool) -> nn.Module:
+    """The network with the weights of a file; InputError where its training is said to have started from the same."""
+    model = build.load(state, where, **options)
     if build.base is not None:
-        _require_untrained(build, model, arch, where)
+        fresh, trained = build(0).state_dict(), model.state_dict()
+        if all(torch.equal(fresh[n], t) for n, t in trained.items() if t.ndim >= 2 and t.is_floating_point()):
+            raise InputError(f"{build.base} has the weights in {where}; pass those that its training started from")
     return model
-
-
-def _require_untrained(build: Network, model: nn.Module, arch: str | None, where: str) -> None:
-    fresh, state = build(0).state_dict(), model.state_dict()
-    if all(torch.equal(fresh[n], t) for n, t in state.items() if t.ndim >= 2 and t.is_floating_point()):
-        raise InputError(
-            f"--arch {arch} has the weights in {where}; pass the folder from whose weights its training started,"
-            " or hf:FOLDER for new weights"
-        )
-
-
-def _load_safetensors(raw: bytes, where: str) -> Any:
-    library = require("safetensors.torch", extra="vision", purpose=f"{where} is a safetensors file; reading it")
-    with described(f"the safetensors file {where} is damaged", "; save it again"):
-        return library.load(raw)
 
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
@@ -266,75 +235,43 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
     """The weights in a checkpoint, which may stand one level down."""
+    held = f"a {type(content).__name__}"
     if isinstance(content, Mapping):
-        candidates = [content, *(content[key] for key in _NESTINGS if key in content)]
-        for candidate in candidates:
+        for candidate in (content, *(content[key] for key in _NESTINGS if key in content)):
             if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
                 return {str(name): tensor for name, tensor in candidate.items()}
-        held = "keys " + ", ".join(str(key) for key in list(content)[:5])
-    else:
-        held = f"a {type(content).__name__}"
-    raise InputError(
-        f"{where} holds no model ({held}); expected a state_dict, at the top or under {', '.join(_NESTINGS)}"
-    )
+        held = "keys " + ", ".join(map(str, list(content)[:5]))
+    raise InputError(f"{where} holds no model ({held}); expected a state_dict, or one under {', '.join(_NESTINGS)}")
 
 
-def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, where: str) -> tuple[int | None, ...]:
-    if given is None:
-        return exported
-    if len(given) != len(exported) or any(e not in (None, g) for e, g in zip(exported, given, strict=True)):
-        raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {given}")
-    return given
-
-
-def _run(
-    shape: tuple[int | None, ...] | None, what: str, run: Callable[[Tensor], Tensor | bool | None]
-) -> Tensor | bool | None:
-    """What a function finds with two random examples of a shape; True where the shape is not known.
-
-    Raises:
-        InputError: it fails.
-    """
-    sizes = [size for size in shape or () if size is not None]
-    if shape is None or len(sizes) != len(shape):
-        return True
-    x = torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
-    with described(f"{what} fails on a batch of shape {tuple(x.shape)}"):
-        return run(x)
+def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:
+    """Two random examples, where the shape of one is known."""
+    if shape is None or None in shape:
+        return None
+    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
-    """Run two random examples forward and back, where the shape of one is known.
-
-    Raises:
-        InputError: the model fails on them, or no gradient reaches its input.
-    """
-
-    def gradient(x: Tensor) -> Tensor | None:
-        with torch.enable_grad():
-            output = model(x.requires_grad_(True))
-            known = isinstance(output, Tensor) and output.requires_grad
-            return torch.autograd.grad(output.sum(), x, allow_unused=True)[0] if known else None
-
-    if _run(shape, f"the model in {where}", gradient) is None:
+    """Run two random examples forward and back, where the shape of one is known; InputError where the model fails on
+    them, or no gradient reaches its input."""
+    if (x := _examples(shape)) is None:
+        return
+    with described(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
+        output, gradient = model(x.requires_grad_(True)), None
+        if isinstance(output, Tensor) and output.requires_grad:
+            gradient = torch.autograd.grad(output.sum(), x, allow_unused=True)[0]
+    if gradient is None:
         raise InputError(
             f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
             "argmax, detach() and torch.no_grad() from its forward, and return scores"
         )
 
 
-def _require_same_outputs(
-    model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, *, arch: str, where: str
-) -> None:
-    """Compare a model with its weights in a named architecture, where the shape of an example is known.
-
-    Raises:
-        InputError: either fails on two random examples, or they give different scores.
-    """
-    model, twin = (network.float().cpu().eval() for network in (model, twin))
-    with torch.no_grad():
-        same = _run(
-            shape, f"{arch} or the model in {where}", lambda x: torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
-        )
+def _require_same_outputs(model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, what: str) -> None:
+    """Compare a model with its weights in a named architecture, where the shape of an example is known."""
+    if (x := _examples(shape)) is None:
+        return
+    with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
+        same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
     if not same:
-        raise InputError(f"{arch} with the weights in {where} predicts other scores than the file; pass its own --arch")
+        raise InputError(f"{what} predicts other scores than the file; pass its own --arch")

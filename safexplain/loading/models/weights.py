@@ -42,9 +42,8 @@ def seeded(seed: int) -> Iterator[None]:
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A deep copy of `module` with fresh weights.
 
-    A submodule with `reset_parameters` calls it (children before their parents, as constructors do).
-    Parameters owned by any other module, as in every `torch.export` graph, follow the default of the layer
-    that their name tells:
+    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters owned
+    by any other module, as in every `torch.export` graph, follow the default of the layer that their name tells:
 
     - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
       (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
@@ -55,15 +54,8 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
       standard deviation of the trained tensor, as nothing else tells its scale; a single number is kept.
 
-    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training
-    mode.
-
-    Args:
-        module: The trained network; left as it is.
-        seed: Seed of the draw; the global random state is left as it is.
-
-    Returns:
-        The fresh network, on the devices of the original's first parameter.
+    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training mode, on
+    the device of the original's first parameter. The trained network and the global random state are left as they are.
 
     Raises:
         InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
@@ -72,11 +64,9 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """
     if frozen_operation(module, training=False) == "batch_norm":
         module = with_layers(module, batch_norm=True)
-    operation = frozen_operation(module, training=False)
-    if operation is not None:
+    if (operation := frozen_operation(module, training=False)) is not None:
         raise InputError(
-            f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
-            f"from it would not be trained as the original was; {_PASS_ARCH}"
+            f"the exported graph holds {operation} frozen in inference mode, and cannot train; {_PASS_ARCH}"
         )
     with described("the network cannot be copied", f"; {_PASS_ARCH}"):
         fresh = copy.deepcopy(module)
@@ -94,22 +84,17 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
 def _redraw(fresh: nn.Module) -> None:
     tables = embeddings(fresh)
     for owner in reversed(list(fresh.modules())):  # children before their parents
-        reset = getattr(owner, "reset_parameters", None)
-        if reset is None and isinstance(owner, nn.MultiheadAttention | nn.Transformer):
-            reset = owner._reset_parameters
-        if not callable(reset):
+        attention = isinstance(owner, nn.MultiheadAttention | nn.Transformer)
+        reset = getattr(owner, "reset_parameters", owner._reset_parameters if attention else None)
+        if callable(reset):
+            with described(f"{type(owner).__name__}.reset_parameters() failed", f"; {_PASS_ARCH}"):
+                reset()
+        else:
             _default_rule(owner, tables)
-            continue
-        try:
-            reset()
-        except Exception as error:  # any error of a stranger's code
-            name = type(owner).__name__
-            raise InputError(f"{name}.reset_parameters() failed ({one_line(error)}); {_PASS_ARCH}") from None
 
 
 def _default_rule(owner: nn.Module, tables: set[int]) -> None:
     own = dict(owner.named_parameters(recurse=False))
-    weight = own.get("weight")
     for name, parameter in own.items():
         if not parameter.is_floating_point():
             continue
@@ -120,9 +105,8 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
         elif name == "weight":
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
         elif name == "bias":
-            bound = 0.0
-            if weight is not None and weight.ndim >= 2:
-                bound = 1.0 / math.sqrt(max(1, weight[0].numel()))
+            of_layer = "weight" in own and own["weight"].ndim >= 2
+            bound = 1.0 / math.sqrt(max(1, own["weight"][0].numel())) if of_layer else 0.0
             parameter.uniform_(-bound, bound)
         elif name == "in_proj_weight" and parameter.ndim >= 2:
             nn.init.xavier_uniform_(parameter)
@@ -141,20 +125,16 @@ def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
     """Refuse a copy that still holds a trained tensor, single numbers and constants aside."""
     redrawn = dict(fresh.named_parameters())
     for name, trained in module.named_parameters():
-        if trained.numel() < 2 or bool((trained == trained.flatten()[0]).all()):
-            continue
-        if torch.equal(trained.detach().cpu(), redrawn[name]):
+        varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())
+        if varies and torch.equal(trained.detach().cpu(), redrawn[name]):
             raise InputError(f"the weights {name} are not reset by their layer's reset_parameters(); {_PASS_ARCH}")
 
 
 def classes_of(state: Mapping[str, Tensor]) -> int | None:
     """Outputs of the last 2-D weight of a state_dict; without one, of its last convolution."""
     weights = [tensor for name, tensor in state.items() if name.endswith("weight")]
-    for ndim in (2, 4):
-        last = [tensor for tensor in weights if tensor.ndim == ndim]
-        if last:
-            return int(last[-1].shape[0])
-    return None
+    last = [*(t for t in weights if t.ndim == 4), *(t for t in weights if t.ndim == 2)][-1:]
+    return int(last[0].shape[0]) if last else None
 
 
 def channels_of(state: Mapping[str, Tensor]) -> int | None:
@@ -166,22 +146,18 @@ def channels_of(state: Mapping[str, Tensor]) -> int | None:
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
     """Put a state_dict into a network, tensor for tensor.
 
-    A prefix common to all names (`module.` of DataParallel, `_orig_mod.` of torch.compile, `model.`, `net.`)
-    is taken off where the network has no such names; `num_batches_tracked`, which old files lack, may be
+    A prefix common to all names is taken off, see `without_prefix`; `num_batches_tracked`, which old files lack, may be
     missing.
 
     Raises:
-        InputError: names or shapes differ (the first are listed), or the weights are those that the
-            constructor gives, so that a fresh network would not be untrained.
+        InputError: names or shapes differ (the first are listed), or the weights are those that the constructor gives,
+            so that a fresh network would not be untrained.
     """
     own = network.state_dict()
     state = without_prefix(state, set(own))
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
     if trained and all(n in own and torch.equal(own[n].to(tensor.dtype), tensor) for n, tensor in trained.items()):
-        raise InputError(
-            f"{arch} returns a network that already has the weights in {where}; it must return an untrained "
-            "one, from which reference models are trained"
-        )
+        raise InputError(f"{arch} has the weights in {where} already; it must return an untrained one")
     try:
         network.load_state_dict(dict(state))
     except Exception as error:  # PyTorch lists what does not fit; a stranger's hooks may raise anything
