@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Features": "hardening.features",
     "Reason": "hardening.features",
     "HardenedAnchors": "explain.alibi",
     "HardenedCounterfactual": "recourse.counterfactual",

@@ -15,7 +15,7 @@ from safexplain.explain.captum.layers import default_embedding as default_embedd
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.captum.rewrite import rewrite_functional as rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
-from safexplain.explain.feature_groups import grid_segments as grid_segments
+from safexplain.explain.feature_groups import grid_segments
 from safexplain.explain.feature_groups import show_set as show_set
 from safexplain.explain.feature_groups import words as words
 from safexplain.explain.tables import near_cutoff as near_cutoff
@@ -26,4 +26,5 @@ __all__ = [
     "anchor_hardening",
     "default_layer",
     "find_row",
+    "grid_segments",
 ]

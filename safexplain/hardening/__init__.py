@@ -7,14 +7,13 @@ that table.
 """
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
-from safexplain.hardening.features import Features
+from safexplain.hardening.features import Features as Features
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
 __all__ = [
-    "Features",
     "GaussianNoise",
     "Hardening",
     "Levels",
