@@ -107,7 +107,9 @@ PAGES = (
     Page("releases", "What may be released", (_suite(
         "releases", "what each format of a release adds to the labels of the same queries, asked once and often, and"
         " what is left to read, beside models of public data; five tasks and six explainers",
-        "`cifar10.npz`, `gtsrb.npz`, `heloc.npz` (`--task digits`: nothing)", "60 min (`--full`: a GPU)"),)),
+        "`cifar10.npz`, `gtsrb.npz`, `heloc.npz` (`--task digits`: nothing)", "60 min (`--full`: a GPU)"), _suite(
+        "releases", "with `--order`: what the order of a set adds", "`cifar10.npz`, `heloc.npz`", "10 min",
+        "releases_order"))),
     Page("dithering", "Patience, and limits on looks", (_suite(
         "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
         " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
@@ -170,6 +172,8 @@ PAGES = (
     Page("benchmarks", "Benchmarks", (
         _benchmark("attack_power", "what share of what can be found at all the attacks find, on four simulated problems"
                    " of which the best possible test is known", "4 min"),
+        _benchmark("reasons", "do released reasons speak for the decision: models of HELOC and Adult in every path",
+                   "1 min", "`heloc.npz`, `adult.npz`; shap 0.50 or later"),
         _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside a naive version"
                    " and ranks with noise as in 0.1; peak memory", "3 min"),
         _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"

@@ -180,6 +180,7 @@ class _Named(_Hash):
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
+            self.write(f"tensor {value.dtype} {tuple(value.shape)};")
             self.put(*bytes_of(value))
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
             self.write(f"{type(value).__name__}{value!r};")

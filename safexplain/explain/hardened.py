@@ -213,11 +213,13 @@ class Hardened(Attribution):  # type: ignore[misc]
             grouped=options.get("feature_mask") is not None,
             squared=nt_type in SQUARED,
         )
-        classes = self._in_favour(inputs, options, lent)
+        none = self.hardening.is_none
+        as_natively = self._above == () or (none and self.direction is None) or not batch
+        classes = None if as_natively else self._in_favour(inputs, options, lent)
         first = self.hardening.noise is None or isinstance(self.hardening.clip, TopKSet)  # else one noise for both
         if classes is not None and first:
             native = _each(native, classes)
-        released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
+        released = self.hardening(native) if none else self._harden(native, inputs, options, query)
         if classes is not None and not first:
             released = _each(released, classes)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
@@ -287,11 +289,11 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _in_favour(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
         """(batch,) 0 or 1: the class that a map of the model's one output is to speak for; None: as natively."""
         target = options.get("target", ())
-        if (self.hardening.is_none and self.direction is None) or self._above == () or not len(inputs[0]):
-            return None
         sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in SQUARED
         named = () if target is None else target.detach().cpu() if isinstance(target, Tensor) else target
-        if sizes or not np.isin(np.asarray(named), (0, -1)).all():  # all that natively names the only output
+        if not np.isin(np.asarray(named), (0, -1)).all():  # all that natively names the only output
+            self._above = ()
+        if sizes or self._above == ():
             return None
         whole = {**options, "target": None}
         scores = _explained(lent, inputs, whole)

@@ -264,9 +264,10 @@ class Hardening:
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
             raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
         tensors = plain(tensors)
-        if not self.is_none and any(not t.is_floating_point() for t in tensors):
+        none = self.is_none
+        if not none and not all(map(torch.is_floating_point, tensors)):
             raise InputError(f"expected floating-point attributions, got {[str(t.dtype) for t in tensors]}")
-        if self.is_none:
+        if none:
             released = [t.detach().clone() for t in tensors]
         else:
             seeds = self._seeds(tensors, inputs, target, model_digest, method)

@@ -74,7 +74,7 @@ with a private model with five, 0 to 4; with others, `expected_failed_checks` ad
 are not listed then."""
 
 _LISTED = {"DPLogisticRegression": range(3), "PrivateModelRecourse": range(5)}
-_OTHER_LABELS = """
+_OTHER_LABELS = f"""{_TWO_CLASSES}
 check_classifier_data_not_an_array check_estimators_nan_inf check_estimators_pickle check_fit2d_1sample
 check_fit_check_is_fitted check_fit_idempotent check_n_features_in check_supervised_y_2d
 """
