@@ -30,9 +30,8 @@ from safexplain.explain.catalog import Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
-from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for
+from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for, turns_first
 from safexplain.explain.query import NUMBERS, as_asked, query_of
-from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
@@ -214,10 +213,10 @@ class Hardened(Attribution):  # type: ignore[misc]
             squared=nt_type in SQUARED,
         )
         none = self.hardening.is_none
-        as_natively = self._above == () or (none and self.direction is None) or not batch
+        as_natively = self._above == () or (none and self.direction is None)
         classes = None if as_natively else self._in_favour(inputs, options, lent)
-        first = self.hardening.noise is None or isinstance(self.hardening.clip, TopKSet)  # else one noise for both
-        if classes is not None and first:
+        first = classes is not None and turns_first(self.hardening)
+        if first:
             native = _each(native, classes)
         released = self.hardening(native) if none else self._harden(native, inputs, options, query)
         if classes is not None and not first:
@@ -299,8 +298,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         scores = _explained(lent, inputs, whole)
         if self._above is None:
             one = scores.numel() == len(inputs[0]) and scores.dim() in (1, 2)
-            far = [tuple(s * x if x.is_floating_point() else x for x in inputs) for s in (1.0, 1e3, -1e3)]
-            bounded = one and all(bool(((y >= 0) & (y <= 1)).all()) for y in (_explained(lent, x, whole) for x in far))
+            far = [tuple(s * x if x.is_floating_point() else x for x in inputs) for s in (1e3, -1e3)]
+            outputs = (scores, *(_explained(lent, x, whole) for x in far)) if one else ()
+            bounded = all(bool(((y >= 0) & (y <= 1)).all()) for y in outputs)
             self._above = (PROBABILITY if bounded else LOG_ODDS,) if one else ()
         if not self._above:
             return None

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError, PredictedClassWarning
+from safexplain.hardening.formats import TopKSet
+from safexplain.hardening.hardening import Hardening
 
 __all__ = [
     *("LOG_ODDS", "PROBABILITY", "Direction", "decided", "speaking_for"),
-    *("threshold_of_function", "threshold_of_linear", "threshold_of_trees"),
+    *("threshold_of_function", "threshold_of_linear", "threshold_of_trees", "turns_first"),
 ]
 
 Direction = Literal["up", "down"]
@@ -85,6 +87,15 @@ def speaking_for(values: Values, classes: Any) -> Values:
     if isinstance(values, Tensor):
         return values * torch.as_tensor(signs, device=values.device).view(-1, *[1] * (values.dim() - 1))
     return np.asarray(values * signs.reshape(-1, *[1] * (values.ndim - 1)))
+
+
+def turns_first(hardening: Hardening) -> bool:
+    """Whether values are turned towards the class before they are hardened, as a set of reasons must be.
+
+    Where there is noise, what is hardened is turned instead: answers about both classes then share one noise, which
+    two of them would average.
+    """
+    return hardening.noise is None or isinstance(hardening.clip, TopKSet)
 
 
 def decided(

@@ -75,7 +75,7 @@ class Features:
         object.__setattr__(self, "groups", tuple((str(name), tuple(map(str, parts))) for name, parts in given))
         object.__setattr__(self, "prohibited", tuple(map(str, prohibited)))
         parts = [part for _, members in self.groups for part in members]
-        for what, listed in (("names", self.names), ("groups: features", parts), ("columns", self.columns)):
+        for what, listed in (("names", self.names), ("groups: features", parts)):
             if len(set(listed)) < len(listed):
                 raise ConfigurationError(f"{what}: expected each name once, got {', '.join(listed)[:200]}")
         for what, listed, known in (("groups", parts, self.names), ("prohibited", self.prohibited, self.columns)):
@@ -97,16 +97,20 @@ class Features:
         return cls(names, parts, prohibited)
 
     @cached_property
+    def _owners(self) -> tuple[str, ...]:
+        """Of each feature, the name of the column."""
+        of = {part: name for name, parts in self.groups for part in parts}
+        return tuple(of.get(name, name) for name in self.names)
+
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """The person's, in the order of their first features."""
-        of = {part: name for name, parts in self.groups for part in parts}
-        return tuple(dict.fromkeys(of.get(name, name) for name in self.names))
+        return tuple(dict.fromkeys(self._owners))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
         """Of each feature, the column."""
-        of = {part: name for name, parts in self.groups for part in parts}
-        return tuple(self.columns.index(of.get(name, name)) for name in self.names)
+        return tuple(map(self.columns.index, self._owners))
 
     def summed(self, rows: Tensor) -> Tensor:
         """(n, columns) of (n, d): the values of the features of each column, added up.
@@ -125,8 +129,7 @@ class Features:
 
     def refused(self, released: Any) -> Any:
         """(n, prohibited columns) bool: which of them are among the reasons of each of (n, d) released explanations."""
-        at = [self.places.index(self.columns.index(name)) for name in self.prohibited]
-        return released[:, at] != 0
+        return released[:, list(map(self._owners.index, self.prohibited))] != 0
 
     def check(self, released: Tensor) -> None:
         """Raise ProhibitedReasonError where one of (n, d) released explanations names a prohibited column."""
@@ -159,19 +162,18 @@ class Features:
         asked = None if rows is None else self._maps(rows)
         if asked is not None and asked.shape != maps.shape:
             raise InputError(f"rows: expected what was explained, of shape {maps.shape}, got {asked.shape}")
-        first = [self.places.index(i) for i in range(len(self.columns))]
         found = []
-        for i, numbers in enumerate(np.atleast_2d(maps)[:, first]):
+        for i, numbers in enumerate(np.atleast_2d(maps)[:, list(map(self._owners.index, self.columns))]):
             strength = numbers[numbers > 0]
-            ordered = len(set(strength)) == len(strength) > 0 and (strength.max() > 1 or len(strength) == 1)
-            if not np.isin(numbers, range(len(numbers) + 1)).all() or not (ordered or set(strength) <= {1.0}):
+            told = strength.max(initial=0) > 1
+            ranks = not told or len(set(strength)) == len(strength)
+            if not np.isin(numbers, range(len(numbers) + 1)).all() or not ranks:
                 raise InputError(
                     "expected a released TopKSet: this explanation was hardened differently, or is native."
                     " Hardening(clip=TopKSet(k=4, ordered=True)) releases one"
                 )
             row = None if asked is None else np.atleast_2d(asked)[i]
             places = sorted(np.flatnonzero(numbers > 0), key=lambda place: -numbers[place])
-            told = ordered and strength.max() > 1
             found.append(
                 [
                     Reason(name, self._value(place, row), rank if told else None, (describe or {}).get(name, ""))
@@ -196,7 +198,7 @@ class Features:
         numbers = [float(row[i]) for i in parts]
         if len(parts) == 1 and self.names[parts[0]] == self.columns[place]:
             return numbers[0]
-        if sorted(numbers)[-1] == 1 and sum(numbers) == 1 and set(numbers) <= {0.0, 1.0}:
+        if sum(numbers) == 1 and set(numbers) <= {0.0, 1.0}:
             label = self.names[parts[numbers.index(1.0)]]
             return label.removeprefix(self.columns[place]).lstrip("=_ ") or label
         return tuple(numbers)

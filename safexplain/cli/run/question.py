@@ -460,9 +460,9 @@ def _in_columns(
             f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
             " (--hardening recommended, or a TopKSet without features)"
         )
-    if not named or not (form or any("=" in name for name in names or ())):
+    one_hot = dict(Features.of_one_hot(names or ()).groups) if named else {}
+    if not (form or one_hot):
         return hardening
-    one_hot = dict(Features.of_one_hot(names or ()).groups)
     given = {"groups": one_hot, **form}
     if not isinstance(given["groups"], Mapping) or not isinstance(given.get("prohibited", []), list):
         raise ConfigurationError(

@@ -174,6 +174,9 @@ class _HardenedLime(OfTables):
         entry = inspect.signature(self._explainer.explain_instance)
         bound = entry.bind(*args, **kwargs)
         number = getattr(self._explainer, "mode", "") == "regression"
+        side = 1
+        if number or direction is not None:
+            (side,) = decided([0.0], None if number else PROBABILITY, direction=direction)
         usual = entry.parameters["top_labels"].default  # of an image, five classes
         named = bound.arguments.keys() & {"labels", "top_labels"}
         if not (number or named or usual or self.hardening.is_none):
@@ -205,10 +208,7 @@ class _HardenedLime(OfTables):
             weights = torch.tensor([[float(weight) for _, weight in raw.local_exp[label]]], dtype=torch.float64)
             watch().add(predict, self._name, (weights,))
             own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
-            found = raw.local_exp[label]
-            if number or direction is not None:
-                (one,) = decided([0.0], None if number else PROBABILITY, direction=direction)
-                found = [(feature, weight if one else -weight) for feature, weight in found]
+            found = [(feature, weight if side else -weight) for feature, weight in raw.local_exp[label]]
             released.local_exp[int(label)] = self._harden(found, own, query)
             released.intercept[int(label)] = np.nan
         released.score, released.local_pred = np.nan, np.array([np.nan])

@@ -29,11 +29,11 @@ from safexplain.explain.orientation import (
     threshold_of_function,
     threshold_of_linear,
     threshold_of_trees,
+    turns_first,
 )
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
@@ -182,9 +182,9 @@ class HardenedShap(OfTables):
             return self._released(raw, rows, None, options)
         scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
         classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"shap.{self._name}")
-        if self.hardening.noise is None or isinstance(self.hardening.clip, TopKSet):
+        if turns_first(self.hardening):
             return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes), options)
-        return speaking_for(self._released(raw, rows, None, options), classes)  # one noise for both classes
+        return speaking_for(self._released(raw, rows, None, options), classes)
 
     def _of_each(self, raw: Values, rows: Values, options: Mapping[str, Any]) -> Values:
         """(n, d, outputs) hardened."""
