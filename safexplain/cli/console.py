@@ -45,13 +45,18 @@ class Interrupted(Exception):
         return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
+def _is_interruption(error: BaseException) -> bool:
+    """Ctrl-C or SIGTERM, also if it came while a class was made, which wraps it (`__set_name__` before Python 3.12)."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
 @contextmanager
 def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
     """Let an interruption say what is kept and how to resume, once the run directory exists."""
     try:
         yield
-    except KeyboardInterrupt:
-        if folder.is_dir():
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if folder.is_dir() and _is_interruption(error):
             raise Interrupted(folder, kept) from None
         raise
 
@@ -113,12 +118,11 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
             command = error.resume(arguments)
             message, code = f"{error}. To continue: {command}", INTERRUPTED
             content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
-        except Exception as error:
-            message, code = _line(error, arguments)
+        except (Exception, KeyboardInterrupt) as error:
+            interrupted = _is_interruption(error)
+            message, code = ("interrupted", INTERRUPTED) if interrupted else _line(error, arguments)
             if os.environ.get("SAFEXPLAIN_DEBUG") and message.endswith(DEBUG):
                 raise
-        except KeyboardInterrupt:
-            message, code = "interrupted", INTERRUPTED
         if code == INTERRUPTED and terminated:
             code = TERMINATED
         if message:

@@ -285,9 +285,14 @@ def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case:
     assert b"Pipe" not in done.stderr
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "while a class was made"])
 @pytest.mark.parametrize("where", ["safexplain.cli.audit.policy_of", "safexplain.audit.Signals.load"])
-def test_ctrl_c_is_one_line_and_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, where: str, wrapped: bool
+) -> None:
     def pressed(*_: object, **__: object) -> None:
+        if wrapped:
+            raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, pressed)
