@@ -380,7 +380,7 @@ def signals_of(setting: str, number: int, models: int, examples: int, patience: 
     values |= {"l1": np.abs(whole).sum(2), "mean": whole.mean(2)}
     for asked in patience[1:]:
         often = maps()
-        values |= {f"l1@{asked}": np.abs(often).sum(2), f"attributions@{asked}": often}
+        values |= {f"l1@{asked}": np.abs(often).sum(2), f"mean@{asked}": often.mean(2), f"attributions@{asked}": often}
         values[f"kept@{asked}"] = rng.binomial(asked, kept) / asked
     inputs = (rng.normal(size=(examples, 8)) - shift * member[0][:, None]).astype(np.float32)
     return Signals(member, values, whole, {"targets": [0]}, inputs)
