@@ -44,7 +44,7 @@ SLOTS: dict[str, tuple[type, ...]] = {
 }
 """What may stand in each slot, in the order in which they are applied. A new clip, mask or noise is one class here."""
 
-RECOMMENDED: Clip = TopKSet(k=4, fraction=0.1)
+RECOMMENDED = TopKSet(k=4, fraction=0.1)
 """The four features that count most, or a tenth of them where that is more.
 
 The rule: what a release adds to the labels of the same queries has an upper 95 % bound of at most one point of
@@ -144,14 +144,18 @@ class Hardening:
         return cls()
 
     @classmethod
-    def recommended(cls, key: bytes | None = None) -> Hardening:
+    def recommended(cls, key: bytes | None = None, *, ordered: bool = False) -> Hardening:
         """The default, chosen by measurement, see `RECOMMENDED`; it has no noise, so that it makes no use of a key.
+
+        Args:
+            key: checked and left unused.
+            ordered: tell the order of the features, too, which is the default for tables.
 
         >>> Hardening.recommended().clip
         TopKSet(k=4, fraction=0.1, positive=True)
         """
         check_key(key)
-        return cls(clip=RECOMMENDED)
+        return cls(clip=replace(RECOMMENDED, ordered=ordered))
 
     @classmethod
     def deepleak(cls, key: bytes | None = None) -> Hardening:
@@ -171,6 +175,11 @@ class Hardening:
     def __repr__(self) -> str:
         named = (*SLOTS, "grid", *(() if self.features is None else ("features",)))
         return f"Hardening({', '.join(f'{name}={getattr(self, name)!r}' for name in named)})"
+
+    @property
+    def is_recommended(self) -> bool:
+        """True for the default, in whatever columns and with or without the order."""
+        return replace(self, features=None) in (Hardening.recommended(), Hardening.recommended(ordered=True))
 
     @property
     def is_none(self) -> bool:

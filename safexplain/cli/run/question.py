@@ -99,7 +99,7 @@ class Asked:
     """What `audit` or `tune` was asked: the options that both have, and those that one of them has."""
 
     given: Options
-    hardening: Hardening  # that is judged
+    hardening: Hardening | None  # that is judged; None: the recommended one
     pool: Path | None = None  # data of the pre-training, which is asked about in place of --data
     service: Service | None = None  # that is asked in place of a model
     scored: int | None = None  # examples; None: as many as the policy needs
@@ -446,15 +446,18 @@ def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _in_columns(
-    hardening: Hardening, names: Sequence[str] | None, explainers: Sequence[Any], form: Mapping[str, Any]
+    hardening: Hardening | None, names: Sequence[str] | None, explainers: Sequence[Any], form: Mapping[str, Any]
 ) -> Hardening:
     """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
 
-    One-hot columns, which `load_data` names `column=value`, are added up for their column.
+    One-hot columns, which `load_data` names `column=value`, are added up for their column. The recommended hardening
+    tells the order of reasons.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
-    named = names is not None and isinstance(hardening.clip, TopKSet) and hardening.features is None and maps
+    table = names is not None and maps
+    hardening = hardening or Hardening.recommended(ordered=table)
+    named = table and isinstance(hardening.clip, TopKSet) and hardening.features is None
     if form and not named:
         raise ConfigurationError(
             f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
@@ -471,9 +474,10 @@ def _in_columns(
     return replace(hardening, features=Features(names or (), **given))
 
 
-def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search."""
-    named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
+def parse_hardening(text: str) -> Hardening | None:
+    """From "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search; None from
+    "recommended", which depends on what is explained."""
+    named = {"recommended": lambda: None, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()
     if text.strip().startswith("{"):
