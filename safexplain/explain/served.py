@@ -25,6 +25,7 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
 from safexplain.explain.alibi import HardenedAnchorTabular
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
+from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import Row, find_row
 from safexplain.explain.certified import (
     NOTHING,
@@ -44,10 +45,10 @@ from safexplain.explain.tables import MADE_WITH, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
-from safexplain.outputs import EstimatorModule, Probability, are_probabilities
+from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module
 from safexplain.verdict.certificate.read import Certificate
 
-__all__ = ["Explanation", "Release", "load_release"]
+__all__ = ["Explanation", "Release", "default_hardening", "load_release"]
 
 OF_ROWS: Mapping[str, type[OfTables]] = {
     kind._row.name: kind
@@ -172,7 +173,7 @@ def load_release(
         public: (rows, ...) public rows, for methods that need some.
         uncertified: accept a certificate whose verdict is not "certified", or none at all; all else is checked.
         method: without a certificate, the explainer's name in the catalog.
-        hardening: without a certificate, what is done to each explanation.
+        hardening: without a certificate, what is done to each explanation; None: `default_hardening`.
         options: without a certificate, of the explainer; the plain choice where None.
         output: without a certificate, what is explained: the probability, by a softmax where the model returns logits
             (which is looked at on numbers drawn at random where `shape` is given, and taken for granted where not), or
@@ -187,10 +188,11 @@ def load_release(
         ConfigurationError: without a certificate, something is missing; with one, something is given that it says.
     """
     if path is None:
-        if not uncertified or method is None or hardening is None:
+        if not uncertified or method is None:
             raise ConfigurationError(
-                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..., hardening=..."
+                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..."
             )
+        hardening = hardening or default_hardening([find_row(method)], model)
         return _without_certificate(model, method, keyed(hardening, key), options or NOTHING, output, shape, public)
     given = {"explainer": method, "hardening": hardening, "options": options, "shape": shape}
     if said := [name for name, value in given.items() if value is not None]:
@@ -221,6 +223,13 @@ def load_release(
         {row.name: _asked(row, made[row.name]) for row in rows},
         _alone(rows, audited.model),
     )
+
+
+def default_hardening(rows: Sequence[Row], model: Any) -> Hardening:
+    """The recommended hardening of methods that are released together, for tables with the order of reasons: where each
+    of them explains rows of tables alone, or the model is a scikit-learn classifier."""
+    table = is_estimator(as_module(model))
+    return Hardening.recommended(ordered=all(not OF_ROWS[r.name]._tells if r.name in OF_ROWS else table for r in rows))
 
 
 def _without_certificate(

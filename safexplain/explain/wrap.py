@@ -112,7 +112,8 @@ def _class_doc(row: Row) -> str:
     parts.append(f"Takes the arguments of `{row.native.__name__}`, and three more.")
     parts.append(
         "Args:\n"
-        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.\n"
+        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`,"
+        " of a scikit-learn classifier with the order.\n"
         "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
         " read; None for `safexplain.model_digest` of it.\n"
         '    direction: "up" or "down", of a model whose one output is a number; None: it is about two classes.'
@@ -152,7 +153,8 @@ def harden(
 
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
-        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions.
+        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions,
+            with the order for tables.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
         direction: of a Captum explainer, where the model's one output is a number: "up" or "down".
         **options: what the hardened class takes beside, as `public=` for ProtoDash.

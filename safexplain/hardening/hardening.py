@@ -401,6 +401,11 @@ def hardening_or_default(hardening: object, default: Callable[[], Hardening] = H
     return hardening
 
 
+def ordered_default() -> Hardening:
+    """Of explainers of rows of tables: `Hardening.recommended(ordered=True)`."""
+    return Hardening.recommended(ordered=True)
+
+
 def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same numbers, detached, as tensors of the base class: a subclass may carry anything along."""
     with torch._C.DisableTorchFunctionSubclass():

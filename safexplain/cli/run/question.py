@@ -38,7 +38,7 @@ from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages, TwoStages, no_r
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import OF_ROWS, default_hardening
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.features import Features
 from safexplain.hardening.formats import TopKSet
@@ -302,7 +302,7 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
         recipe,
         member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
-        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, form),
+        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, loaded.model, form),
         output=cast("Output", given.output),
         arguments=arguments,
         build=build,
@@ -446,18 +446,21 @@ def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _in_columns(
-    hardening: Hardening | None, names: Sequence[str] | None, explainers: Sequence[Any], form: Mapping[str, Any]
+    hardening: Hardening | None,
+    names: Sequence[str] | None,
+    explainers: Sequence[Any],
+    model: Any,
+    form: Mapping[str, Any],
 ) -> Hardening:
     """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
 
-    One-hot columns, which `load_data` names `column=value`, are added up for their column. The recommended hardening
-    tells the order of reasons.
+    One-hot columns, which `load_data` names `column=value`, are added up for their column. None: see
+    `default_hardening`.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
-    table = names is not None and maps
-    hardening = hardening or Hardening.recommended(ordered=table)
-    named = table and isinstance(hardening.clip, TopKSet) and hardening.features is None
+    hardening = hardening or default_hardening([kind._row for kind in kinds], model)
+    named = names is not None and maps and isinstance(hardening.clip, TopKSet) and hardening.features is None
     if form and not named:
         raise ConfigurationError(
             f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"

@@ -29,7 +29,7 @@ from safexplain.explain.libraries import load
 from safexplain.explain.orientation import PROBABILITY, Direction, decided
 from safexplain.explain.query import as_asked
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
@@ -132,15 +132,14 @@ class _HardenedLime(OfTables):
     def __init__(
         self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
     ) -> None:
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        self._take(hardening, model_digest)
         self._hold(getattr(load(self._module), self._name)(*args, **kwargs))
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
         """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
         self = cls.__new__(cls)
-        self.hardening = hardening_or_default(hardening)
-        self._model_digest = checked_digest(options.pop("model_digest", None))
+        self._take(hardening, options.pop("model_digest", None))
         if unknown := options.keys() - cls._options:
             raise TypeError(f"{cls.__name__} has no option {min(unknown)!r}")
         vars(self).update(options)
@@ -216,6 +215,11 @@ class _HardenedLime(OfTables):
             released.local_exp[0] = [(feature, -weight) for feature, weight in released.local_exp[1]]
         return released
 
+    def _take(self, hardening: Hardening | None, model_digest: bytes | None) -> None:
+        table = self._row is not None
+        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
+        self._model_digest = checked_digest(model_digest)
+
     def _hold(self, native: Any) -> None:
         self._explainer = private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
         self._native = type(self._explainer)
@@ -255,7 +259,7 @@ class HardenedLimeTabular(_HardenedLime):
 
     Args:
         *args: as natively.
-        hardening: of the weights of each label; None for `Hardening.recommended()`.
+        hardening: of the weights of each label; None for `Hardening.recommended(ordered=True)`.
         bins: name features as natively, "0.10 < age <= 0.50", when they are discretised. The numbers are quartiles of
             the training set (or other statistics of it) and are only released when asked for; else "age".
         **kwargs: as natively.

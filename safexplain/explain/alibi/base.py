@@ -16,7 +16,7 @@ from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load_alibi, private_copy, seeded_generators
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
@@ -106,7 +106,7 @@ class HardenedAlibi:
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         anchors = kind_of(native).startswith("Anchor")
-        hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
+        hardening = hardening_or_default(hardening, anchor_hardening if anchors else ordered_default)
         for step in (hardening.clip, hardening.mask):
             if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
                 raise ConfigurationError(

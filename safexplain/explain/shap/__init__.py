@@ -37,7 +37,7 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
 
     Args:
         native: a `shap.TreeExplainer`, `shap.LinearExplainer` or `shap.KernelExplainer`.
-        hardening: None for `Hardening.recommended()`.
+        hardening: None for `Hardening.recommended(ordered=True)`.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Raises:

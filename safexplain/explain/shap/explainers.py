@@ -34,7 +34,7 @@ from safexplain.explain.orientation import (
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
@@ -99,7 +99,8 @@ class HardenedShap(OfTables):
         return self
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None) -> None:
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        self.hardening = hardening_or_default(hardening, ordered_default)
+        self._model_digest = checked_digest(model_digest)
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
 
@@ -369,7 +370,7 @@ class HardenedTreeExplainer(_OfModel):
         model_output: "raw", "probability", or a method of the model.
         feature_perturbation: "auto", "interventional" (with `data`) or "tree_path_dependent".
         feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
         model_digest: 16 bytes or more that name the model and its version; None: the trees do.
 
     Raises:
@@ -473,7 +474,7 @@ class HardenedLinearExplainer(_OfModel):
         model: a fitted linear model.
         masker: (n, d) rows, of which the means count: public ones; or (means, covariances).
         feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
         model_digest: 16 bytes or more that name the model and its version; None: the coefficients do.
 
     Raises:
@@ -532,7 +533,7 @@ class HardenedKernelExplainer(HardenedShap):
         background: the same.
         feature_names: names of the columns.
         link: "identity" or "logit".
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
         **kwargs: as natively: keep_index, keep_index_ordered.
 

@@ -454,7 +454,7 @@ def test_harden_alibi_gives_the_public_class_where_there_is_one(alibi):
 
 def test_defaults_are_chosen_by_kind(alibi):
     assert HardenedAnchorTabular(label, NAMES).hardening == anchor_hardening()
-    assert harden_alibi(stub("KernelShap", {})).hardening == Hardening.recommended()
+    assert harden_alibi(stub("KernelShap", {})).hardening == Hardening.recommended(ordered=True)
     assert anchor_hardening(KEY).noise.key == KEY
     with pytest.warns(NoKeyWarning) if _no_key_yet() else warnings.catch_warnings():
         made("AnchorTabular", None)[0].explain(ROWS_OF_DATA[0], **FAST)

@@ -197,7 +197,8 @@ def test_before_an_audit_method_and_hardening_are_said(tmp_path: Path) -> None:
     of_probabilities = nn.Sequential(model, nn.Softmax(1)).eval()
     plain = load_release(of_probabilities, None, uncertified=True, shape=(3, 8, 8), **said)
     np.testing.assert_allclose(plain.explain(x, TARGET), certified.explain(x, TARGET), atol=1e-5)
-    for arguments in ({**said, "uncertified": False}, {"method": "IG", "uncertified": True}):
+    assert load_release(model, None, uncertified=True, method="IG").hardening == Hardening.recommended()
+    for arguments in ({**said, "uncertified": False}, {"uncertified": True}):
         with pytest.raises(ConfigurationError, match="uncertified=True, explainer="):
             load_release(model, None, **arguments)
     with pytest.raises(ConfigurationError, match=r"explainer, hardening, options: the certificate says that"):
