@@ -22,12 +22,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, check_whole, from_table
+from safexplain._validate import check_number, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
 from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
+from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import (
     GaussianNoise,
     check_key,
@@ -116,7 +116,7 @@ class Hardening:
     """
 
     clip: Clip | None = None
-    mask: Mask | None = None
+    mask: ThresholdMask | TopKMask | None = None
     noise: GaussianNoise | None = None
     grid: float | None = None
     features: Features | None = None
@@ -206,22 +206,18 @@ class Hardening:
     def sign_error_rate(self, d: int, k: int | None = None) -> float:
         """How often a released sign is wrong, for explanations of d features.
 
-        Found by hardening explanations of independent normal numbers, as large as the clip's scale: the same ones each
-        time, at least 16,384 numbers in at least 64 explanations. Zeros have no sign.
+        Found by hardening 64 explanations or more of normal numbers, as large as the clip's scale: the same ones each
+        time. Zeros have no sign.
 
         Args:
-            d: number of features.
+            d: number of features, at least 1.
             k: None: the share of the released signs that are not the native ones. A number: the share of explanations
                 in which one of the k largest released numbers (by magnitude) has a wrong sign.
-
-        Raises:
-            ConfigurationError, ConfigurationTypeError: `d` or `k` is no whole number of at least 1.
 
         >>> noisy = Hardening(clip=RankNorm(), noise=GaussianNoise(Relative(0.3)))
         >>> print(f"{noisy.sign_error_rate(10):.2f} {Hardening.recommended().sign_error_rate(10):.2f}")
         0.20 0.00
         """
-        d = check_whole("d", d, 1)
         hardening = replace(self, features=None).with_key(b"public: only counts")
         native = torch.randn(max(64, 16_384 // d), d, generator=torch.Generator().manual_seed(0))
         native *= min(hardening._scale(d) or 1.0, 1e30)
@@ -229,7 +225,7 @@ class Hardening:
         wrong = (released.sign() * native.sign()) < 0
         if k is None:
             return float(wrong.sum() / (released != 0).sum().clamp_min(1))
-        top = released.abs().topk(min(check_whole("k", k, 1), d), dim=1).indices
+        top = released.abs().topk(min(k, d), dim=1).indices
         return float(wrong.gather(1, top).any(1).double().mean())
 
     def noise_std(self, d: int) -> float:
@@ -273,14 +269,12 @@ class Hardening:
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
             raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
         tensors = plain(tensors)
-        none = self.is_none
-        if not none and not all(map(torch.is_floating_point, tensors)):
+        if self.is_none:
+            released = [t.clone() for t in tensors]
+        elif not all(map(torch.is_floating_point, tensors)):
             raise InputError(f"expected floating-point attributions, got {[str(t.dtype) for t in tensors]}")
-        if none:
-            released = [t.detach().clone() for t in tensors]
         else:
-            seeds = self._seeds(tensors, inputs, target, model_digest, method)
-            released = self._apply(tensors, seeds)
+            released = self._apply(tensors, self._seeds(tensors, inputs, target, model_digest, method))
         return cast("Attributions", tuple(released) if isinstance(attributions, tuple) else released[0])
 
     def to_dict(self) -> dict[str, Any]:
