@@ -123,10 +123,6 @@ class Features:
         index = torch.tensor(self.places, device=rows.device)
         return rows.new_zeros(len(rows), len(self.columns)).index_add_(1, index, rows)
 
-    def spread(self, columns: Tensor) -> Tensor:
-        """(n, d) of (n, columns): each feature has the number of its column."""
-        return columns[:, list(self.places)]
-
     def refused(self, released: Any) -> Any:
         """(n, prohibited columns) bool: which of them are among the reasons of each of (n, d) released explanations."""
         return released[:, list(map(self._owners.index, self.prohibited))] != 0

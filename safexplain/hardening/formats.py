@@ -88,19 +88,9 @@ class TopKSet:
 
     @staticmethod
     def reasons(released: Any, names: Sequence[str]) -> list[Any]:
-        """Names of the named features: the strongest first where the set is ordered, else in the order of `names`.
+        """The names alone of the reasons in what was released, (d,) or (n, d), by the names of the d features.
 
-        `Features.reasons` has the person's own columns and values.
-
-        Args:
-            released: (d,) or (n, d) what was released, a tensor or an array.
-            names: of the d features.
-
-        Returns:
-            The names of one explanation, or for each of a batch a list of them.
-
-        Raises:
-            InputError: other numbers than d, or not a set.
+        See `Features.reasons`, which has the person's own columns and values.
 
         >>> TopKSet.reasons(torch.tensor([[1.0, 0.0, 1.0]]), ["income", "age", "debt"])
         [['income', 'debt']]
@@ -108,10 +98,6 @@ class TopKSet:
         found = Features(names).reasons(released)
         one = not found or isinstance(found[0], Reason)
         return [r.name for r in found] if one else [[r.name for r in each] for each in found]
-
-
-MOST_LEVELS = 16
-"""Steps of `Levels`; the highest then holds one feature of 65,536."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +125,8 @@ class Levels:
     balanced: bool = True
 
     def __post_init__(self) -> None:
-        if check_whole("Levels n", self.n, 1) > MOST_LEVELS:
-            raise ConfigurationError(f"Levels n must be at most {MOST_LEVELS}, got {self.n!r}")
-        object.__setattr__(self, "n", int(self.n))
+        if check_whole("Levels n", self.n, 1) > 16:
+            raise ConfigurationError(f"Levels n must be at most 16, got {self.n!r}")
         if not isinstance(self.balanced, bool):
             raise ConfigurationTypeError(f"Levels balanced must be True or False, got {self.balanced!r}")
 
@@ -149,13 +134,9 @@ class Levels:
         """The largest number."""
         return 1.0
 
-    def counts(self, d: int) -> list[int]:
-        """How many of d features are at step 1 or above, at step 2 or above, ..., of both signs together."""
-        return [max(1, round(d * 2.0**-j)) for j in range(1, self.n + 1)]
-
     def __call__(self, rows: Tensor) -> Tensor:
         """The steps, divided by their number."""
-        counts = self.counts(rows.shape[1])
+        counts = [max(1, round(rows.shape[1] * 2.0**-j)) for j in range(1, self.n + 1)]
         if not self.balanced:
             return _steps(rows.abs(), counts).mul_(rows.sign()).div_(self.n)
         half = [max(1, count // 2) for count in counts]

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, from_table
+from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
@@ -210,14 +210,18 @@ class Hardening:
         time. Zeros have no sign.
 
         Args:
-            d: number of features, at least 1.
+            d: number of features.
             k: None: the share of the released signs that are not the native ones. A number: the share of explanations
                 in which one of the k largest released numbers (by magnitude) has a wrong sign.
+
+        Raises:
+            ConfigurationError: `d` or `k` is no whole number of at least 1.
 
         >>> noisy = Hardening(clip=RankNorm(), noise=GaussianNoise(Relative(0.3)))
         >>> print(f"{noisy.sign_error_rate(10):.2f} {Hardening.recommended().sign_error_rate(10):.2f}")
         0.20 0.00
         """
+        d = check_whole("d", d, 1)
         hardening = replace(self, features=None).with_key(b"public: only counts")
         native = torch.randn(max(64, 16_384 // d), d, generator=torch.Generator().manual_seed(0))
         native *= min(hardening._scale(d) or 1.0, 1e30)
@@ -225,7 +229,7 @@ class Hardening:
         wrong = (released.sign() * native.sign()) < 0
         if k is None:
             return float(wrong.sum() / (released != 0).sum().clamp_min(1))
-        top = released.abs().topk(min(k, d), dim=1).indices
+        top = released.abs().topk(min(check_whole("k", k, 1), d), dim=1).indices
         return float(wrong.gather(1, top).any(1).double().mean())
 
     def noise_std(self, d: int) -> float:
@@ -377,7 +381,7 @@ class Hardening:
         rows = rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
         if self.features is None:
             return rows
-        rows = self.features.spread(rows)
+        rows = rows[:, list(self.features.places)]  # each feature has the number of its column
         self.features.check(rows)
         return rows
 

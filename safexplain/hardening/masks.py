@@ -65,11 +65,8 @@ def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
         cut = kth_largest(keys, [k])
     found = keys >= cut
     if (np.count_nonzero(found.numpy()) if found.is_cpu else int(found.sum())) > k * keys.shape[0]:
-        crowded = found.sum(1) > k
-        tied = keys[crowded] == cut[crowded]
-        above = keys[crowded] > cut[crowded]
-        room = k - above.sum(1, keepdim=True)
-        found[crowded] = above | (tied & (tied.cumsum(1) <= room))
+        above, tied = keys > cut, keys == cut
+        found = above | (tied & (tied.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return found
 
 
