@@ -161,22 +161,21 @@ class Features:
         found = []
         for i, numbers in enumerate(np.atleast_2d(maps)[:, list(map(self._owners.index, self.columns))]):
             strength = numbers[numbers > 0]
-            told = strength.max(initial=0) > 1
-            ranks = not told or len(set(strength)) == len(strength)
-            if not np.isin(numbers, range(len(numbers) + 1)).all() or not ranks:
+            ordered = strength.max(initial=0) > 1
+            twice = len(set(strength)) < len(strength)
+            if not np.isin(numbers, range(len(numbers) + 1)).all() or (ordered and twice):
                 raise InputError(
                     "expected a released TopKSet: this explanation was hardened differently, or is native."
                     " Hardening(clip=TopKSet(k=4, ordered=True)) releases one"
                 )
-            row = None if asked is None else np.atleast_2d(asked)[i]
-            places = sorted(np.flatnonzero(numbers > 0), key=lambda place: -numbers[place])
-            found.append(
-                [
-                    Reason(name, self._value(place, row), rank if told else None, (describe or {}).get(name, ""))
-                    for rank, place in enumerate(places, 1)
-                    for name in (self.columns[place],)
-                ]
-            )
+            reasons = []
+            for rank, place in enumerate(sorted(np.flatnonzero(numbers > 0), key=lambda at: -numbers[at]), 1):
+                name, value = (
+                    self.columns[place],
+                    None if asked is None else self._value(place, np.atleast_2d(asked)[i]),
+                )
+                reasons.append(Reason(name, value, rank if ordered else None, (describe or {}).get(name, "")))
+            found.append(reasons)
         return found[0] if maps.ndim == 1 else found
 
     def _maps(self, given: Any) -> Any:
@@ -188,8 +187,6 @@ class Features:
         return given if given.ndim == 1 else given.reshape(len(given), d)
 
     def _value(self, place: int, row: Any) -> Any:
-        if row is None:
-            return None
         parts = [i for i, column in enumerate(self.places) if column == place]
         numbers = [float(row[i]) for i in parts]
         if len(parts) == 1 and self.names[parts[0]] == self.columns[place]:

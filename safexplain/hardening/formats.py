@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.features import Features, Reason
-from safexplain.hardening.masks import kth_largest, largest
+from safexplain.hardening.masks import keep_fraction, kth_largest, largest
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,10 +57,7 @@ class TopKSet:
         if self.k is not None:
             object.__setattr__(self, "k", check_whole("TopKSet k", self.k, 1))
         if self.fraction is not None:
-            value = check_number("TopKSet fraction", self.fraction, above=0.0)
-            if value > 1:
-                raise ConfigurationError(f"TopKSet fraction must lie in (0, 1], got {value!r}")
-            object.__setattr__(self, "fraction", value)
+            keep_fraction(self)
         for name in ("positive", "ordered"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationTypeError(f"TopKSet {name} must be True or False, got {value!r}")

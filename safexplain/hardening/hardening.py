@@ -42,7 +42,7 @@ SLOTS: dict[str, tuple[type, ...]] = {
     "mask": (ThresholdMask, TopKMask),
     "noise": (GaussianNoise,),
 }
-"""What may stand in each slot, in the order in which they are applied. A new clip, mask or noise is one class here."""
+"""What may stand in each slot, in the order in which they are applied."""
 
 RECOMMENDED = TopKSet(k=4, fraction=0.1)
 """The four features that count most, or a tenth of them where that is more.
@@ -320,23 +320,15 @@ class Hardening:
         batch = tensors[0].shape[0]
         if any(t.shape[0] != batch for t in tensors):
             raise InputError(f"attributions disagree about the batch: {[tuple(t.shape) for t in tensors]}")
-        if inputs is None:
-            if self.noise is not None:
-                raise InputError("noise is a function of the query: pass inputs= (and target=, model_digest=)")
-            return None
+        if inputs is None and self.noise is not None:
+            raise InputError("noise is a function of the query: pass inputs= (and target=, model_digest=)")
         first = inputs[0] if isinstance(inputs, tuple) else inputs
-        if first.shape[0] != batch:
+        if first is not None and first.shape[0] != batch:
             raise InputError(f"expected {batch} inputs, one for each attribution, got {first.shape[0]}")
         if self.noise is None:
             return None
-        return query_seeds(
-            resolve_key(self.noise.key),
-            inputs=inputs,
-            target=target,
-            model_digest=model_digest,
-            method=method,
-            configuration=self.to_json(),
-        )
+        query = {"inputs": inputs, "target": target, "model_digest": model_digest, "method": method}
+        return query_seeds(resolve_key(self.noise.key), **query, configuration=self.to_json())
 
     def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
         one = tensors[0]
@@ -387,11 +379,7 @@ class Hardening:
 
 
 def hardening_or_default(hardening: object, default: Callable[[], Hardening] = Hardening.recommended) -> Hardening:
-    """The hardening that was given, or the default for None.
-
-    Raises:
-        ConfigurationTypeError: something else was given.
-    """
+    """The hardening that was given, or the default for None; ConfigurationTypeError: something else was given."""
     if hardening is None:
         return default()
     if not isinstance(hardening, Hardening):

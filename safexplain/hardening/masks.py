@@ -47,13 +47,18 @@ class TopKMask:
     fraction: float
 
     def __post_init__(self) -> None:
-        keep_number(self, "fraction", above=0.0)
-        if self.fraction > 1:
-            raise ConfigurationError(f"TopKMask fraction must lie in (0, 1], got {self.fraction!r}")
+        keep_fraction(self)
 
     def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
         """Zero all but the largest coordinates."""
         return rows.mul_(largest(rows.abs(), max(1, round(self.fraction * rows.shape[1]))))
+
+
+def keep_fraction(step: Any) -> None:
+    """Check that the field `fraction` of a step is in (0, 1]; see `keep_number`."""
+    keep_number(step, "fraction", above=0.0)
+    if step.fraction > 1:
+        raise ConfigurationError(f"{type(step).__name__} fraction must lie in (0, 1], got {step.fraction!r}")
 
 
 def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
