@@ -147,7 +147,7 @@ def check_model_fits(model: nn.Module, data: AuditData) -> int:
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
     came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"
     remedy = "; bring the data into the shape that the model was trained on"
-    with described(f"the model does not take {came}{_expected(model)}", remedy), torch.no_grad():
+    with described(f"the model does not take {came}", remedy), torch.no_grad():
         scores = model(x)
     if not isinstance(scores, Tensor):
         raise InputError(
@@ -164,17 +164,3 @@ def check_model_fits(model: nn.Module, data: AuditData) -> int:
     if not bool(torch.isfinite(scores).all()):
         raise InputError(f"the model returns NaN or infinite scores for {came}; check its weights and the data")
     return shape[1]
-
-
-def _expected(model: nn.Module) -> str:
-    """What a model takes, as far as it tells: the shape it was exported for, or its first layer."""
-    shape = getattr(model, "input_shape", None)
-    if isinstance(shape, tuple):
-        sizes = ", ".join("any" if size is None else str(size) for size in shape)
-        return f" (it was exported for rows of shape ({sizes}))"
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            return f" (its first layer takes {layer.in_features} features)"
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return f" (its first layer takes {layer.in_channels} channels)"
-    return ""

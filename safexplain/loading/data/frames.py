@@ -97,15 +97,10 @@ def load_for_classifier(
     coded = None if columns is None or columns.plain else columns
     rows = None if public is None or others is not None else load_inputs(public)
     if others is not None:
-        if columns is None:  # the data are arrays
-            known = found.names or data.feature_names or ()
-            if not known or not {*known} <= {*others.columns}:
-                known = tuple(name for name in others.columns if name not in (label, "member", group))
-            columns = Columns.of(others, known)
-            if not columns.plain:
-                raise InputError(
-                    f"--public: {public} has texts or missing numbers, and the data are arrays; use one form"
-                )
+        if columns is None:
+            raise InputError(
+                f"--public: {public} is a table, and the data are arrays or coded already; give it as an .npz, too"
+            )
         rows = columns.encode(others)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
         raise InputError(f"--public: expected rows of shape {data.x.shape[1:]}, as the data have, got {rows.shape[1:]}")
