@@ -497,7 +497,7 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
         ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),
         ({"member": np.ones(40, bool)}, 3, "all 40 rows are members"),
-        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; an audit needs at least 10"),
+        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; expected at least 10"),
         ({"member": np.arange(40) >= 9}, 3, "31 members and 9 non-members"),
         ({"y": np.arange(40) % 3 - 1}, 3, "label -1"),
         ({"y": np.full(40, 2)}, 3, "every row has the label 2"),

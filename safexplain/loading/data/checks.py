@@ -25,8 +25,7 @@ class AuditData:
     """Examples, their labels, and which of them the audited model was trained on.
 
     Attributes:
-        x: float32 (n, ...), as the model takes it: images (n, channels, height, width) in [0, 1], tables
-            (n, columns).
+        x: float32 (n, ...), as the model takes it: images (n, channels, height, width) in [0, 1], tables (n, columns).
         y: int64 (n,), classes counted from 0.
         member: bool (n,), true where the model was trained on the row.
         class_names: Name of each class, where the labels were names.
@@ -86,9 +85,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
         lack = "non-members; add rows that the model was" if not inside else "members; add rows that the model was not"
         raise InputError(f"all {n} rows are {lack} trained on")
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
-        raise InputError(
-            f"{inside} members and {n - inside} non-members; an audit needs at least {MINIMUM_ROWS} of each"
-        )
+        raise InputError(f"{inside} members and {n - inside} non-members; expected at least {MINIMUM_ROWS} of each")
     if not inside:
         raise InputError(f"none of the {n} rows of {source} is a member, a row that the model was trained on")
     _check_finite(data)
@@ -125,13 +122,12 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
     inside, outside = set(data.y[data.member].tolist()), set(data.y[~data.member].tolist())
-    names, told = data.class_names or (), list[str]()
+    names, warnings = data.class_names or (), list[str]()
     for side, classes in (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside))):
-        shown = [names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5)
+        shown = ", ".join([names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5))
         if classes:
-            what = f"classes that occur among the {side} only: {', '.join(shown)}"
-            told.append(f"{what}; the label alone then tells membership")
-    return tuple(told)
+            warnings.append(f"classes that occur among the {side} only: {shown}; the label alone then tells membership")
+    return tuple(warnings)
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:

@@ -3,8 +3,7 @@
 `torch.export.load` trusts its file: it unpickles weights that ask for it and sample inputs that need it, opens compiled
 libraries, evaluates size expressions with SymPy, executes guards, writes names into generated Python source, and calls
 whatever attribute of `torch` a node names. So the archive is first rewritten (`rewrite`): only the members and strings
-that a plain exported network needs are kept, each checked; anything else is refused. What is then loaded tells by its
-graph how it was exported and how its parameters are used.
+that a plain exported network needs are kept, each checked; anything else is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -209,12 +208,9 @@ _LARGEST_BATCH = 1024
 
 
 class ExportedModel(nn.Module):
-    """An exported program behind the usual module interface.
+    """An exported program as a module; `input_shape` is the shape of one example, with None where it varies.
 
     The mode is fixed when a program is exported: `train()` and `eval()` change nothing but the `training` flag.
-
-    Attributes:
-        input_shape: Shape of one example; None where a dimension may vary.
     """
 
     _network = "program"
@@ -226,11 +222,10 @@ class ExportedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The program's output for a batch (n, ...)."""
-        output: Tensor = self.program(x)
-        return output
+        return cast("Tensor", self.program(x))
 
     def train(self, mode: bool = True) -> ExportedModel:
-        """Set the flag only: the graph cannot change its mode."""
+        """Set the flag only."""
         self.training = mode
         return self
 
