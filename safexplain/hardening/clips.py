@@ -1,8 +1,7 @@
 """Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away; and amounts, which
 masks and noise have in the units of the attribution or relative to the clip.
 
-Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows. A new clip is
-one class with the two methods of `Clip`, and its name in `SLOTS` of `safexplain.hardening.hardening`.
+Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
 """
 
 from __future__ import annotations

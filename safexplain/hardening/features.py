@@ -1,10 +1,9 @@
 """The columns of a table as the person knows them, and reasons in their names.
 
 A model may take `home_owns` and `home_rents`; the applicant filled in `home`. Values of columns that mean one thing are
-added up before anything else happens to an explanation, so that one reason is named once. What a notice of an adverse
-action may not rest on (`prohibited`) is not left out in silence: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
-asks for the factors that were scored, and none of the principal reasons may be missing. Where such a column is among
-the reasons, there is no answer.
+added up before anything else happens, so that one reason is named once. Where a column that an adverse action may not
+rest on (`prohibited`) is among the reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
+asks for the factors that were scored, and none of the principal reasons may be missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Formats that need no noise and no key: sets and levels, which fill the clip's slot of a `Hardening`.
 
-What membership attacks read from an explanation are its sizes and the balance of its signs. A format that tells only
-which features count most, always as many of them, has neither; `audit/suites/releases` measures what is left. Since
-nothing is added, nothing can be averaged away, and no sign can come out wrong.
+Membership attacks read sizes and the balance of signs. A format that tells only which features count most, always as
+many, has neither; `audit/suites/releases` measures what is left. Nothing is added that could be averaged away.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Of a table whose columns are described (`Features`), v are the values of the per
 The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
 treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
 None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
-
-`SLOTS` says what may stand in each slot; a configuration is written and read as JSON by these names, without the key.
 """
 
 from __future__ import annotations
@@ -67,11 +65,7 @@ def to_plain(step: Any) -> dict[str, Any] | None:
 
 
 def from_plain(slot: str, plain: Any) -> Any:
-    """Read what `to_plain` wrote for a slot.
-
-    Raises:
-        ConfigurationError: an unknown kind or field, a key, or a value out of range.
-    """
+    """Read what `to_plain` wrote for a slot; ConfigurationError: an unknown kind or field, a key, a wrong value."""
     if plain is None:
         return None
     kinds = {k.__name__: k for k in SLOTS[slot]}
@@ -90,7 +84,7 @@ def from_plain(slot: str, plain: Any) -> Any:
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 
 CHUNK = 1 << 15
-"""Numbers worked on at a time, so that memory beside the result stays small."""
+"""Numbers worked on at a time."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,7 +185,7 @@ class Hardening:
         return self if self.noise is None else replace(self, noise=replace(self.noise, key=key))
 
     def naming_all(self) -> Hardening:
-        """The same hardening without a refusal, as an audit asks it: it counts how often there would be one."""
+        """The same without a refusal, as an audit asks it: it counts how often there would be one."""
         if self.features is None or not self.features.prohibited:
             return self
         return replace(self, features=Features(self.features.names, self.features.groups))
@@ -292,11 +286,7 @@ class Hardening:
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> Hardening:
-        """Read what `to_json` or `to_dict` wrote.
-
-        Raises:
-            ConfigurationError: not JSON, an unknown slot, kind or field, or a value out of range.
-        """
+        """Read what `to_json` or `to_dict` wrote; ConfigurationError: not JSON, unknown names, or a wrong value."""
         try:
             plain = json.loads(text) if isinstance(text, str) else dict(text)
         except (ValueError, TypeError, RecursionError) as error:

@@ -55,8 +55,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 """The smallest normal number of float32: what is nearer to zero is explained and hashed as zero."""
 
 STREAM = "aes256ctr-normal2x16-v3"
-"""How seeds are made and become noise; part of what seeds are a function of, and named by certificates. Another version
-of this package that makes other noise of the same query has another name here."""
+"""How seeds are made and become noise: part of each seed, and named by certificates. Other noise has another name."""
 
 UNIT = 2.0**-28
 """What the normal numbers are multiples of."""
@@ -71,8 +70,7 @@ class GaussianNoise:
 
     Args:
         std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
-        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
-            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
+        key: secret bytes (os.urandom(32)), no part of `repr`, equality or JSON; None: see `resolve_key`.
 
     Raises:
         ConfigurationError: std is negative or not finite, or the key is empty.
@@ -108,7 +106,7 @@ def check_key(key: bytes | None) -> None:
 
 
 def resolve_key(key: bytes | None) -> bytes:
-    """Return `key`, else the one in the environment, else one drawn for this process (with one warning)."""
+    """`key`, else the environment variable SAFEXPLAIN_NOISE_KEY, else one drawn for this process, with one warning."""
     global _process_key
     if key is not None:
         return key
@@ -176,9 +174,8 @@ def query_seeds(
 
 def as_hashed(tensor: Tensor) -> Tensor:
     """The numbers that the noise is a function of, in the tensor's own type: rounded to float32, and zero, without a
-    sign, what is nearer to zero than float32's smallest normal number. Whole numbers stay as they are.
-
-    An explainer that is given these numbers can answer no two questions that the noise takes for one.
+    sign, what is nearer to zero than `SMALLEST`. Whole numbers stay as they are. An explainer that is given these
+    numbers can answer no two questions that the noise takes for one.
 
     >>> as_hashed(torch.tensor([1e-310, -0.0, 1.0 + 1e-12, 2.5], dtype=torch.float64)).tolist()
     [0.0, 0.0, 1.0, 2.5]
@@ -240,9 +237,8 @@ def _update(digest: Any, part: bytes) -> None:
 def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
     """Length and GMAC of a row up to its last number that is not zero.
 
-    Under a key that nobody knows, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most
-    (GHASH is almost universal); with the nonce always the same that says no more, since no tag leaves but inside of a
-    keyed hash. Whoever knows the key can make collisions, and has no need of them.
+    Under a secret key, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most (GHASH is
+    almost universal). The nonce may always be the same, since no tag leaves but inside of a keyed hash.
     """
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]

@@ -240,7 +240,7 @@ def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
 
 
 def _unstopped(found: Any, notes: list[str]) -> Any:
-    """Of a booster that was stopped by a validation set, one that trains as many rounds as it kept, without one."""
+    """Of a booster that was stopped by a validation set, one that trains as many rounds, without one."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
