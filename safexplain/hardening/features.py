@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,20 +80,6 @@ class Features:
         for what, listed, known in (("groups", parts, self.names), ("prohibited", self.prohibited, self.columns)):
             if unknown := [name for name in listed if name not in known]:
                 raise ConfigurationError(f"{what}: {unknown[0]!r} is none of {', '.join(known)[:200]}")
-
-    @classmethod
-    def of_one_hot(cls, names: Sequence[str], prohibited: Iterable[str] = ()) -> Self:
-        """Features whose one-hot columns are named `column=value`, as `load_data` names them: one group a column.
-
-        >>> Features.of_one_hot(["age", "home=owns", "home=rents"]).groups
-        (('home', ('home=owns', 'home=rents')),)
-        """
-        parts: dict[str, list[str]] = {}
-        for name in map(str, names):
-            column, equals, _ = name.partition("=")
-            if equals:
-                parts.setdefault(column, []).append(name)
-        return cls(names, parts, prohibited)
 
     @cached_property
     def _owners(self) -> tuple[str, ...]:

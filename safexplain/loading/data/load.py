@@ -34,9 +34,8 @@ def load_data(
 
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names` and
       `feature_names`, and those that `group` and `slices` name. Arrays of Python objects, which are pickles, are
-      refused. Images are brought to (n, channels, height, width): if `x` has four axes, the last is 1 or 3 long
-      and the second is not, the last becomes the second. 8-bit images, of three or four axes, are divided by 255; with
-      three axes they get a channel axis. Nothing else is changed.
+      refused. Images become (n, channels, height, width): of four axes, a last one of length 1 or 3 becomes the second,
+      if that has another length. 8-bit images are divided by 255; with three axes they get a channel axis.
     - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
     - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
 

@@ -66,8 +66,8 @@ def is_exported(names: list[str]) -> bool:
 def rewrite(raw: bytes) -> io.BytesIO:
     """A new archive with the checked content of `raw`, for `torch.export.load`.
 
-    Metadata of nodes (stack traces) and guards are dropped, CUDA devices become the CPU, extra files are left
-    out, and example inputs are emptied unread: of a slice they hold the whole data set that it was taken from.
+    Metadata of nodes, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied
+    unread: of a slice they hold the whole data set that it was taken from.
 
     Raises:
         InputError: the archive holds something that could run code, or that a plain exported network has not.

@@ -104,12 +104,7 @@ class Network:
 
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
-        """From a folder.
-
-        Args:
-            folder: with config.json.
-            num_classes: in place of those that it states.
-            channels: of the input, likewise.
+        """From a folder with config.json; `num_classes` and `channels` of the input in place of those that it states.
 
         Raises:
             InputError: there is no configuration, or not of an image classifier of the library's own.

@@ -67,13 +67,11 @@ class LoadedModel:
 
     Attributes:
         model: In evaluation mode, on the CPU.
-        fresh: From a seed to an untrained network of the same architecture, in training mode, on which
-            reference models are trained; None where that is impossible.
+        fresh: From a seed to an untrained network of the same architecture, in training mode; None: there is none.
         fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
         sha256: Hexadecimal SHA-256 of the file; of a folder, of the weights in it.
         preprocessing: What a folder of transformers says was done to images; None: nothing is known.
-        classifier: The fitted classifier inside the model, where the file holds one of scikit-learn, XGBoost or
-            LightGBM: it is fitted again, and has no untrained network.
+        classifier: The fitted classifier inside the model, which is fitted again instead; None: it is a network.
     """
 
     model: nn.Module
