@@ -466,7 +466,10 @@ def _in_columns(
             f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
             " (--hardening recommended, or a TopKSet without features)"
         )
-    one_hot = dict(Features.of_one_hot(names or ()).groups) if named else {}
+    one_hot: dict[str, list[str]] = {}
+    for name in (names or ()) if named else ():
+        if "=" in name:
+            one_hot.setdefault(name.partition("=")[0], []).append(name)
     if not (form or one_hot):
         return hardening
     given = {"groups": one_hot, **form}
