@@ -155,10 +155,9 @@ class Features:
                 )
             reasons = []
             for rank, place in enumerate(sorted(np.flatnonzero(numbers > 0), key=lambda at: -numbers[at]), 1):
-                name, value = (
-                    self.columns[place],
-                    None if asked is None else self._value(place, np.atleast_2d(asked)[i]),
-                )
+                name, value = self.columns[place], None
+                if asked is not None:
+                    value = self._value(place, np.atleast_2d(asked)[i])
                 reasons.append(Reason(name, value, rank if ordered else None, (describe or {}).get(name, "")))
             found.append(reasons)
         return found[0] if maps.ndim == 1 else found

@@ -50,7 +50,8 @@ true-positive rate at 1 % false positives and .02 of AUC, at every level of pati
 when the released top 10 % of the features is taken away, by at most .02 less than for the native map; and by more than
 for models of public data only. This format met it in ten of eleven measured cells (gradients, integrated gradients,
 perturbations and weights of MLPs, small CNNs and boosted trees, on HELOC, digits, CIFAR-10 and GTSRB); for Saliency on
-CIFAR-10 the bound was too wide to tell. Graded formats met it in fewer. `audit/suites/releases` measures it, and docs/evidence/releases.md has the figures."""
+CIFAR-10 the bound was too wide to tell. Graded formats met it in fewer. `audit/suites/releases` measures it, and
+docs/evidence/releases.md has the figures."""
 
 
 def to_plain(step: Any) -> dict[str, Any] | None:
