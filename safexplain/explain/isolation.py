@@ -3,9 +3,9 @@
 GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every other thread
 that uses these modules meanwhile gets a wrong answer and no error. So they are given new modules with the same
 parameters and cloned buffers. LRP, whose rules put other weights into a layer, gets new parameters in the same memory:
-what is put in place of a parameter's data changes nobody else's. A copy for each call can neither be stale nor shared,
-and needs no lock. A model in training mode is copied for every method: its forward pass would move its running
-statistics, and with them the model's digest.
+what is put in place of a parameter's data changes nobody else's, and Captum writes back the same numbers. A copy for
+each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for every method: its
+forward pass would move its running statistics, and with them the model's digest.
 
 Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one call at a
 time runs on the original, under a lock kept for each model, which protects explanations from each other but not plain
