@@ -13,7 +13,7 @@ from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError
 from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
-from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load_alibi, private_copy, seeded_generators
+from safexplain.explain.libraries import ONE_AT_A_TIME, draw_from, load, private_copy, seeded_generators
 from safexplain.explain.query import as_asked
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
@@ -68,7 +68,7 @@ class HardenedAlibi:
 
     def _explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, by a private copy of an anchor explainer, and release what may leave."""
-        load_alibi()
+        load("alibi")
         kind, noise, predictor = kind_of(self._explainer), self.hardening.noise, self._explainer.predictor
         check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
@@ -113,7 +113,7 @@ class HardenedAlibi:
                     f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
                     " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
                 )
-        load_alibi()
+        load("alibi")
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
 
@@ -128,5 +128,5 @@ class FromArguments(HardenedAlibi):
     ) -> None:
         """Make the native explainer, and harden it."""
         with draw_from(new_generator(hardening)):
-            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
+            native = getattr(load("alibi").explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening, model_digest)

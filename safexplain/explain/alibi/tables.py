@@ -21,7 +21,7 @@ from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_gene
 from safexplain.explain.alibi.rules import ROWS, kind_of, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
-from safexplain.explain.libraries import defined_in, draw_from, load_alibi, load_shap, no_failed_searches
+from safexplain.explain.libraries import defined_in, draw_from, load, no_failed_searches
 from safexplain.explain.orientation import Direction
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
@@ -138,7 +138,7 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
         own = {column: list(values) for column, values in categories.items()} or None
         with draw_from(new_generator(hardening)):
-            native = load_alibi().explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
+            native = load("alibi").explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
         explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
@@ -213,7 +213,7 @@ class _Shapley(FromArguments, OfTables):
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
-        load_shap()  # which makes it read what XGBoost writes today
+        load("shap")  # which makes it read what XGBoost writes today
         return super().fit(*args, **kwargs)
 
     @property

@@ -21,7 +21,7 @@ from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import draw_from, load_shap, seeded_generators
+from safexplain.explain.libraries import draw_from, load, seeded_generators
 from safexplain.explain.orientation import (
     Direction,
     decided,
@@ -114,7 +114,7 @@ class HardenedShap(OfTables):
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        load_shap()
+        load("shap")
         self.__dict__.update(state)
 
     # What an explainer of each kind says of itself.
@@ -216,7 +216,7 @@ class HardenedShap(OfTables):
     ) -> HardenedExplanation:
         """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
         `HardenedExplanation`; options as of `shap_values`."""
-        load_shap()
+        load("shap")
         from safexplain.explain.shap.explanation import HardenedExplanation
 
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
@@ -393,7 +393,7 @@ class HardenedTreeExplainer(_OfModel):
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
-        shap = load_shap()
+        shap = load("shap")
         if background is not None:
             data, feature_perturbation = background, "interventional"
         if model_output == "log_loss":
@@ -453,7 +453,7 @@ class HardenedTreeExplainer(_OfModel):
             return self._summed(found if k > 1 else _of_outputs(found, outputs)), native.expected_value
         try:
             found = native.shap_values(taken, from_call=True, **options)
-        except load_shap().utils._exceptions.ExplainerError as error:
+        except load("shap").utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
             raise InputError(  # shap's message tells the sum of the values and the model's output
@@ -493,7 +493,7 @@ class HardenedLinearExplainer(_OfModel):
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
-        shap = load_shap()
+        shap = load("shap")
         try:
             native = shap.LinearExplainer(model, masker, feature_names=feature_names)
         except shap.utils._exceptions.InvalidModelError:
@@ -564,7 +564,7 @@ class HardenedKernelExplainer(HardenedShap):
         **kwargs: Any,
     ) -> None:
         data = data if background is None else background
-        native = load_shap().KernelExplainer(model, data, feature_names, link, **kwargs)
+        native = load("shap").KernelExplainer(model, data, feature_names, link, **kwargs)
         self._adopt(native, hardening, model_digest)
 
     def shap_values(
