@@ -99,6 +99,8 @@ def _class_doc(row: Row) -> str:
             "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
             f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
         )
+    if row.library == "captum" and not row.nt_type and row.name in CATALOG:
+        parts.append(f"The same class as `safexplain.captum.{row.native.__name__}`.")
     parts.append(
         f"Takes the arguments of `{row.native.__name__}`, and three more.\n\n"
         "Args:\n"
