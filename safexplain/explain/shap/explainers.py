@@ -10,7 +10,8 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
 import torch
@@ -49,9 +50,6 @@ Values = NDArray[Any]
 _USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
 """What options of the kernel method are where they are left out."""
 
-_DRAWN = ("nsamples", "l1_reg", "silent", "gc_collect", "check_additivity")
-"""Options that say how well the values are estimated, and change neither the question nor its noise."""
-
 
 class HardenedShap(OfTables):
     """What the hardened explainers of shap share.
@@ -84,7 +82,7 @@ class HardenedShap(OfTables):
     _fitted: Any = None
     """The model itself, where the explainer was made from it."""
     _takes: ClassVar[frozenset[str]]
-    """Options of `shap_values`."""
+    """Options of `shap_values`: how well the values are estimated, which changes neither the question nor its noise."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
     """Of a classifier that is audited: what its last step takes."""
@@ -116,8 +114,6 @@ class HardenedShap(OfTables):
         load_shap()
         self.__dict__.update(state)
 
-    # What an explainer of each kind says of itself.
-
     def _model_of(self, native: Any) -> Any:
         """What is explained, for the noise to be tied to."""
         raise NotImplementedError
@@ -131,6 +127,7 @@ class HardenedShap(OfTables):
         are added to, to give the output."""
         raise NotImplementedError
 
+    @cached_property
     def _threshold(self) -> float | None:
         """Above which a single output predicts class 1; None: it is a number."""
         raise NotImplementedError
@@ -168,47 +165,45 @@ class HardenedShap(OfTables):
         native, rows = self._as_given(X), _numbers(X, self._rows)
         self._check_width(rows)
         raw, base = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
-        found = (self._of_one(raw, base, rows, options, target, direction) if raw.ndim == 2
-                 else self._of_each(raw, rows, options))  # fmt: skip
-        if raw.ndim == 3 and target is not None:
-            found = np.take_along_axis(found, np.broadcast_to(target, len(rows))[:, None, None], axis=2)[..., 0]
+        if raw.ndim == 2:
+            found = self._of_one(raw, base, rows, target, direction)
+        else:
+            found = self._of_each(raw, rows)
+            if target is not None:
+                found = _of_outputs(found, np.broadcast_to(target, len(rows)))
         return found[0] if np.ndim(X) == 1 else found
 
-    def _of_one(
-        self, raw: Values, base: Any, rows: Values, options: Mapping[str, Any], target: Any, direction: Any
-    ) -> Values:
+    def _of_one(self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None) -> Values:
         """(n, d) hardened of one output."""
         if self.hardening.is_none and target is None and direction is None:
-            return self._released(raw, rows, None, options)
+            return self._released(raw, rows, None)
         scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
-        classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"shap.{self._name}")
+        classes = decided(scores, self._threshold, target=target, direction=direction, by=f"shap.{self._name}")
         if turns_first(self.hardening):
-            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes), options)
-        return speaking_for(self._released(raw, rows, None, options), classes)
+            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes))
+        return speaking_for(self._released(raw, rows, None), classes)
 
-    def _of_each(self, raw: Values, rows: Values, options: Mapping[str, Any]) -> Values:
+    def _of_each(self, raw: Values, rows: Values) -> Values:
         """(n, d, outputs) hardened."""
-        outputs = [raw[..., j] for j in range(raw.shape[-1])]
-        released = [self._released(values, rows, j, options) for j, values in enumerate(outputs)]
+        outputs = list(np.moveaxis(raw, -1, 0))
+        released = [self._released(values, rows, j) for j, values in enumerate(outputs)]
         if len(released) == 2 and self.hardening.noise is not None:
             one, other = outputs
             twice = np.isclose(one, -other, rtol=1e-4, atol=1e-6 * np.abs(other).max(initial=0.0)).all(axis=1)
             released[0][twice] = -released[1][twice]
         return np.stack(released, axis=-1)
 
-    def _released(self, values: Values, rows: Values, target: Any, options: Mapping[str, Any]) -> Values:
+    def _released(self, values: Values, rows: Values, target: Any) -> Values:
         """(n, d) hardened."""
         maps, asked = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
         watch().add(self._explained, self._name, (maps,), inputs=(asked,))
-        if self.hardening.noise is None:
-            return self.hardening(maps).numpy().copy()
-        digest, method = self._digest(), self._method(options)
-        hardened = self.hardening(maps, inputs=(asked,), target=target, model_digest=digest, method=method)
-        return hardened.numpy().copy()
+        query: dict[str, Any] = {}
+        if self.hardening.noise is not None:
+            query = {"inputs": (asked,), "target": target, "model_digest": self._digest(), "method": self._method()}
+        return self.hardening(maps, **query).numpy().copy()
 
-    def _method(self, options: Mapping[str, Any]) -> str:
-        chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
-        return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
+    def _method(self) -> str:
+        return f"shap.{self._name} {json.dumps(self._settings(), sort_keys=True, default=str)}"
 
     def __call__(
         self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
@@ -243,8 +238,6 @@ class HardenedShap(OfTables):
             )
         return given
 
-    # Certified answers.
-
     def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
         given = {k: v for k, v in options.items() if k not in self._fixed and v != _USUAL.get(k)}
@@ -254,25 +247,24 @@ class HardenedShap(OfTables):
         classes = self._pinned.classes_of(rows)
         if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
             raise RefusedError("the certificate is about the predicted class of each row: leave out target")
-        found, outputs = self._numbers_of(rows, classes, self._pinned.options), np.size(self._explainer.expected_value)
-        if outputs > 1 and target is None:
-            numbers, found = found, np.full((*found.shape, outputs), np.nan)
+        found = numbers = self._numbers_of(rows, classes, self._pinned.options)
+        if target is None and (outputs := np.size(self._explainer.expected_value)) > 1:
+            found = np.full((*numbers.shape, outputs), np.nan)
             found[np.arange(len(rows)), :, [self._place(c) for c in classes]] = numbers
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _place(self, target: int) -> int:
         """The native output about a class."""
-        places = self._places
-        if places is None:
+        if self._places is None:
             return target
-        if target not in places:
+        if target not in self._places:
             raise InputError(f"the model has never seen class {target}, and its values cannot be told")
-        return list(places).index(target)
+        return self._places.index(target)
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        options, places = self._checked(options), np.array([self._place(t) for t in targets], dtype=np.int64)
-        own, _ = self._run(self._hashed(rows), options, places)
-        return self._released(own, rows, torch.tensor(list(targets)), options)
+        places = np.array([self._place(t) for t in targets], dtype=np.int64)
+        own, _ = self._run(self._hashed(rows), self._checked(options), places)
+        return self._released(own, rows, torch.tensor(list(targets)))
 
 
 def _of_outputs(raw: Values, outputs: Values | None) -> Values:
@@ -314,27 +306,20 @@ class _OfModel(HardenedShap):
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
         model = (self._fitted or self._explained) if self._encoded is None else self._encoded.module.estimator
-        expected, data = _width(model), getattr(self._explainer, "data", None)
-        if expected is None and data is not None:
-            expected = int(data.shape[1])
-        if expected is not None and rows.shape[1] != expected:
+        used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1
+        expected = _width(model) or max(used, rows.shape[1])
+        if rows.shape[1] != expected:
             raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
-        used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1 if expected is None else 0
-        if rows.shape[1] < used:
-            raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
 
-    def _taken(self, rows: Any) -> Any:
-        """The rows as the model takes them."""
-        return rows if self._encoded is None else self._encoded.rows(rows)
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        if self._encoded is None:
+            return self._of_columns(rows, options, outputs)
+        found, base = self._of_columns(self._encoded.rows(rows), options, outputs)
+        return self._encoded.summed(found), base
 
-    def _summed(self, values: Values) -> Values:
-        """The values by the user's columns."""
-        return values if self._encoded is None else self._encoded.summed(values)
-
-    @classmethod
-    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
-        """What a last step is explained against, where public rows, or none, were given."""
-        return rows
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        """What `_run` gives, for the columns that the model itself takes."""
+        raise NotImplementedError
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -342,10 +327,8 @@ class _OfModel(HardenedShap):
             raise InputError(f"{cls._name} explains classifiers of tables, got {type(forward).__name__}")
         encoded = Encoded(forward)
         background = None if made.background is None else _dense(encoded.rows(made.background.rows))
-        digest = explained_digest(forward)
-        of: Any = cls
-        reference = cls._reference(encoded.last, background)
-        explainer: Self = of(encoded.last, reference, hardening=hardening, model_digest=digest, **made.made)
+        of, digest = cast("Any", cls), explained_digest(forward)
+        explainer: Self = of(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
         explainer._encoded, explainer._places = encoded, forward.places().tolist()
         encoded.origins  # noqa: B018 - an error now, and not with the first question
         return explainer
@@ -413,6 +396,7 @@ class HardenedTreeExplainer(_OfModel):
         native = self._explainer
         return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
+    @cached_property
     def _threshold(self) -> float | None:
         return threshold_of_trees(self._explainer, self._fitted)
 
@@ -439,19 +423,20 @@ class HardenedTreeExplainer(_OfModel):
             "data": None if native.data is None else _named(native.data),
         }
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        native, taken = copy.copy(self._explainer), self._taken(rows)  # a call writes to its attributes
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        native = copy.copy(self._explainer)  # a call writes to its attributes
         ensemble = native.model
         if ensemble.model_type != "xgboost":  # which takes what a sparse row leaves out as missing
-            taken = _dense(taken)
+            rows = _dense(rows)
         if ensemble.model_type == "internal" and native.feature_perturbation == "tree_path_dependent":
-            k = ensemble.num_outputs
-            asked = [outputs] if outputs is not None and k > 1 else [np.full(len(taken), j) for j in range(k)]
-            each = [path_values(ensemble, _missing(ensemble, self._fitted), taken, output) for output in asked]
-            found = each[0] if len(each) == 1 else np.stack(each, axis=-1)
-            return self._summed(found if k > 1 else _of_outputs(found, outputs)), native.expected_value
+            k, missing = ensemble.num_outputs, _missing(ensemble, self._fitted)
+            if k > 1 and outputs is not None:
+                return path_values(ensemble, missing, rows, outputs), native.expected_value
+            each = [path_values(ensemble, missing, rows, np.full(len(rows), j)) for j in range(k)]
+            found = np.stack(each, axis=-1) if k > 1 else _of_outputs(each[0], outputs)
+            return found, native.expected_value
         try:
-            found = native.shap_values(taken, from_call=True, **options)
+            found = native.shap_values(rows, from_call=True, **options)
         except load_shap().utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
@@ -460,7 +445,7 @@ class HardenedTreeExplainer(_OfModel):
                 " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
             ) from None
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
-        return self._summed(_of_outputs(found, outputs)), native.expected_value
+        return _of_outputs(found, outputs), native.expected_value
 
 
 class HardenedLinearExplainer(_OfModel):
@@ -471,7 +456,7 @@ class HardenedLinearExplainer(_OfModel):
 
     Args:
         model: a fitted linear model.
-        masker: (n, d) rows, of which the means count: public ones; or (means, covariances).
+        masker: (n, d) rows, of which the means count: public ones; or (means, covariances); None: zeros.
         feature_names: names of the columns.
         hardening: of the values of each row and output; None for `Hardening.recommended()`.
         model_digest: 16 bytes or more that name the model and its version; None: the coefficients do.
@@ -493,12 +478,14 @@ class HardenedLinearExplainer(_OfModel):
         model_digest: bytes | None = None,
     ) -> None:
         shap = load_shap()
+        masker = np.zeros((1, _width(model) or 0)) if masker is None else masker
         try:
             native = shap.LinearExplainer(model, masker, feature_names=feature_names)
         except shap.utils._exceptions.InvalidModelError:
             raise InputError(f"LinearExplainer explains linear models, and {type(model).__name__} is none") from None
         self._adopt(native, hardening, model_digest)
 
+    @cached_property
     def _threshold(self) -> float | None:
         return threshold_of_linear(self._explained)
 
@@ -508,13 +495,9 @@ class HardenedLinearExplainer(_OfModel):
     def _settings(self) -> dict[str, Any]:
         return {"mean": _named(self._explainer.mean)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        found = np.asarray(self._explainer.shap_values(_dense(self._taken(rows))))
-        return self._summed(_of_outputs(found, outputs)), self._explainer.expected_value
-
-    @classmethod
-    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
-        return np.zeros((1, _width(last) or 0)) if rows is None else rows
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        found = np.asarray(self._explainer.shap_values(_dense(rows)))
+        return _of_outputs(found, outputs), self._explainer.expected_value
 
 
 class HardenedKernelExplainer(HardenedShap):
@@ -544,8 +527,6 @@ class HardenedKernelExplainer(HardenedShap):
     """
 
     _name, _row = "KernelExplainer", CATALOG["KernelExplainer"]
-    _decides: tuple[float | None] | None = None
-    """What `threshold_of_function` found, which asks the model."""
     _makes = frozenset({"feature_names", "link"})
     _fixed = frozenset({"self", "X", "silent", "gc_collect"})
     _more, _takes = frozenset({"nsamples", "l1_reg"}), frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
@@ -592,10 +573,9 @@ class HardenedKernelExplainer(HardenedShap):
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
 
+    @cached_property
     def _threshold(self) -> float | None:
-        if self._decides is None:
-            self._decides = (threshold_of_function(self._explainer),)
-        return self._decides[0]
+        return threshold_of_function(self._explainer)
 
     def _model_of(self, native: Any) -> Any:
         return native.model.f
@@ -605,15 +585,17 @@ class HardenedKernelExplainer(HardenedShap):
         return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
 
     def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        options, base = {**options, "silent": True}, self._explainer.expected_value
-        if self.hardening.is_none:
-            return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs), base
-        digest = b"" if self.hardening.noise is None else self._digest()
-        asked, found = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),), []
-        for i, generator in enumerate(seeded_generators(self.hardening, asked, digest, self._method({}))):
+        generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
+        if not self.hardening.is_none:
+            digest = b"" if self.hardening.noise is None else self._digest()
+            asked = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
+            generators = seeded_generators(self.hardening, asked, digest, self._method())
+        found = [np.zeros((0, rows.shape[1]))] if not generators else []
+        for i, generator in enumerate(generators):
             with draw_from(generator):
-                found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
-        return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1])), base
+                one = copy.copy(self._explainer).shap_values(rows[i : i + 1], **{**options, "silent": True})
+            found.append(np.asarray(one))
+        return _of_outputs(np.concatenate(found), outputs), self._explainer.expected_value
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -650,7 +632,7 @@ def _dense(rows: Any) -> Any:
 
 def _missing(ensemble: Any, model: Any) -> Values:
     """(trees, nodes) where a missing number goes: of scikit-learn's forests, shap does not read it."""
-    found: Values = np.array(ensemble.children_default)
+    found: Values = ensemble.children_default.copy()
     for k, one in enumerate(np.ravel(getattr(model, "estimators_", [model]))):
         if (left := getattr(getattr(one, "tree_", None), "missing_go_to_left", None)) is not None:
             found[k, : len(left)] = np.where(left, ensemble.children_left[k, : len(left)], found[k, : len(left)])
