@@ -1,9 +1,8 @@
 """Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
-`meta`). A hardened explainer (`base`) holds a native one and is no instance of its class; a call runs a private copy of
-it with random numbers of its own; `rules` has a row for each native class that lists what leaves, and builds the answer
-from it, its numbers with keyed noise. `tables` has the explainers of rows as they are audited and certified.
+`meta`). `base` runs a private copy of the native explainer, `rules` lists what leaves, and `tables` has the explainers
+of rows as they are audited and certified.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTre
 from safexplain.explain.alibi.tables import HardenedAnchors as HardenedAnchors
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    "HardenedAnchorImage",
-    "HardenedAnchorTabular",
-    "HardenedAnchorText",
-]
+__all__ = ["HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"]
 
 
 class HardenedAnchorTabular(FromArguments, HardenedAnchors):
@@ -44,14 +39,10 @@ class HardenedAnchorText(FromArguments, HardenedAnchors):
     _kind, _row = "AnchorText", None
 
 
+_ANCHORS: tuple[type[FromArguments], ...] = (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)
+
 ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
-    {
-        kind._kind: kind
-        for kind in (
-            *(HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText),
-            *(HardenedAlibiKernelShap, HardenedTreeShap),
-        )
-    }
+    {kind._kind: kind for kind in (*_ANCHORS, HardenedAlibiKernelShap, HardenedTreeShap)}
 )
 """Alibi's name of an explainer -> the hardened class: every one that has a row in `rules.ROWS`."""
 

@@ -45,11 +45,6 @@ class HardenedAlibi:
     restart: a call's samples come from a generator of its own that is seeded, as the noise is, from the key, the model,
     the configuration and what is explained. Threads may share it, but not while `fit` or `reset_predictor` runs.
 
-    Args:
-        native: the native explainer, which is held, not copied.
-        hardening: None for the default, see `harden_alibi`.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
-
     Attributes:
         hardening: what is done to the numbers of each explanation.
     """
@@ -69,16 +64,15 @@ class HardenedAlibi:
     def _explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, by a private copy of an anchor explainer, and release what may leave."""
         load_alibi()
-        kind, noise, predictor = kind_of(self._explainer), self.hardening.noise, self._explainer.predictor
+        kind, predictor, quiet = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
         check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
-        bound.apply_defaults()
-        asked, quiet = next(iter(bound.arguments)), self.hardening.is_none
         if not quiet:
+            asked = next(iter(bound.arguments))
             bound.arguments[asked] = as_asked(bound.arguments[asked])
+        inputs = (query_tensor(bound.args[0]),)
+        digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
         method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
-        inputs = (query_tensor(bound.arguments[asked]),)
-        digest = b"" if noise is None else explained_digest(predictor, self._model_digest)
 
         def harden(numbers: Tensor) -> Tensor:
             named = f"{method} {','.join(FRACTIONS)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import nn
 from safexplain._digest import explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
-from safexplain.explain.alibi.rules import ROWS, kind_of, release
+from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.libraries import defined_in, draw_from, load_alibi, load_shap, no_failed_searches
@@ -48,17 +49,12 @@ class Rule:
     def __init__(self, name: str, bins: list[str], categorical: bool) -> None:
         k = len(bins)
         self.texts: dict[str, tuple[float, float]] = {}
-        if categorical:
-            for v, value in enumerate(bins):
-                self.texts[value if "<" in value or ">" in value else f"{name} = {value}"] = (
-                    (v + 1) / (k + 1),
-                    (k - v) / (k + 1),
-                )
-            return
-        for below in range(k):
-            for above in range(k - below):
-                if below + above:
-                    self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
+        for v, value in enumerate(bins if categorical else ()):
+            said = value if "<" in value or ">" in value else f"{name} = {value}"
+            self.texts[said] = (v + 1) / (k + 1), (k - v) / (k + 1)
+        for below, above in product(range(0 if categorical else k), range(k)):
+            if 0 < below + above < k:
+                self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
 
     def said(self, numbers: Rows) -> str:
         """The rule with these two numbers, up to the rounding of float32."""
@@ -67,15 +63,11 @@ class Rule:
 
 def _condition(name: str, bins: list[str], below: int, above: int) -> str:
     """What alibi writes where the lowest and the highest bins are ruled out (`AnchorTabular.add_names_to_exp`)."""
-    low = high = ""
-    if below:
-        words = bins[below].split()
-        low = words[0] if "<" in bins[below] else words[-1]
-    if above:
-        high = bins[len(bins) - 1 - above].split()[-1]
-    if low and high:
+    words, high = bins[below].split(), bins[-1 - above].split()[-1]
+    low = words[0] if "<" in bins[below] else words[-1]
+    if below and above:
         return f"{low} < {name} <= {high}"
-    return f"{name} <= {high}" if high else f"{name} > {low}"
+    return f"{name} <= {high}" if above else f"{name} > {low}"
 
 
 def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,9 +118,8 @@ class HardenedAnchors(HardenedAlibi, OfTables):
             raise InputError(f"expected one row to explain, got {len(rows)}")
         self._pinned.complete(self._signature(), given, self._fixed)
         released = self._explain(rows[0], **self._pinned.options)
-        told = self._told(self._in_numbers(released))
-        data = {"anchor": told["anchor"], **{name: released.data[name] for name in ("precision", "coverage")}}
-        return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+        data = {**released.data, "anchor": self._told(self._in_numbers(released))["anchor"]}
+        return type(released)(meta=released.meta, data=data)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -151,16 +142,13 @@ class HardenedAnchors(HardenedAlibi, OfTables):
             return self._in_numbers(self._explain(row, **options))
 
     def _in_numbers(self, released: Any) -> Rows:
-        d = len(self._rules)
-        numbers = np.zeros(2 * d + 2)
+        conditions = np.zeros((len(self._rules), 2))
         for text in released.data["anchor"]:
-            found = [(i, rule.texts[text]) for i, rule in enumerate(self._rules) if text in rule.texts]
+            found = [i for i, rule in enumerate(self._rules) if text in rule.texts]
             if len(found) != 1:
                 raise RefusedError(f"{text!r:.80} cannot be read as one condition; give features other names")
-            numbers[2 * found[0][0] : 2 * found[0][0] + 2] = found[0][1]
-        for i, name in enumerate(("precision", "coverage")):
-            numbers[2 * d + i] = np.asarray(released.data[name], dtype=np.float64).reshape(-1)[0]
-        return numbers
+            conditions[found[0]] = self._rules[found[0]].texts[text]
+        return np.concatenate([conditions.ravel(), *(np.ravel(released.data[name])[:1] for name in FRACTIONS)])
 
     def _told(self, numbers: Rows) -> dict[str, Any]:
         conditions = numbers[:-2].reshape(-1, 2)
@@ -188,28 +176,20 @@ class _Shapley(FromArguments, OfTables):
     _places: Sequence[int] | None = None
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Shapley values of rows as natively, a list with an array for each output, hardened.
+        """Shapley values of rows as natively, a list with an array for each output, hardened; of a named class, one.
 
-        Args:
-            *args: as natively.
-            target: see `HardenedTreeExplainer.shap_values`; of a named class, one array.
-            direction: of a number, "up" or "down"; None: "up".
-            **kwargs: as natively.
-
-        Raises:
-            InputError, RefusedError: see `HardenedTreeExplainer.shap_values`.
-            ConfigurationError: the same, or nothing was fitted.
+        `target`, `direction` and the errors are those of `HardenedTreeExplainer.shap_values`; ConfigurationError where
+        nothing was fitted.
         """
         given = _by_name(self, args, kwargs)
         X = given.pop("X")
         check_mode(self._explainer.predictor)
         values = self._shap._values(X, given, target, direction)
         each = list(np.moveaxis(values, -1, 0)) if target is None and values.ndim > np.ndim(X) else [values]
-        named = {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
-        found = import_module("alibi.api.interfaces").Explanation(
-            meta=self._explainer.meta, data={"shap_values": each, **named}
-        )
-        return release(found, ROWS[self._kind])
+        data = {"shap_values": each}
+        data |= {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
+        made = import_module("alibi.api.interfaces").Explanation(meta=self._explainer.meta, data=data)
+        return release(made, ROWS[self._kind])
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
@@ -221,9 +201,7 @@ class _Shapley(FromArguments, OfTables):
         """The hardened explainer of shap."""
         native, known = getattr(self._explainer, "_explainer", None), self._made
         if not defined_in(type(native), "shap"):
-            raise ConfigurationError(
-                f"expected a fitted {self._kind} in one process: call fit, without distributed_opts"
-            )
+            raise ConfigurationError(f"expected a fitted {self._kind} in this process: call fit, no distributed_opts")
         if known is None or known._explainer is not native:
             known = self._made = self._core.around(native, self.hardening, self._model_digest)
             known._fitted, known._name = self._explainer.predictor, self._kind  # type: ignore[misc]
