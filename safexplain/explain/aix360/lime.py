@@ -1,10 +1,8 @@
 """LIME whose answers hold hardened weights and nothing else that was computed from the model or the training set.
 
-LIME (arXiv 1602.04938) fits a linear model to predictions around an instance. Natively its answer also carries the
-intercept and the quality of that fit, the predicted probabilities, and, for tables, training quartiles in the names of
-features and the instance scaled by training means. Here an answer is a new object of LIME's own class, filled from a
-list: weights, names, labels, and what the client sent. Numbers that are withheld are NaN. Each call draws its samples
-from a generator of its own, the same ones for the same question.
+Natively an answer of LIME (arXiv 1602.04938) also carries the intercept and the quality of its linear fit, predicted
+probabilities, and, for tables, training quartiles in the names of features and the instance scaled by training means.
+Here it is a new object, filled from a list: weights, names, labels, and what the client sent. All else is NaN.
 """
 
 from __future__ import annotations
@@ -61,10 +59,7 @@ def _explanation() -> Any:
     native: Any = load("lime.explanation").Explanation
 
     class LimeExplanation(native):  # type: ignore[misc]
-        """LIME's explanation, of hardened weights: about the explained class where no label is given.
-
-        It has no prediction to show; the plots leave it out.
-        """
+        """LIME's, of hardened weights, about the explained class where no label is given, without predictions."""
 
         def as_list(self, label: int | None = None, **kwargs: Any) -> Any:
             return super().as_list(self._own(label), **kwargs)
@@ -96,9 +91,8 @@ def __getattr__(name: str) -> Any:
 class _HardenedLime(OfTables):
     """What the hardened LIME explainers share.
 
-    Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
-    the state that `random_state` had at construction, and without one from a seed made from the key and the instance.
-    Each call runs on an explainer of its own, so that threads do not draw from each other's samples.
+    Asked again, an explainer gives the same answer: each call runs on a copy that starts from the state that
+    `random_state` had at construction, and without one from a seed made from the key and the instance.
 
     Weights speak for the class that is predicted, unless `labels` or `top_labels` name others; natively for class 1.
     Of a number, `direction` says whether they tell why it is as high as it is ("up") or as low. With
@@ -138,9 +132,8 @@ class _HardenedLime(OfTables):
             **kwargs: as natively.
 
         Returns:
-            A new native explanation: `local_exp`, `as_list`, `as_map`, `available_labels` and the plots work as
-            natively on hardened weights, and are about the explained class where no label is given. NaN, or nothing,
-            stands where natively predictions, intercepts, scores and training statistics stand.
+            A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots work as
+            natively on hardened weights. NaN, or nothing, stands for predictions, intercepts and scores.
 
         Raises:
             ConfigurationError: a direction, where there are classes.
@@ -150,9 +143,6 @@ class _HardenedLime(OfTables):
             OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
                 noise does not change when the model does.
         """
-        return self._explain_instance(*args, direction=direction, **kwargs)
-
-    def _explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
         entry, noise = inspect.signature(self._explainer.explain_instance), self.hardening.noise
         given = entry.bind(*args, **kwargs).arguments
         number, side = getattr(self._explainer, "mode", "") == "regression", 1
@@ -258,13 +248,13 @@ class HardenedLimeTabular(_HardenedLime):
     def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
         """As natively; of a certified explainer, the prediction function may be left out, and so may `labels`."""
         if self._pinned is None:
-            return self._explain_instance(*args, **kwargs)
+            return super().explain_instance(*args, **kwargs)
         given = self._signature().bind_partial(self, *args, **kwargs).arguments
         row = self._rows(given.pop("data_row", None))[0]
         given = self._pinned.complete(self._signature(), given, frozenset({"self", "labels"}))
         labels = given.get("labels") or tuple(self._pinned.classes_of(row[None]))
         options = {"labels": labels, "num_features": len(row), **self._pinned.options}
-        return self._explain_instance(row, self._pinned.predict, **options)
+        return super().explain_instance(row, self._pinned.predict, **options)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -279,8 +269,8 @@ class HardenedLimeTabular(_HardenedLime):
         return explainer
 
     def _numbers(self, row: NDArray[Any], target: int, options: Mapping[str, Any]) -> NDArray[Any]:
-        answer = self._explain_instance(row, self._predict, labels=(target,), num_features=len(row), **options)
-        weights = dict(answer.local_exp[target])
+        options = {"labels": (target,), "num_features": len(row), **options}
+        weights = dict(super().explain_instance(row, self._predict, **options).local_exp[target])
         return np.array([weights.get(feature, 0.0) for feature in range(len(row))])
 
     def _inputs(self, instance: Any) -> Tensor:

@@ -55,7 +55,7 @@ def harden_alibi(
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
         hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended()` with another.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
+        model_digest: see `HardenedShap`.
 
     Raises:
         ConfigurationTypeError: not an alibi explainer, or hardened already.

@@ -84,10 +84,9 @@ class HardenedAnchors(HardenedAlibi, OfTables):
     not leave. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
 
     Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). Of d features, the
-    numbers of a row are then the 2 d of its rule (see `Rule`), then precision and coverage, hardened. A service
-    releases the rule, its conditions in the order of the columns, precision and coverage. They are about the predicted
-    class, whatever class is asked for. A certificate knows `feature_names`, `categorical_names` (column -> names),
-    `seed` and `disc_perc`, and the options of `explain`.
+    numbers of a row are the 2 d of its rule (see `Rule`), precision and coverage; a service releases the rule, its
+    conditions in the order of the columns, and both. They are about the predicted class. A certificate knows
+    `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options of `explain`.
 
     Args:
         native: the native explainer, fitted or not.
@@ -162,12 +161,7 @@ class HardenedAnchors(HardenedAlibi, OfTables):
 class _Shapley(FromArguments, OfTables):
     """Shapley values, by the hardened explainer of shap around the one that Alibi's made when it was fitted.
 
-    They speak for the decision that was made, see `HardenedShap`: where the model has one output for two classes, for
-    the class that is predicted for a row, or `target`; of a number, `direction` ("up" or "down") says whether they tell
-    why it is as high as it is or as low. With `Hardening.none()` values are the native ones, unless a class is named.
-
-    The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
-    explainer, `explain` gives NaN for all other classes.
+    What they speak for, and what is audited and certified, is as of `HardenedShap`.
     """
 
     _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})

@@ -54,11 +54,10 @@ _USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
 class HardenedShap(OfTables):
     """What the hardened explainers of shap share.
 
-    `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a new
-    `shap.Explanation` with those values, a copy of the rows asked about and the names of the features, which shap's
-    plots draw (`HardenedExplanation`); its `base_values` are None. Nothing else of the native explainer can be read:
-    `expected_value` is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are.
-    Threads may share an explainer.
+    `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a
+    `HardenedExplanation`, which shap's plots draw. Nothing else of the native explainer can be read: `expected_value`
+    is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are. Threads may
+    share an explainer.
 
     Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
     models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
@@ -72,6 +71,18 @@ class HardenedShap(OfTables):
     Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
     a service releases. A certified explainer gives NaN for the outputs of all other classes. Of a Pipeline, its last
     step is explained, and the values of all columns that the other steps make of one of the user's are added up.
+
+    All take what the native classes take, and:
+
+    Args:
+        background: the same as `data`, (n, d) rows that features are replaced from: public ones. The values compare
+            with them: all applicants, or those who just passed (`near_cutoff`), as the commentary on Regulation B puts
+            it. Nothing of them leaves but what the values tell.
+        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version; None: what can be seen of the model does.
+
+    Raises:
+        MissingExtraError: shap is not installed.
     """
 
     _entry = "shap_values"
@@ -143,28 +154,14 @@ class HardenedShap(OfTables):
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone.
-
-        Args:
-            X: (n, d) rows, or a row.
-            options: as natively, those in `_takes`; all others at their defaults, None or False.
-            target: the class that values speak for, or (n,) of them.
-            direction: "up" or "down", where the model gives a number; None: "up".
-
-        Raises:
-            InputError: X is no table of numbers, or has other columns than the model.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: an option that is not hardened, or, of a certified explainer, that differs from the audited.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
-        """
+        """See `_OfModel.shap_values`; `options` as natively, those in `_takes`, all others off: None or False."""
         options = self._checked(options)
         if self._pinned is not None:
             return self._certified(X, options, target)
-        native, rows = self._as_given(X), _numbers(X, self._rows)
+        categories = [c for c in getattr(X, "columns", ()) if str(X[c].dtype) == "category"]
+        rows = self._rows(X.assign(**{c: X[c].cat.codes for c in categories}) if categories else X)
         self._check_width(rows)
-        raw, base = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
+        raw, base = self._run(X if categories else self._hashed(rows), options)
         if raw.ndim == 2:
             found = self._of_one(raw, base, rows, target, direction)
         else:
@@ -208,8 +205,7 @@ class HardenedShap(OfTables):
     def __call__(
         self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
     ) -> HardenedExplanation:
-        """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
-        `HardenedExplanation`; options as of `shap_values`."""
+        """See `HardenedExplanation`; options as of `shap_values`."""
         load_shap()
         from safexplain.explain.shap.explanation import HardenedExplanation
 
@@ -219,13 +215,7 @@ class HardenedShap(OfTables):
         values = self._values(X, options, target, direction)
         return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
 
-    def _as_given(self, X: Any) -> Any:
-        """What the native explainer is given: numbers, or a data frame with categories as it is."""
-        categories = hasattr(X, "dtypes") and any(str(kind) == "category" for kind in np.atleast_1d(X.dtypes))
-        return X if categories else self._rows(X)
-
     def _hashed(self, rows: Values) -> Values:
-        """The numbers that the noise is a function of."""
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +289,12 @@ class _OfModel(HardenedShap):
             direction: "up" or "down", where the model gives a number; None: "up".
 
         Raises:
-            InputError, ConfigurationError, RefusedError: rows, a class, a direction or options that do not fit.
+            InputError: X is no table of numbers, or has other columns than the model.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
+            RefusedError: of a certified explainer, a class that is not the predicted one.
+
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
         """
         return self._values(X, {"check_additivity": check_additivity}, target, direction)
 
@@ -339,25 +334,14 @@ class HardenedTreeExplainer(_OfModel):
 
     For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without a background
     the values follow the paths of the training rows through the trees: they compare with all who went the same way.
-    With one, they compare with these rows: all applicants, or those who just passed (`near_cutoff`), as the commentary
-    on Regulation B puts it. Nothing of them leaves but what the values tell; use public ones.
+    With a `background`, `feature_perturbation` is "interventional". See `HardenedShap`.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
     `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
 
-    Args:
-        model: the fitted model.
-        data: (n, d) rows that features are replaced from; None: the paths of the trees.
-        background: the same, and `feature_perturbation="interventional"`.
-        model_output: "raw", "probability", or a method of the model.
-        feature_perturbation: "auto", "interventional" (with `data`) or "tree_path_dependent".
-        feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
-        model_digest: 16 bytes or more that name the model and its version; None: the trees do.
-
     Raises:
         InputError: shap does not know this kind of trees.
-        MissingExtraError: shap is not installed.
+        RefusedError: a loss is to be explained.
     """
 
     _name, _row = "TreeExplainer", CATALOG["TreeExplainer"]
@@ -392,7 +376,7 @@ class HardenedTreeExplainer(_OfModel):
 
     @property
     def explains(self) -> str:
-        """What the values add up to: "probability" or "log odds"."""
+        """See `_OfModel.explains`."""
         native = self._explainer
         return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
@@ -455,15 +439,11 @@ class HardenedLinearExplainer(_OfModel):
     without any, zeros in the columns that the model itself takes: behind a scaler, the mean that it learned.
 
     Args:
-        model: a fitted linear model.
-        masker: (n, d) rows, of which the means count: public ones; or (means, covariances); None: zeros.
-        feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
-        model_digest: 16 bytes or more that name the model and its version; None: the coefficients do.
+        masker: (n, d) rows, of which the means count: public ones; or (means, covariances); None: zeros. All others as
+            natively, and see `HardenedShap`.
 
     Raises:
         InputError: the model has no coefficients.
-        MissingExtraError: shap is not installed.
     """
 
     _name, _row = "LinearExplainer", CATALOG["LinearExplainer"]
@@ -507,20 +487,7 @@ class HardenedKernelExplainer(HardenedShap):
     asked; NumPy's global one is neither read nor moved, except with `Hardening.none()`, as natively.
 
     A certificate knows `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
-
-    Args:
-        model: (n, d) rows -> (n,) or (n, outputs) numbers.
-        data: (n, d) rows that features are replaced from, or `shap.kmeans` or `shap.sample` of them: public ones. The
-            values compare with them, as those of `HardenedTreeExplainer` with its background.
-        background: the same.
-        feature_names: names of the columns.
-        link: "identity" or "logit".
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
-        **kwargs: as natively: keep_index, keep_index_ordered.
-
-    Raises:
-        MissingExtraError: shap is not installed.
+    Arguments as natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample` of such.
 
     Warns:
         OpaqueModelWarning: no model is found behind the function, so that the noise does not change when it does.
@@ -558,17 +525,19 @@ class HardenedKernelExplainer(HardenedShap):
         target: Any = None,
         direction: Direction | None = None,
     ) -> NDArray[np.float64]:
-        """Hardened values, as of `HardenedTreeExplainer.shap_values`.
+        """Hardened values, as of `HardenedTreeExplainer.shap_values`; there is no progress bar.
+
+        One output is about classes with the link "logit", where the function belongs to a classifier, or where it gives
+        numbers from 0 to 1 for all of `data`.
 
         Args:
             X: (n, d) rows, or a row.
             nsamples: how often the model is asked about a row; "auto" for 2 d + 2048.
-            l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
-            silent: accepted for shap's sake; there is no progress bar.
-            gc_collect: whether garbage is collected after each row.
-            target: the same. One output is about classes with the link "logit", where the function belongs to a
-                classifier, or where it gives numbers from 0 to 1 for all of `data`.
-            direction: the same.
+            l1_reg: "num_features(k)", "aic", "bic" or a number.
+            silent: as natively.
+            gc_collect: as natively.
+            target: as of `HardenedTreeExplainer`.
+            direction: as of `HardenedTreeExplainer`.
         """
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
@@ -615,15 +584,6 @@ def _width(model: Any) -> int | None:
         if found is not None:
             return int(found() if callable(found) else found)
     return None
-
-
-def _numbers(X: Any, rows: Any) -> Values:
-    """(n, d) numbers of rows, categories of a data frame as their places."""
-    if hasattr(X, "dtypes") and hasattr(X, "columns"):
-        coded = {c: X[c].cat.codes if str(X[c].dtype) == "category" else X[c] for c in X.columns}
-        X = np.stack([np.asarray(column, dtype=np.float64) for column in coded.values()], axis=1)
-    found: Values = rows(X)
-    return found
 
 
 def _dense(rows: Any) -> Any:
