@@ -24,7 +24,7 @@ from safexplain._digest import digest, file_sha256, modules_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
 from safexplain.explain.alibi import HardenedAnchorTabular
-from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
+from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.catalog import Row, find_row
 from safexplain.explain.certified import (
     NOTHING,

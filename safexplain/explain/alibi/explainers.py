@@ -1,37 +1,115 @@
-"""Alibi's explainers of rows, as they are audited: anchors in numbers, and Shapley values of one class.
+"""Alibi's explainers, hardened: each holds a native explainer and runs private copies of it.
 
-The rule of an anchor is written in numbers and read back from them: of each feature, which share of the bins it rules
-out below and above. The bins are quantiles of public rows, so that whoever knows these can write the numbers as the
-rule, and the rule as the numbers.
+Those of rows of tables are audited, too. The rule of an anchor is then written in numbers and read back from them: of
+each feature, which share of the bins it rules out below and above. The bins are quantiles of public rows, so that
+whoever knows these can write the numbers as the rule, and the rule as the numbers.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from safexplain._digest import explained_digest
+from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
-from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, release
+from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
-from safexplain.explain.libraries import defined_in, draw_from, load_alibi, load_shap, no_failed_searches
+from safexplain.explain.libraries import (
+    ONE_AT_A_TIME,
+    defined_in,
+    draw_from,
+    load_alibi,
+    load_shap,
+    no_failed_searches,
+    private_copy,
+    seeded_generators,
+)
 from safexplain.explain.orientation import Direction
+from safexplain.explain.query import as_asked
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.masks import TopKMask
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import EstimatorModule
 
-__all__ = ["HardenedAlibiKernelShap", "HardenedAnchors", "HardenedTreeShap", "Rule"]
+__all__ = [
+    *("HardenedAlibi", "HardenedAlibiKernelShap", "HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"),
+    *("HardenedAnchors", "HardenedTreeShap", "Rule", "anchor_hardening"),
+]
 
 Rows = NDArray[Any]
+
+
+def anchor_hardening(key: bytes | None = None) -> Hardening:
+    """The default for anchors: precision and coverage get noise of 0.05 and are rounded to multiples of 0.05.
+
+    Args:
+        key: of the noise, see `GaussianNoise`.
+    """
+    return Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=key), grid=0.05)
+
+
+def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
+    """What constructors and `fit` draw from; None, NumPy's global generator, for `Hardening.none()`, as natively."""
+    return None if hardening == Hardening.none() else np.random.RandomState()
+
+
+class HardenedAlibi(OfTables):
+    """An Alibi explainer, hardened; `harden_alibi` makes it.
+
+    `explain` has the native arguments and returns a new `Explanation` with the fields that may leave; the others are
+    absent. With `Hardening.none()` they have the native values. Asking again gives the same answer, also after a
+    restart: a call's samples come from a generator of its own that is seeded, as the noise is, from the key, the model,
+    the configuration and what is explained. Threads may share it, but not while `fit` or `reset_predictor` runs.
+
+    Made with the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it.
+    """
+
+    _kind: ClassVar[str]
+    _entry = "explain"
+    _explainer: Any
+    _model_digest: bytes | None
+
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
+        with draw_from(_new_generator(hardening)):
+            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
+        self._adopt(native, hardening, model_digest)
+
+    @property
+    def _native(self) -> Any:
+        return type(self._explainer)
+
+    def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
+        """Fit the native explainer; returns the hardened one."""
+        with draw_from(_new_generator(self.hardening)):
+            self._explainer.fit(*args, **kwargs)
+        return self
+
+    def reset_predictor(self, *args: Any, **kwargs: Any) -> None:
+        """Give the native explainer another predictor."""
+        self._explainer.reset_predictor(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
+
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
+        load_alibi()
+        check_mode(vars(native))
+        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        self._explainer = native
 
 
 class Rule:
@@ -77,7 +155,7 @@ def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]
     return {name: value for name, value in {**given, **more}.items() if name != "self"}
 
 
-class HardenedAnchors(HardenedAlibi, OfTables):
+class HardenedAnchors(HardenedAlibi):
     """Hardened anchors: wraps an AnchorTabular, AnchorImage or AnchorText that exists already.
 
     The rule leaves as it is, precision and coverage leave hardened; training rows, predictions and background images do
@@ -102,9 +180,19 @@ class HardenedAnchors(HardenedAlibi, OfTables):
     _makes = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
     _rules: tuple[Rule, ...] = ()
 
+    def __init__(self, native: Any, *, hardening: Hardening | None = None, model_digest: bytes | None = None) -> None:
+        self._adopt(native, hardening, model_digest)
+
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        if defined_in(type(native), "alibi") and not kind_of(native).startswith("Anchor"):
+        if not kind_of(native).startswith("Anchor"):
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
+        hardening = hardening_or_default(hardening, anchor_hardening)
+        for step in (hardening.clip, hardening.mask):
+            if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
+                raise ConfigurationError(
+                    f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
+                    " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
+                )
         super()._adopt(native, hardening, model_digest)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,6 +208,30 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         data = {**released.data, "anchor": self._told(self._in_numbers(released))["anchor"]}
         return type(released)(meta=released.meta, data=data)
 
+    def _explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively, by a private copy of the explainer, and release what may leave."""
+        load_alibi()
+        kind, predictor, quiet = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
+        check_mode(predictor)
+        bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
+        if not quiet:
+            asked = next(iter(bound.arguments))
+            bound.arguments[asked] = as_asked(bound.arguments[asked])
+        inputs = (query_tensor(bound.args[0]),)
+        digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
+        method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
+
+        def harden(numbers: Tensor) -> Tensor:
+            named = f"{method} {','.join(FRACTIONS)}"
+            return self.hardening(numbers, inputs=inputs, model_digest=digest, method=named)
+
+        sampled = f"{method} seed={getattr(self._explainer, 'seed', None)}"
+        generator = None if quiet else seeded_generators(self.hardening, inputs, digest, sampled)[0]
+        alone = ONE_AT_A_TIME if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
+        with alone, draw_from(generator):
+            explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+        return release(explanation, ROWS[kind], None if quiet else harden)
+
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
         assert made.background is not None
@@ -127,7 +239,7 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         named = given.get("categorical_names") or {}
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
         own = {column: list(values) for column, values in categories.items()} or None
-        with draw_from(new_generator(hardening)):
+        with draw_from(_new_generator(hardening)):
             native = load_alibi().explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
@@ -158,7 +270,28 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         }
 
 
-class _Shapley(FromArguments, OfTables):
+class HardenedAnchorTabular(HardenedAnchors):
+    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind = "AnchorTabular"
+    __init__ = HardenedAlibi.__init__
+
+
+class HardenedAnchorImage(HardenedAnchors):
+    """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind, _row = "AnchorImage", None
+    __init__ = HardenedAlibi.__init__
+
+
+class HardenedAnchorText(HardenedAnchors):
+    """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind, _row = "AnchorText", None
+    __init__ = HardenedAlibi.__init__
+
+
+class _Shapley(HardenedAlibi):
     """Shapley values, by the hardened explainer of shap around the one that Alibi's made when it was fitted.
 
     What they speak for, and what is audited and certified, is as of `HardenedShap`.
