@@ -1,4 +1,7 @@
-"""Hardened AIX360: ProtoDash over public rows, and LIME whose answers hold only weights."""
+"""Hardened AIX360: ProtoDash over public rows, and LIME whose answers hold only weights.
+
+`protodash` and `lime` run the native explainers and fill answers made anew; here they are by AIX360's names.
+"""
 
 from __future__ import annotations
 

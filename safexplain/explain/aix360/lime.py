@@ -42,7 +42,7 @@ def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> An
     """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move; from
     `generator` where the caller gave none."""
     mine = copy.copy(explainer)
-    parts, copies = [mine], {}
+    parts, copies = [mine], dict[int, Any]()
     for name in ("base", "discretizer"):
         if (part := getattr(mine, name, None)) is not None:
             parts.append(copy.copy(part))

@@ -33,12 +33,9 @@ Rows = NDArray[Any]
 class HardenedProtoDash(OfTables):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
-    What is lost: the answer no longer shows training cases. It shows the public or synthetic cases that represent the
-    explained instances best.
-
-    The prototypes' indices and their order are exact. They depend on the explained rows and the public rows, so they
-    tell something about the training set only where one of the two does: features computed by the trained model, or a
-    summary of training rows. The weights are hardened for that case.
+    The answer no longer shows training cases, but the public ones that represent the explained instances best. Their
+    indices and order are exact: they depend on the explained and the public rows alone, and tell of the training set
+    only where one of the two does (features computed by the trained model). The weights are hardened for that case.
 
     Audited and certified (`catalogued`, `from_certificate`) one row at a time. Of p public rows, its numbers are p
     places, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases which rows

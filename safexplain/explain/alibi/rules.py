@@ -118,7 +118,8 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
     if harden is not None:
         numbers = [float(np.ravel(given[name])[0]) for name in FRACTIONS]
         hardened = harden(torch.tensor([numbers], dtype=torch.float64)).clamp(0.0, 1.0)[0].tolist()
-        given |= {name: _like(given[name], number) for name, number in zip(FRACTIONS, hardened, strict=True)}
+        for name, number in zip(FRACTIONS, hardened, strict=True):  # in the native types
+            given[name] = np.full(np.shape(given[name]), number)[()] if isinstance(given[name], _NUMPYS) else number
     meta = {key: _plain(native.meta[key], arrays=False) for key in META if key in native.meta}
     meta["params"] = {}
     for name, value in native.meta.get("params", {}).items():
@@ -129,11 +130,7 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
     return import_module("alibi.api.interfaces").Explanation(meta=meta, data=data)
 
 
-def _like(native: Any, number: float) -> Any:
-    if isinstance(native, np.ndarray):
-        return np.full(native.shape, number)
-    return type(native)(number) if isinstance(native, np.floating) else number
-
+_NUMPYS = (np.ndarray, np.generic)
 
 _STORED = frozenset("biufU")
 """NumPy's kinds of arrays that hold their elements themselves; an array of objects could hold anything."""
