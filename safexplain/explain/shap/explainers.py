@@ -133,9 +133,8 @@ class HardenedShap(OfTables):
         """What the explainer was made with and its values depend on, beside the model."""
         raise NotImplementedError
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
-        are added to, to give the output."""
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        """What `_run` gives, for the columns that the model itself takes."""
         raise NotImplementedError
 
     @cached_property
@@ -148,8 +147,6 @@ class HardenedShap(OfTables):
 
     def _check_width(self, rows: Values) -> None:
         """InputError for rows of other columns than the model has."""
-
-    # Answers.
 
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
@@ -169,6 +166,14 @@ class HardenedShap(OfTables):
             if target is not None:
                 found = _of_outputs(found, np.broadcast_to(target, len(rows)))
         return found[0] if np.ndim(X) == 1 else found
+
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
+        are added to, to give the output."""
+        if self._encoded is None:
+            return self._of_columns(rows, options, outputs)
+        found, base = self._of_columns(self._encoded.rows(rows), options, outputs)
+        return self._encoded.summed(found), base
 
     def _of_one(self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None) -> Values:
         """(n, d) hardened of one output."""
@@ -305,16 +310,6 @@ class _OfModel(HardenedShap):
         expected = _width(model) or max(used, rows.shape[1])
         if rows.shape[1] != expected:
             raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
-
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        if self._encoded is None:
-            return self._of_columns(rows, options, outputs)
-        found, base = self._of_columns(self._encoded.rows(rows), options, outputs)
-        return self._encoded.summed(found), base
-
-    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
-        """What `_run` gives, for the columns that the model itself takes."""
-        raise NotImplementedError
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -553,7 +548,7 @@ class HardenedKernelExplainer(HardenedShap):
         native = self._explainer
         return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
         generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
         if not self.hardening.is_none:
             digest = b"" if self.hardening.noise is None else self._digest()
