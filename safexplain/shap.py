@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from safexplain.explain.drop_in import drop_in
-from safexplain.explain.libraries import load_shap
+from safexplain.explain.libraries import load
 from safexplain.explain.shap import SHAP
 
 _OWN = ("Cohorts", "Explanation", "datasets", "initjs", "kmeans", "links", "maskers", "plots", "sample", "summary_plot")
@@ -21,7 +21,7 @@ __all__ = [*sorted(SHAP), *_OWN]
 
 
 def _own(name: str) -> Any:
-    return getattr(load_shap(), name, None) if name in _OWN or name.endswith("_plot") else None
+    return getattr(load("shap"), name, None) if name in _OWN or name.endswith("_plot") else None
 
 
 __getattr__, __dir__ = drop_in(__name__, SHAP, _own)

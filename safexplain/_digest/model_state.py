@@ -38,15 +38,12 @@ WIDEST = 1000
 
 _DEEPEST = 8
 
-_CHANGERS = frozenset(
-    {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
-)
-_SETTERS = frozenset({"register_buffer", "setattr", "__setattr__"})
+_CHANGERS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
+_SETTERS = {"register_buffer", "setattr", "__setattr__"}
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 PLAIN = (str, bytes, bool, int, float, complex, np.generic)
 """Values that stand for themselves."""
-
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 

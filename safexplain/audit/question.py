@@ -306,9 +306,7 @@ class Question:
             return {ENDPOINT: self.hardening}
         found: dict[str, HardeningLike] = {NATIVE: self.hardening.none()}
         if not self.hardening.is_none:
-            recommended = getattr(self.hardening, "recommended", None)
-            known = recommended is not None and recommended().to_dict() == self.hardening.to_dict()
-            found["recommended" if known else "custom"] = self.hardening
+            found["recommended" if getattr(self.hardening, "is_recommended", False) else "custom"] = self.hardening
         return found
 
     @property

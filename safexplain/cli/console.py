@@ -118,9 +118,10 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
             command = error.resume(arguments)
             message, code = f"{error}. To continue: {command}", INTERRUPTED
             content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
-        except (Exception, KeyboardInterrupt) as error:
-            interrupted = _is_interruption(error)
-            message, code = ("interrupted", INTERRUPTED) if interrupted else _line(error, arguments)
+        except KeyboardInterrupt:
+            message, code = "interrupted", INTERRUPTED
+        except Exception as error:
+            message, code = ("interrupted", INTERRUPTED) if _is_interruption(error) else _line(error, arguments)
             if os.environ.get("SAFEXPLAIN_DEBUG") and message.endswith(DEBUG):
                 raise
         if code == INTERRUPTED and terminated:

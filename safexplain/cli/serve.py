@@ -69,10 +69,10 @@ class ServeOptions:
         given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in NOT_SETTINGS}
         given["limits"] = {"questions": self.questions, "looks": self.looks, "period": self.period}
         given["device"] = str(device_of(self.device))
-        if self.hardening is not None:
+        if self.hardening not in (None, "recommended"):
             from safexplain.cli.run.question import parse_hardening
 
-            given["hardening"] = parse_hardening(self.hardening).to_json()
+            given["hardening"] = parse_hardening(self.hardening)
         if self.input_range is not None:
             try:
                 low, high = map(float, self.input_range.split(":"))

@@ -2,7 +2,7 @@
 
 A row holds facts only. `safexplain.explain.wrap` turns rows into the hardened classes, `safexplain.captum` names them
 as Captum does, and whoever tunes or audits reads the same rows for options to search and for arguments that a method
-cannot do without. A new explainer is one more row.
+cannot do without. A new explainer is one more row, its sentence in `SUMMARIES` and its source in `PAPERS`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ SearchSpace = Mapping[str, tuple[Any, ...] | list[Any]]
 FAMILIES = ("gradient", "perturbation", "representation", "approximation")
 """DeepLeak's families of methods (arXiv 2601.03429, section II-A)."""
 
-LICENCES = MappingProxyType(
-    {
-        "captum": "BSD-3-Clause",
-        "safexplain": "Apache-2.0",
-        "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
-        "aix360": "Apache-2.0",
-        "lime": "BSD-2-Clause",
-        "shap": "MIT",
-    }
-)
+LICENCES: Mapping[str, str] = {
+    "captum": "BSD-3-Clause",
+    "safexplain": "Apache-2.0",
+    "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
+    "aix360": "Apache-2.0",
+    "lime": "BSD-2-Clause",
+    "shap": "MIT",
+}
 """Library -> its licence."""
 
 ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
@@ -75,7 +73,7 @@ class Row:
         search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
             (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
             `safexplain.superpixels`.
-        needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
+        needs: (inputs) -> arguments without which the entry cannot be called, a plain choice of them.
         derive: (inputs, options that are the same for all inputs) -> arguments made of both, as a `feature_mask`.
     """
 
@@ -93,7 +91,7 @@ class Row:
     mixes_batch: bool = False
     nt_type: str | None = None
     search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
-    needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
+    needs: Callable[[Tensor], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
     derive: Callable[..., dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
 
     @property
@@ -160,24 +158,19 @@ class Row:
             forward_func: what is explained. A NoiseTunnel is put over its signed gradient (`Gradient`).
             layer: for methods of layers and neurons; None: `default_layer(forward_func)`.
         """
-        if self.nt_type:
-            return self.native(Gradient(forward_func))
         if self.of == "input":
-            return self.native(forward_func)
+            return self.native(Gradient(forward_func) if self.nt_type else forward_func)
         return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
 
-    def options(self, inputs: Tensor | tuple[Tensor, ...], chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+    def options(self, inputs: Tensor, chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
         """Arguments of the native entry for these inputs, beside them and the target.
 
         Args:
-            inputs: as the entry takes them.
+            inputs: (n, ...).
             chosen: arguments, which go before the plain choice; those in `derives` become others, as `n_segments` the
                 `feature_mask` of `superpixels`, for which the inputs must be images.
         """
-        options = self.needs(inputs if isinstance(inputs, tuple) else (inputs,))
-        if not isinstance(inputs, tuple):
-            options = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
-        options |= {"nt_type": self.nt_type} if self.nt_type else {}
+        options = self.needs(inputs) | ({"nt_type": self.nt_type} if self.nt_type else {})
         own = {name: chosen[name] for name in self.derives & chosen.keys()}
         options |= self.derive(inputs, **own) if own else {}
         return options | {name: value for name, value in chosen.items() if name not in own}
@@ -185,55 +178,41 @@ class Row:
 
 # Arguments without which a native method cannot be called: a plain choice of them, from the inputs alone.
 
-Inputs = tuple[Tensor, ...]
 
-
-def zero_baselines(inputs: Inputs) -> dict[str, Any]:
+def zero_baselines(x: Tensor) -> dict[str, Any]:
     """Two baselines of zeros, a set of which each method takes the mean or draws."""
-    return {"baselines": tuple(torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)) for x in inputs)}
+    return {"baselines": torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1))}
 
 
-def windows(inputs: Inputs) -> dict[str, Any]:
+def windows(x: Tensor) -> dict[str, Any]:
     """Windows of a quarter of each axis at steps of an eighth; the first of several axes stays whole."""
-    shapes, strides = [], []
-    for x in inputs:
-        channels, axes = (x.shape[1:2], x.shape[2:]) if x.dim() > 2 else ((), x.shape[1:])
-        shapes.append((*channels, *(max(1, n // 4) for n in axes)))
-        strides.append((*channels, *(max(1, n // 8) for n in axes)))
-    return {"sliding_window_shapes": tuple(shapes), "strides": tuple(strides)}
+    channels, axes = (x.shape[1:2], x.shape[2:]) if x.dim() > 2 else ((), x.shape[1:])
+    shares = {"sliding_window_shapes": 4, "strides": 8}
+    return {name: (*channels, *(max(1, n // share) for n in axes)) for name, share in shares.items()}
 
 
-def groups(inputs: Inputs) -> dict[str, Any]:
+def groups(x: Tensor) -> dict[str, Any]:
     """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, columns of a table, of
     which several are asked about in one call of the model."""
-    together = {"perturbations_per_eval": 16} if all(x.dim() == 2 for x in inputs) else {}
-    return {"feature_mask": _masks(inputs, side=4, columns=None), **together}
+    if x.dim() > 2:
+        return {"feature_mask": grid_segments(x, 4)}
+    return {"feature_mask": torch.arange(x.shape[1], device=x.device)[None], "perturbations_per_eval": 16}
 
 
-def few_groups(inputs: Inputs) -> dict[str, Any]:
-    """Four groups in all, of neighbouring places: the number of orders to go through is that of groups, factorial."""
-    return {"feature_mask": _masks(inputs, side=None, columns=max(1, 4 // len(inputs)))}
+def few_groups(x: Tensor) -> dict[str, Any]:
+    """Four groups, of neighbouring places: the number of orders to go through is that of groups, factorial."""
+    d = math.prod(x.shape[1:])
+    return {"feature_mask": torch.arange(d, device=x.device).view(1, *x.shape[1:]) * min(4, d) // max(d, 1)}
 
 
-def _masks(inputs: Inputs, side: int | None, columns: int | None) -> Inputs:
-    masks, first = [], 0
-    for x in inputs:
-        d = math.prod(x.shape[1:])
-        index = torch.arange(d, device=x.device).view(1, *x.shape[1:])
-        mask = grid_segments(x, side) if side and x.dim() > 2 else index * min(columns or d, d) // max(d, 1)
-        masks.append(mask + first)
-        first += int(mask.max()) + 1 if mask.numel() else 0
-    return tuple(masks)
-
-
-def neuron(inputs: Inputs) -> dict[str, Any]:
+def neuron(x: Tensor) -> dict[str, Any]:
     """The sum over the layer as the neuron."""
     return {"neuron_selector": whole_layer}
 
 
-def neuron_and_zero(inputs: Inputs) -> dict[str, Any]:
+def neuron_and_zero(x: Tensor) -> dict[str, Any]:
     """The sum over the layer as the neuron, and baselines of zeros."""
-    return {**neuron(inputs), **zero_baselines(inputs)}
+    return {**neuron(x), **zero_baselines(x)}
 
 
 # Arguments made of the inputs and of options that are the same for all inputs.
@@ -252,303 +231,166 @@ def of_words(
     return {"feature_mask": words(inputs, continues), "baselines": inputs.where(stays, reference)}
 
 
-# Methods that explain inputs.
-
-_GRADCAM_PAPER = "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391"
-_SHAP_PAPER = "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874"
-_TREE_SHAP_PAPER = "Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888"
-_LIME_PAPER = 'Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938'
-_SAMPLING_PAPER = "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009"
-_RULES = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
-_MODES = ("nearest", "area", "bilinear", "bicubic")
-_TUNNEL: dict[str, Any] = {
-    "nt_samples": (5, 10, 25, 50),
-    "stdevs": [0.01, 2.0],
-    "draw_baseline_from_distrib": (False, True),
+PAPERS = {
+    "Adebayo 2018": "Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
+    "Bach 2015": "Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
+    "Breiman 2001": "Breiman: Random Forests, Machine Learning 45, 2001",
+    "Castro 2009": "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009",
+    "Chattopadhay 2017": "Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
+    "Dhamdhere 2018": "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233",
+    "Gurumoorthy 2017": "Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
+    "Leino 2018": "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations, arXiv 1802.03788",
+    "Lundberg 2017": "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874",
+    "Lundberg 2018": "Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888",
+    "Ribeiro 2016": 'Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938',
+    "Ribeiro 2018": "Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
+    "Selvaraju 2016": "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391",
+    "Shapley 1953": "Shapley: A Value for n-Person Games, 1953",
+    "Shrikumar 2016": "Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
+    "Shrikumar 2017": "Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
+    "Simonyan 2013": "Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
+    "Smilkov 2017": "Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
+    "Springenberg 2014": "Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
+    "Sundararajan 2017": "Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
+    "Zeiler 2013": "Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
 }
+"""First author and year -> citation."""
+
+# Methods that explain inputs: what each is, and how it behaves.
+
+SUMMARIES = {
+    "IG": "Integral of gradients from a baseline straight to the input, times their difference.",
+    "Saliency": "Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
+    "InputXGradient": "Input times the gradient with respect to it.",
+    "GuidedBackprop": "Gradient in which each ReLU also stops negative gradients.",
+    "Deconvolution": "Gradient in which each ReLU stops negative gradients and passes all others.",
+    "DeepLift": "Differences from a baseline carried back through the activations (the rescale rule).",
+    "DeepLiftShap": "Mean of DeepLift over a set of baselines.",
+    "LRP": "The output handed back layer by layer to what made it (layer-wise relevance propagation).",
+    "SmoothGrad": "Mean of an explanation over inputs with Gaussian noise.",
+    "VarGrad": "Variance of an explanation over inputs with Gaussian noise.",
+    "GradientShap": "Mean gradient at random points between noisy inputs and baselines, times their difference.",
+    "TokenIG": "Integrated gradients of a text's embeddings, added up for each token or word.",
+    "Occlusion": "Change of the output when a window of the input is replaced by a baseline.",
+    "FeatureAblation": "Change of the output when a group of features is replaced by a baseline.",
+    "FeaturePermutation": "Change of the output when a group of features is shuffled among the examples of the batch.",
+    "ShapleyValueSampling": "Mean contribution of a group of features over random orders of adding them to a baseline.",
+    "ShapleyValues": "Mean contribution of a group of features over all orders: for a handful of groups.",
+    "KernelShap": "Shapley values of groups of features by a weighted linear regression on random coalitions.",
+    "Lime": "Weights of a sparse linear model fitted to the output around the input.",
+    "GradCAM": "A layer's channels added up, weighted by their mean gradients.",
+    "GradCAMPlusPlus": "A layer's channels added up, weighted by positive gradients, each place by its curvature.",
+    "GuidedGradCam": "Guided backpropagation times the enlarged Grad-CAM map.",
+    "Anchors": "Conditions on a few features under which the prediction stays as it is.",
+    "ProtoDash": "A few weighted examples, from a set that may be shown, that stand for the explained ones.",
+    "LimeTabular": "Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
+    "AlibiKernelShap": "Shapley values of the features of a row by a weighted linear regression, against public rows.",
+    "TreeShap": "Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
+    "TreeExplainer": "Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
+    "LinearExplainer": "Shapley values of the features of a row, exactly, for the log odds of a linear model.",
+    "KernelExplainer": "Shapley values of the features of a row by a weighted linear regression, against public rows.",
+}
+
+_TIMES_INPUTS: dict[str, Any] = {"multiply_by_inputs": (True, False)}
+_STEPS: dict[str, Any] = {
+    "n_steps": (10, 25, 50, 100),
+    "method": ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid"),
+}
+_FEW = (5, 10, 25, 50)
+_TUNNEL: dict[str, Any] = {"nt_samples": _FEW, "stdevs": [0.01, 2.0], "draw_baseline_from_distrib": (False, True)}
+_NOISY: dict[str, Any] = {"n_samples": _FEW, "stdevs": [0.0, 1.0], **_TIMES_INPUTS}
+_WINDOWS = {"sliding_window_shapes": ((3, 1, 1), (3, 32, 32)), "strides": ((3, 1, 1), (3, 32, 32))}
 _SUPERPIXELS: dict[str, Any] = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
 _SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
+_CAM = {"interpolate_mode": ("nearest", "area", "bilinear", "bicubic"), "attribute_to_layer_input": (False, True)}
+_ANCHORS: dict[str, Any] = {
+    **{name: [0.0, 1.0] for name in ("threshold", "tau", "delta")},
+    "batch_size": (50, 100, 200),
+    "coverage_samples": (1_000, 10_000),
+    "beam_size": (1, 2, 4),
+}
+_KERNELS: dict[str, Any] = {"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")}
+_SAMPLES = {"num_samples": (500, 1_000, 5_000)}
+_GROUPED: dict[str, Any] = {"derive": of_superpixels, "needs": groups}
 
 
-def _method(family: str, source: Any, *, name: str = "", **facts: Any) -> Row:
-    """A row under the name of the native class, unless another is given."""
-    native = source.partition(":")[2] if isinstance(source, str) else source.__name__
-    return Row(name or native, source, family=family, **facts)
+def _method(
+    family: str, source: Any, paper: str, is_true: str = "", space: SearchSpace = _NOTHING, name: str = "", **more: Any
+) -> Row:
+    """A row under the name of the native class, unless another is given; `is_true` names the facts that are."""
+    name = name or (source.partition(":")[2] if isinstance(source, str) else source.__name__)
+    facts = dict.fromkeys(is_true.split(), True) | more
+    return Row(name, source, family, PAPERS[paper], SUMMARIES[name], search_space=space, **facts)
 
 
 _gradient, _perturbation, _representation, _approximation = (partial(_method, family) for family in FAMILIES)
 
 _ROWS = (
-    _gradient(
-        attr.IntegratedGradients,
-        name="IG",
-        citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
-        summary="Integral of gradients from a baseline straight to the input, times their difference.",
-        search_space={"n_steps": (10, 25, 50, 100), "method": _RULES, "multiply_by_inputs": (True, False)},
-    ),
-    _gradient(
-        attr.Saliency,
-        citation="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
-        summary="Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
-        leaf_inputs=True,
-        search_space={"abs": (True, False)},
-    ),
-    _gradient(
-        attr.InputXGradient,
-        citation="Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
-        summary="Input times the gradient with respect to it.",
-        leaf_inputs=True,
-    ),
-    _gradient(
-        attr.GuidedBackprop,
-        citation="Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
-        summary="Gradient in which each ReLU also stops negative gradients.",
-        hooks=True,
-        needs_relu=True,
-        leaf_inputs=True,
-    ),
-    _gradient(
-        attr.Deconvolution,
-        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
-        summary="Gradient in which each ReLU stops negative gradients and passes all others.",
-        hooks=True,
-        needs_relu=True,
-        leaf_inputs=True,
-    ),
-    _gradient(
-        attr.DeepLift,
-        citation="Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
-        summary="Differences from a baseline carried back through the activations (the rescale rule).",
-        hooks=True,
-        leaf_inputs=True,
-        search_space={"multiply_by_inputs": (True, False), "eps": [1e-10, 1e-4]},
-    ),
-    _gradient(
-        attr.DeepLiftShap,
-        citation=_SHAP_PAPER,
-        summary="Mean of DeepLift over a set of baselines.",
-        hooks=True,
-        search_space={"multiply_by_inputs": (True, False)},
-        needs=zero_baselines,
-    ),
-    _gradient(
-        attr.LRP,
-        citation="Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
-        summary="The output handed back layer by layer to what made it (layer-wise relevance propagation).",
-        hooks=True,
-        writes=True,
-        leaf_inputs=True,
-    ),
-    _gradient(
-        attr.NoiseTunnel,
-        name="SmoothGrad",
-        citation="Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
-        summary="Mean of an explanation over inputs with Gaussian noise.",
-        stochastic=True,
-        nt_type="smoothgrad",
-        search_space=_TUNNEL,
-    ),
-    _gradient(
-        attr.NoiseTunnel,
-        name="VarGrad",
-        citation="Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
-        summary="Variance of an explanation over inputs with Gaussian noise.",
-        stochastic=True,
-        nt_type="vargrad",
-        search_space=_TUNNEL,
-    ),
-    _gradient(
-        attr.GradientShap,
-        citation=_SHAP_PAPER,
-        summary="Mean gradient at random points between noisy inputs and baselines, times their difference.",
-        stochastic=True,
-        search_space={"n_samples": (5, 10, 25, 50), "stdevs": [0.0, 1.0], "multiply_by_inputs": (True, False)},
-        needs=zero_baselines,
-    ),
-    _gradient(
-        TokenIG,
-        citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
-        summary="Integrated gradients of a text's embeddings, added up for each token or word.",
-        hooks=True,
-        search_space={"n_steps": (10, 25, 50, 100), "method": _RULES},
-        derive=of_words,
-    ),
+    _gradient(attr.IntegratedGradients, "Sundararajan 2017", space={**_STEPS, **_TIMES_INPUTS}, name="IG"),
+    _gradient(attr.Saliency, "Simonyan 2013", "leaf_inputs", {"abs": (True, False)}),
+    _gradient(attr.InputXGradient, "Shrikumar 2016", "leaf_inputs"),
+    _gradient(attr.GuidedBackprop, "Springenberg 2014", "hooks needs_relu leaf_inputs"),
+    _gradient(attr.Deconvolution, "Zeiler 2013", "hooks needs_relu leaf_inputs"),
+    _gradient(attr.DeepLift, "Shrikumar 2017", "hooks leaf_inputs", {**_TIMES_INPUTS, "eps": [1e-10, 1e-4]}),
+    _gradient(attr.DeepLiftShap, "Lundberg 2017", "hooks", _TIMES_INPUTS, needs=zero_baselines),
+    _gradient(attr.LRP, "Bach 2015", "hooks writes leaf_inputs"),
+    _gradient(attr.NoiseTunnel, "Smilkov 2017", "stochastic", _TUNNEL, name="SmoothGrad", nt_type="smoothgrad"),
+    _gradient(attr.NoiseTunnel, "Adebayo 2018", "stochastic", _TUNNEL, name="VarGrad", nt_type="vargrad"),
+    _gradient(attr.GradientShap, "Lundberg 2017", "stochastic", _NOISY, needs=zero_baselines),
+    _gradient(TokenIG, "Sundararajan 2017", "hooks", _STEPS, derive=of_words),
+    _perturbation(attr.Occlusion, "Zeiler 2013", space=_WINDOWS, needs=windows),
+    _perturbation(attr.FeatureAblation, "Zeiler 2013", space=_SUPERPIXELS, **_GROUPED),
+    _perturbation(attr.FeaturePermutation, "Breiman 2001", "stochastic mixes_batch", _SUPERPIXELS, **_GROUPED),
     _perturbation(
-        attr.Occlusion,
-        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
-        summary="Change of the output when a window of the input is replaced by a baseline.",
-        search_space={"sliding_window_shapes": ((3, 1, 1), (3, 32, 32)), "strides": ((3, 1, 1), (3, 32, 32))},
-        needs=windows,
+        attr.ShapleyValueSampling, "Castro 2009", "stochastic", {**_SUPERPIXELS, "n_samples": _FEW}, **_GROUPED
     ),
-    _perturbation(
-        attr.FeatureAblation,
-        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
-        summary="Change of the output when a group of features is replaced by a baseline.",
-        search_space=_SUPERPIXELS,
-        derive=of_superpixels,
-        needs=groups,
-    ),
-    _perturbation(
-        attr.FeaturePermutation,
-        citation="Breiman: Random Forests, Machine Learning 45, 2001",
-        summary="Change of the output when a group of features is shuffled among the examples of the batch.",
-        stochastic=True,
-        mixes_batch=True,
-        search_space=_SUPERPIXELS,
-        derive=of_superpixels,
-        needs=groups,
-    ),
-    _perturbation(
-        attr.ShapleyValueSampling,
-        citation=_SAMPLING_PAPER,
-        summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
-        stochastic=True,
-        search_space={**_SUPERPIXELS, "n_samples": (5, 10, 25, 50)},
-        derive=of_superpixels,
-        needs=groups,
-    ),
-    _perturbation(
-        attr.ShapleyValues,
-        citation="Shapley: A Value for n-Person Games, 1953",
-        summary="Mean contribution of a group of features over all orders: for a handful of groups.",
-        needs=few_groups,
-    ),
-    _perturbation(
-        attr.KernelShap,
-        citation=_SHAP_PAPER,
-        summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
-        stochastic=True,
-        search_space=_SURROGATE,
-        derive=of_superpixels,
-        needs=groups,
+    _perturbation(attr.ShapleyValues, "Shapley 1953", needs=few_groups),
+    _perturbation(attr.KernelShap, "Lundberg 2017", "stochastic", _SURROGATE, **_GROUPED),
+    _approximation(attr.Lime, "Ribeiro 2016", "stochastic", _SURROGATE, **_GROUPED),
+    _representation(GradCAM, "Selvaraju 2016", "hooks", _CAM, of="layer"),
+    _representation(GradCAMPlusPlus, "Chattopadhay 2017", "hooks", _CAM, of="layer"),
+    _representation(attr.GuidedGradCam, "Selvaraju 2016", "hooks needs_relu leaf_inputs", _CAM, of="layer"),
+    _perturbation("alibi.explainers:AnchorTabular", "Ribeiro 2018", "stochastic", _ANCHORS, name="Anchors"),
+    _approximation(
+        "aix360.algorithms.protodash:ProtodashExplainer", "Gurumoorthy 2017", space=_KERNELS, name="ProtoDash"
     ),
     _approximation(
-        attr.Lime,
-        citation=_LIME_PAPER,
-        summary="Weights of a sparse linear model fitted to the output around the input.",
-        stochastic=True,
-        search_space=_SURROGATE,
-        derive=of_superpixels,
-        needs=groups,
+        "lime.lime_tabular:LimeTabularExplainer", "Ribeiro 2016", "stochastic", _SAMPLES, name="LimeTabular"
     ),
-    _representation(
-        GradCAM,
-        citation=_GRADCAM_PAPER,
-        summary="A layer's channels added up, weighted by their mean gradients.",
-        of="layer",
-        hooks=True,
-        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
-    ),
-    _representation(
-        GradCAMPlusPlus,
-        citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
-        summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
-        of="layer",
-        hooks=True,
-        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
-    ),
-    _representation(
-        attr.GuidedGradCam,
-        citation=_GRADCAM_PAPER,
-        summary="Guided backpropagation times the enlarged Grad-CAM map.",
-        of="layer",
-        hooks=True,
-        needs_relu=True,
-        leaf_inputs=True,
-        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
-    ),
-    _perturbation(
-        "alibi.explainers:AnchorTabular",
-        name="Anchors",
-        citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
-        summary="Conditions on a few features under which the prediction stays as it is.",
-        stochastic=True,
-        search_space={
-            "threshold": [0.0, 1.0],
-            "tau": [0.0, 1.0],
-            "delta": [0.0, 1.0],
-            "batch_size": (50, 100, 200),
-            "coverage_samples": (1_000, 10_000),
-            "beam_size": (1, 2, 4),
-        },
-    ),
-    _approximation(
-        "aix360.algorithms.protodash:ProtodashExplainer",
-        name="ProtoDash",
-        citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
-        summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
-        search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
-    ),
-    _approximation(
-        "lime.lime_tabular:LimeTabularExplainer",
-        name="LimeTabular",
-        citation=_LIME_PAPER,
-        summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
-        stochastic=True,
-        search_space={"num_samples": (500, 1_000, 5_000)},
-    ),
-    _perturbation(
-        "alibi.explainers:KernelShap",
-        name="AlibiKernelShap",
-        citation=_SHAP_PAPER,
-        summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        stochastic=True,
-    ),
-    _perturbation(
-        "alibi.explainers:TreeShap",
-        citation=_TREE_SHAP_PAPER,
-        summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
-    ),
-    _perturbation(
-        "shap:TreeExplainer",
-        citation=_TREE_SHAP_PAPER,
-        summary="Shapley values of the features of a row, exactly, for forests and boosted trees of any library.",
-    ),
-    _perturbation(
-        "shap:LinearExplainer",
-        citation=_SHAP_PAPER,
-        summary="Shapley values of the features of a row, exactly, for the log odds of a linear model.",
-    ),
-    _perturbation(
-        "shap:KernelExplainer",
-        citation=_SHAP_PAPER,
-        summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
-        stochastic=True,
-    ),
+    _perturbation("alibi.explainers:KernelShap", "Lundberg 2017", "stochastic", name="AlibiKernelShap"),
+    _perturbation("alibi.explainers:TreeShap", "Lundberg 2018"),
+    _perturbation("shap:TreeExplainer", "Lundberg 2018"),
+    _perturbation("shap:LinearExplainer", "Lundberg 2017"),
+    _perturbation("shap:KernelExplainer", "Lundberg 2017", "stochastic"),
 )
 
 
 # Methods that explain layers and neurons.
 
 _INPUT_ROWS = {row.source.__name__: row for row in _ROWS if row.library == "captum" and not row.nt_type}
-_INFLUENCE = "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations, arXiv 1802.03788"
-_CONDUCTANCE = "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233"
 
 
-def _inner(source: Any, summary: str, base: str = "", **more: Any) -> Row:
+def _inner(source: Any, summary: str, base: str = "", paper: str = "", **more: Any) -> Row:
     """A row with what it has in common with the method for inputs that it is made from, if there is one."""
     name = source.__name__
     of = "neuron" if name.startswith("Neuron") else "layer"
-    facts: dict[str, Any] = {"family": "representation", "hooks": True}
+    facts: dict[str, Any] = {"needs": neuron} if of == "neuron" else {}
     if row := _INPUT_ROWS.get(base or name.removeprefix("Layer").removeprefix("Neuron")):
-        facts |= {"citation": row.citation, "stochastic": row.stochastic, "mixes_batch": row.mixes_batch}
-        facts |= {"needs_relu": row.needs_relu, "writes": row.writes}
-        facts |= {"leaf_inputs": row.leaf_inputs} if of == "neuron" else {}
-    facts |= {"needs": neuron} if of == "neuron" else {}
-    return Row(name, source, summary=summary, of=of, **facts | more)
+        alike = ("citation", "stochastic", "mixes_batch", "needs_relu", "writes")
+        facts |= {fact: getattr(row, fact) for fact in (*alike, *(["leaf_inputs"] if of == "neuron" else []))}
+    facts |= {"citation": PAPERS[paper]} if paper else {}
+    return Row(name, source, "representation", summary=summary, of=of, hooks=True, **facts | more)
 
 
 _INNER_ROWS = (
     _inner(attr.LayerActivation, "The output of a layer.", citation="none: the layer's output itself"),
-    _inner(
-        attr.InternalInfluence, "Integral of a layer's gradients from a baseline to the input.", citation=_INFLUENCE
-    ),
+    _inner(attr.InternalInfluence, "Integral of a layer's gradients from a baseline to the input.", paper="Leino 2018"),
     _inner(
         attr.LayerConductance,
         "How much of the integrated gradients flows through each unit of a layer.",
-        citation=_CONDUCTANCE,
+        paper="Dhamdhere 2018",
     ),
-    _inner(attr.LayerGradCam, "Grad-CAM, as Captum has it: without enlarging.", citation=_GRADCAM_PAPER),
+    _inner(attr.LayerGradCam, "Grad-CAM, as Captum has it: without enlarging.", paper="Selvaraju 2016"),
     _inner(attr.LayerGradientXActivation, "A layer's output times its gradient.", "InputXGradient"),
     _inner(attr.LayerIntegratedGradients, "Integrated gradients of a layer."),
     _inner(attr.LayerDeepLift, "DeepLift of a layer."),
@@ -560,7 +402,7 @@ _INNER_ROWS = (
     _inner(
         attr.NeuronConductance,
         "How much of the output reaches a neuron from each input feature.",
-        citation=_CONDUCTANCE,
+        paper="Dhamdhere 2018",
     ),
     _inner(attr.NeuronGradient, "Gradient of a neuron.", "Saliency"),
     _inner(attr.NeuronIntegratedGradients, "Integrated gradients of a neuron."),
@@ -575,19 +417,17 @@ _INNER_ROWS = (
 CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_INNER_ROWS)})
 """Every method, by name."""
 
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            [f"{of}Attribution" for of in ("", "Gradient", "Perturbation", "Layer", "Neuron")],
-            "it is an abstract base without a method of its own: harden an explainer made from it",
-        ),
-        "DataLoaderAttribution": "it explains a metric over a whole data set and has no `inputs` to tie noise to",
-        **dict.fromkeys(
-            ("LLMAttribution", "LLMGradientAttribution", "RemoteLLMAttribution"),
-            "its result holds the tokens of a text that the model generated, beside the attributions",
-        ),
-    }
-)
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        [f"{of}Attribution" for of in ("", "Gradient", "Perturbation", "Layer", "Neuron")],
+        "it is an abstract base without a method of its own: harden an explainer made from it",
+    ),
+    "DataLoaderAttribution": "it explains a metric over a whole data set and has no `inputs` to tie noise to",
+    **dict.fromkeys(
+        ("LLMAttribution", "LLMGradientAttribution", "RemoteLLMAttribution"),
+        "its result holds the tokens of a text that the model generated, beside the attributions",
+    ),
+}
 """Captum's explainers that `harden` refuses -> why."""
 
 

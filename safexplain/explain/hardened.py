@@ -1,8 +1,6 @@
 """What every hardened Captum explainer is: a subclass of the native class on which nothing native runs.
 
-Each call makes a private explainer of the native class, runs that, and hardens what comes out. Only tensors
-with a row for each example leave, detached. The boundary is the API that serves: whoever holds the Python
-object holds the model.
+Each call makes a private explainer of the native class, runs that, and hardens what comes out.
 """
 
 from __future__ import annotations
@@ -32,20 +30,19 @@ from safexplain.explain.feature_groups import by_name, find_groups, harden_group
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
 from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for, turns_first
 from safexplain.explain.query import NUMBERS, as_asked, query_of
-from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default, plain
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
-__all__ = ["Asked", "Catalogued", "Hardened", "check_inputs", "refuse_inside"]
+__all__ = ["Asked", "Catalogued", "Hardened", "check_inputs"]
 
 _OWN = ("hardening", "direction", "_pinned", "_model_digest", "_above")
 """Attributes that native explainers do not have."""
 
-SQUARED = ("vargrad", "smoothgrad_sq")
+_SQUARED = ("vargrad", "smoothgrad_sq")
 """Kinds of a NoiseTunnel whose maps have no signs."""
 
 _HOLDERS = (Tensor, tuple, list, dict)
-
 _PER_EVAL = "perturbations_per_eval"
 
 _VALUES = 2**20
@@ -133,12 +130,11 @@ class Hardened(Attribution):  # type: ignore[misc]
         parameters have changed. What was audited is the explanation of the predicted class.
 
         Args:
-            model: the audited model itself, in evaluation mode, or the fitted scikit-learn classifier; `Probability`
-                is put over it where the audit did.
+            model: the audited model itself, in evaluation mode, or the fitted scikit-learn classifier.
             path: the certificate, signed or not; it may be about several explainers that are released together.
             file: the model's file. Given, its SHA-256 must be the one in the certificate.
-            key_file: file with the service's noise key, of 16 bytes or more. None: the environment variable
-                SAFEXPLAIN_NOISE_KEY. Where the certified hardening has no noise, no key is asked for or read.
+            key_file: file with the noise key, of 16 bytes or more. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+                Not read where the certified hardening has no noise.
             public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
 
         Raises:
@@ -147,9 +143,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             RefusedError: there is noise and no key or a weak one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
-        certified: Self = audited.explainer(cls)
-        return certified
+        return load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls).explainer(cls)
 
     @classmethod
     def catalogued(cls) -> Catalogued:
@@ -184,11 +178,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             )
         inputs, batch = check_inputs(options["inputs"])
         layer = isinstance(self, LayerAttribution)
-        if batch == 0 and not layer:
-            empty = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
-            return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
-            return self._empty(options, lent)
+            return self._empty(inputs, options, lent)
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         enlarges = hasattr(self._native, "enlarge")  # which is done after hardening
@@ -210,7 +201,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             baselines=options.get("baselines"),
             outputs=partial(_explained, lent, inputs, options),
             grouped=options.get("feature_mask") is not None,
-            squared=nt_type in SQUARED,
+            squared=nt_type in _SQUARED,
         )
         none = self.hardening.is_none
         as_natively = self._above == () or (none and self.direction is None)
@@ -253,20 +244,30 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        table = model_checks.is_estimator(getattr(self, "forward_func", None))
+        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
+        self._model_digest = checked_digest(model_digest)
         if hasattr(self, "is_delta_supported"):
             self.is_delta_supported = False
-        for explainer in explainers_in(vars(self)):
+        inner = explainers_in(vars(self))
+        for explainer in inner:
             if isinstance(explainer, Hardened):
-                refuse_inside(type(explainer), type(self).__name__)
+                explainer._refuse_inside(outer=type(self).__name__)
         model_checks.check_mode(getattr(self, "forward_func", None), stacklevel=5)
-        for explainer in (self, *explainers_in(vars(self))):
+        for explainer in (self, *inner):
             model_checks.check_relus(explainer)
             model_checks.check_deeplift(explainer)
 
-    def _refuse_inside(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """What wrappers find as `attribute.__wrapped__`."""
-        refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
+    def _refuse_inside(
+        self, *args: Any, outer: str = "NoiseTunnel, TCAV and the layer wrappers", **kwargs: Any
+    ) -> NoReturn:
+        """Refuse a hardened explainer inside another one; what wrappers find as `attribute.__wrapped__`."""
+        raise RefusedError(
+            f"{type(self).__name__} cannot go inside another explainer ({outer} would average its noise away"
+            " or return the native map): hardening goes outermost. Instead of NoiseTunnel(HardenedIG(model)) write"
+            " HardenedSmoothGrad(IntegratedGradients(model), hardening=...), or for any explainer"
+            " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
+        )
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
@@ -279,16 +280,19 @@ class Hardened(Attribution):  # type: ignore[misc]
             bind(self, *args, **kwargs)  # says what is wrong
         return {**given, self._rest: rest} if rest else given
 
-    def _empty(self, options: Mapping[str, Any], lent: Lend) -> Any:
-        """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
+    def _empty(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
+        """Maps of no examples, in the shapes of the inputs or those that the layer gives two examples of zeros."""
+        if not isinstance(self, LayerAttribution):
+            nothing = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
+            return nothing if isinstance(options["inputs"], tuple) else nothing[0]
         native = self._run_native({name: _two_for_none(value) for name, value in options.items()}, lent)
-        nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
-        return tuple(nothing) if isinstance(native, tuple) else nothing[0]
+        nothing = tuple(t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,)))
+        return nothing if isinstance(native, tuple) else nothing[0]
 
     def _in_favour(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
         """(batch,) 0 or 1: the class that a map of the model's one output is to speak for; None: as natively."""
         target = options.get("target", ())
-        sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in SQUARED
+        sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in _SQUARED
         named = () if target is None else target.detach().cpu() if isinstance(target, Tensor) else target
         if not np.isin(np.asarray(named), (0, -1)).all():  # all that natively names the only output
             self._above = ()
@@ -355,10 +359,15 @@ class Hardened(Attribution):  # type: ignore[misc]
             try:
                 places = [asked.pop(name) for name in self._names] if self._by_place else []
                 return getattr(explainer, self._entry)(*places, *asked.pop(str(self._rest), ()), **asked)
-            except (TypeError, ValueError) as error:
-                if (clearer := _clearer(self._row.name, error)) is None:
+            except TypeError as error:
+                if "has no rule defined" not in str(error):
                     raise
-                raise clearer from error
+                kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
+                raise RefusedError(
+                    f"{self._row.name} has no rule for {kind}. Give the module one (as module.rule ="
+                    " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
+                    " HardenedIG"
+                ) from error
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
@@ -468,20 +477,6 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def _clearer(name: str, error: Exception) -> Exception | None:
-    """What to do where Captum's own error does not say it."""
-    if isinstance(error, TypeError) and "has no rule defined" in str(error):
-        kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
-        return RefusedError(
-            f"{name} has no rule for {kind}. Give the module one (as module.rule ="
-            " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
-            " HardenedIG"
-        )
-    if isinstance(error, ValueError) and name == "KernelShap" and "probs" in str(error):
-        return InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more")
-    return None
-
-
 def _two_for_none(value: Any) -> Any:
     """Arguments of an empty batch as those of two examples of zeros."""
     if isinstance(value, Tensor) and value.dim() and len(value) == 0:
@@ -501,13 +496,3 @@ _NO_DELTA = (
     "a convergence delta is refused: with the released map it tells f(x) - f(baseline), and with that the"
     " noise on the map's sum. To check convergence, use the native Captum class inside your own system"
 )
-
-
-def refuse_inside(hardened: type[Attribution], outer: str) -> NoReturn:
-    """Refuse a hardened explainer inside another one."""
-    raise RefusedError(
-        f"{hardened.__name__} cannot go inside another explainer ({outer} would average its noise away"
-        " or return the native map): hardening goes outermost. Instead of NoiseTunnel(HardenedIG(model)) write"
-        " HardenedSmoothGrad(IntegratedGradients(model), hardening=...), or for any explainer"
-        " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
-    )

@@ -1,17 +1,15 @@
 """Threads: hook-based Captum methods run on a private copy of the model, made for one call.
 
-GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every
-other thread that uses these modules meanwhile, for an explanation or a plain prediction, gets a wrong answer
-and no error. So they are given a copy of the module tree: new module objects, the same parameter tensors
-(these methods train nothing, and a copy without the weights takes 1 ms for ResNet-18), cloned buffers. LRP,
-whose rules put other weights into a layer, gets parameters of its own that begin with the same numbers in the same
-memory: what is put in place of a parameter's data changes nobody else's. A
-copy for each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for
-every method: its forward pass would move its running statistics, and with them the model's digest.
+GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every other thread
+that uses these modules meanwhile gets a wrong answer and no error. So they are given new modules with the same
+parameters and cloned buffers. LRP, whose rules put other weights into a layer, gets new parameters in the same memory:
+what is put in place of a parameter's data changes nobody else's, and Captum writes back the same numbers. A copy for
+each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for every method: its
+forward pass would move its running statistics, and with them the model's digest.
 
-Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one
-call at a time runs on the original, under a lock kept for each model, which protects explanations from each
-other but not plain predictions made beside them. Pass the module itself to get the copy.
+Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one call at a
+time runs on the original, under a lock kept for each model, which protects explanations from each other but not plain
+predictions made beside them. Pass the module itself to get the copy.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import IntEnum
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,21 +36,8 @@ from safexplain._digest.model_state import network_of
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.gradients import gradients, gradients_in_blocks, is_plain
 from safexplain.explain.captum.model_checks import in_training_mode
-from safexplain.explain.catalog import CATALOG, Row
+from safexplain.explain.catalog import CATALOG
 
-__all__ = [
-    "Lend",
-    "Touch",
-    "explainers_in",
-    "lend",
-    "modules_in",
-    "one_at_a_time",
-    "own_state",
-    "private_copy",
-    "touch_of",
-]
-
-Memo = dict[int, Any]
 Lend = Callable[[], AbstractContextManager[Attribution]]
 """Lends an explainer, see `lend`."""
 
@@ -74,14 +58,10 @@ class Touch(IntEnum):
     WRITES = 2
 
 
-def _touch(row: Row) -> Touch:
-    return Touch.WRITES if row.writes else Touch.HOOKS if row.hooks else Touch.CALLS
-
-
-_TOUCH: dict[type, Touch] = {
-    Gradient: Touch.CALLS,
-    **{row.native: _touch(row) for row in CATALOG.values() if row.in_base},
-}
+_TOUCH: dict[type, Touch] = {Gradient: Touch.CALLS}
+for _row in CATALOG.values():
+    if _row.in_base:
+        _TOUCH[_row.native] = Touch.WRITES if _row.writes else Touch.HOOKS if _row.hooks else Touch.CALLS
 
 
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
@@ -125,25 +105,18 @@ def lend(
     """
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
-    touch, aliases = touch_of(native, state), dict[int, nn.Parameter]()
+    touch = touch_of(native, state)
     explainer: Attribution = object.__new__(native)
     if not touch and not trains:
         explainer.__dict__.update(own_state(state))
         _give_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
         yield explainer
         return
-    with ExitStack() as stack:
-        if not trains and _only_replaces(native, state, originals):
-            aliases = _aliases(originals)
-        private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases))
-        if private is None:
-            stack.enter_context(one_at_a_time(originals))
+    aliases = _aliases(originals) if not trains and _only_replaces(native, state, originals) else {}
+    private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=aliases)
+    with nullcontext() if private is not None else one_at_a_time(originals):
         explainer.__dict__.update(own_state(state) if private is None else private)
-        own = (explainer, *explainers_in(vars(explainer)))
-        _give_gradients(own, gradients)  # not in blocks: hooks may count rows
-        for inner in own:
-            if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
-                inner._restore_state = partial(_restore, originals, aliases)
+        _give_gradients((explainer, *explainers_in(vars(explainer))), gradients)  # not in blocks: hooks may count rows
         yield explainer
 
 
@@ -168,13 +141,6 @@ def _aliases(modules: tuple[nn.Module, ...]) -> dict[int, nn.Parameter]:
     return {key: nn.Parameter(p.data, requires_grad=p.requires_grad) for key, p in own.items() if not p.is_inference()}
 
 
-def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]) -> None:
-    for module in modules:
-        for parameter in module.parameters():
-            if (alias := aliases.get(id(parameter))) is not None:
-                alias.data = parameter.data
-
-
 @contextmanager
 def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
     """No other explanation that asks for the same runs on these modules, outermost ones as `modules_of` gives them,
@@ -182,21 +148,15 @@ def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for lock in _locks_of(modules):
             stack.enter_context(lock)
-        stack.enter_context(_kept_buffers(modules))
-        yield
-
-
-@contextmanager
-def _kept_buffers(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back what a forward pass in training mode changes: running statistics and counters."""
-    buffers = [b for m in modules if any(part.training for part in m.modules()) for b in m.buffers()]
-    before = [b.detach().clone() for b in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+        # running statistics and counters, which a forward pass in training mode changes
+        buffers = [b for m in modules if any(part.training for part in m.modules()) for b in m.buffers()]
+        before = [b.detach().clone() for b in buffers]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, before, strict=True):
+                    buffer.copy_(value)
 
 
 def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +190,7 @@ def private_copy(
     that are given by the identities of the original ones.
     """
     parts = {id(part): part for module in originals for part in module.modules()}
-    memo: Memo = dict(parameters or {})
+    memo: dict[int, Any] = dict(parameters or {})
     try:
         _copy_modules(parts, memo, share_parameters)
         private = copy.deepcopy(own_state(state), memo)
@@ -239,7 +199,7 @@ def private_copy(
     return None if any(_reaches(module, parts) for module in modules_in(private)) else private
 
 
-def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: bool) -> None:
+def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_parameters: bool) -> None:
     """Put a copy of every module into `memo`, where deepcopy finds it."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
     memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
@@ -277,7 +237,7 @@ def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     return (kind.__reduce__, kind.__reduce_ex__, kind.__getstate__) == _RULES and not hasattr(kind, "__deepcopy__")
 
 
-def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
+def _copy_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Tensor | None:
     if tensor is None:
         return None
     if id(tensor) not in memo:

@@ -1,14 +1,12 @@
 """Importing alibi, AIX360, lime and shap when they are needed, and keeping the calls of alibi apart from each other.
 
-AIX360's ProtoDash module imports `xport`, which it needs for one loader of a public data set only and which does not
-build on current setuptools; it is imported around that, and alibi around ray, which it uses only for explainers that
-are spread over processes. The licence of alibi is stated once.
+AIX360's ProtoDash module imports `xport` and alibi imports ray, both for things that nobody asks for here; where they
+are missing, the libraries are imported around them.
 
 Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
-copy of the explainer's own objects (arrays, predictors and pipelines stay shared: nothing writes to them), and, in the
-modules of alibi, `np.random` is the generator of the call that runs, if one runs. NumPy's global generator is then
-neither read nor moved: other threads can neither change an answer nor be disturbed. Alibi outside hardened calls draws
-from the global generator, as ever.
+copy of the explainer's own objects (arrays, predictors and pipelines stay shared: nothing writes to them), and
+`np.random` in the modules of alibi is the generator of the hardened call that runs, if one runs: NumPy's own is neither
+read nor moved.
 """
 
 from __future__ import annotations
@@ -36,20 +34,6 @@ from safexplain.errors import brought_by
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
-__all__ = [
-    "ONE_AT_A_TIME",
-    "AlibiLicenceWarning",
-    "defined_in",
-    "draw_from",
-    "global_generators",
-    "load",
-    "load_alibi",
-    "load_shap",
-    "no_failed_searches",
-    "private_copy",
-    "seeded_generators",
-]
-
 ONE_AT_A_TIME = threading.RLock()
 """Held by calls that share an object which cannot be copied, as spaCy pipelines."""
 
@@ -76,14 +60,8 @@ def _give_own_generators() -> None:
         ours = name.partition(".")[0] == "alibi" or name == "shap.explainers._kernel"
         if ours and getattr(module, "np", None) is np:
             module.np = _numpy  # type: ignore[attr-defined]
-        if name == "alibi.explainers.anchors.anchor_tabular":
-            module.print = _print  # type: ignore[attr-defined]
-
-
-def _print(*args: Any, **kwargs: Any) -> None:
-    """`print` for the module of anchors of tables, which says there in which bins an instance lies."""
-    if _generator.get() is None:
-        print(*args, **kwargs)
+        if name == "alibi.explainers.anchors.anchor_tabular":  # which prints in which bins an instance lies
+            vars(module)["print"] = lambda *args, **kwargs: print(*args, **kwargs) if _generator.get() is None else None
 
 
 @contextmanager
@@ -138,17 +116,13 @@ def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
     elif isinstance(value, dict):
         copied = value.copy()  # keeps a default factory
         copied.update((key, private_copy(item, memo)) for key, item in value.items())
-    elif _keeps_state(type(value)):
+    elif defined_in(type(value), "alibi") and type(value).__dictoffset__ != 0:  # it has attributes
         copied = memo[id(value)] = object.__new__(type(value))
         copied.__dict__.update((name, private_copy(item, memo)) for name, item in vars(value).items() if name != "mab")
     else:
         copied = value
     memo[id(value)] = copied
     return copied
-
-
-def _keeps_state(kind: type) -> bool:
-    return defined_in(kind, "alibi") and kind.__dictoffset__ != 0  # it has attributes
 
 
 def defined_in(kind: type, *libraries: str) -> bool:
@@ -208,31 +182,17 @@ def load(name: str) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         module, last = import_module(name), import_module(_PARTS.get(name, name))
     _give_own_generators()
-    if name == "alibi":
-        _state_licence(module.__version__)
+    if name == "alibi" and tuple(map(int, re.findall(r"\d+", module.__version__)[:3])) > _LAST_APACHE:
+        warnings.warn(
+            f"alibi {module.__version__} is under the Business Source Licence 1.1: production use needs a licence from"
+            " Seldon, except by non-profit educational institutions. 0.9.4 is the last release under the Apache"
+            " Licence 2.0.",
+            AlibiLicenceWarning,
+            stacklevel=2,
+        )
     if (decode := getattr(last, "decode_ubjson_buffer", None)) is not None:
         vars(last)["decode_ubjson_buffer"] = lambda file: _with_one_base_score(decode(file))
     return module
-
-
-def load_alibi() -> Any:
-    """The module alibi, with `alibi.explainers` imported; raises and warns as `load` does."""
-    return load("alibi")
-
-
-def load_shap() -> Any:
-    """The module shap, which reads current XGBoost models; raises as `load` does."""
-    return load("shap")
-
-
-def _state_licence(version: str) -> None:
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) > _LAST_APACHE:
-        warnings.warn(
-            f"alibi {version} is under the Business Source Licence 1.1: production use needs a licence from Seldon,"
-            " except by non-profit educational institutions. 0.9.4 is the last release under the Apache Licence 2.0.",
-            AlibiLicenceWarning,
-            stacklevel=4,
-        )
 
 
 @contextmanager

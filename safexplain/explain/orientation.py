@@ -20,11 +20,6 @@ from safexplain.errors import ConfigurationError, PredictedClassWarning
 from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    *("LOG_ODDS", "PROBABILITY", "Direction", "decided", "speaking_for"),
-    *("threshold_of_function", "threshold_of_linear", "threshold_of_trees", "turns_first"),
-]
-
 Direction = Literal["up", "down"]
 """Of reasons for a number: why it is as high as it is, or as low."""
 
@@ -37,12 +32,7 @@ _warned: set[str] = set()
 
 
 def threshold_of_trees(native: Any, model: Any) -> float | None:
-    """What the one output of a `shap.TreeExplainer` predicts class 1 above; None: it is a number.
-
-    Args:
-        native: the explainer.
-        model: what it was made from.
-    """
+    """What the one output of a `shap.TreeExplainer` made from a model predicts class 1 above; None: it is a number."""
     if "probability" in (native.model_output, native.model.tree_output):
         return PROBABILITY
     return LOG_ODDS if native.model.tree_output == "log_odds" or has_two_classes(model) else None
@@ -77,12 +67,7 @@ def has_two_classes(model: Any) -> bool:
 
 
 def speaking_for(values: Values, classes: Any) -> Values:
-    """Native values of one output, (n, ...), in favour of the class of each row: for class 0 their negatives.
-
-    Args:
-        values: in favour of class 1.
-        classes: (n,) of 0 and 1.
-    """
+    """Native values (n, ...) in favour of class 1, in favour of the class of each row, (n,): of 0 their negatives."""
     signs = 2 * np.asarray(classes, dtype=np.int64) - 1
     if isinstance(values, Tensor):
         return values * torch.as_tensor(signs, device=values.device).view(-1, *[1] * (values.dim() - 1))

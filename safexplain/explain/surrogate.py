@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,9 @@ from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.certified import check_subject, check_unchanged, checked_model, subject_of
-from safexplain.explain.hardened import Hardened, check_inputs
+from safexplain.explain.hardened import Asked, Catalogued, Hardened, check_inputs
 from safexplain.explain.isolation import lend
-from safexplain.explain.wrap import Asked, Catalogued, harden
+from safexplain.explain.wrap import harden
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.clips import UnitNorm
 from safexplain.hardening.hardening import Hardening, plain
@@ -51,10 +51,10 @@ class PublicExplainer:
         explainer = PublicExplainer(model, public_models, captum.attr.InputXGradient)
         explainer.attribute(x)
 
-    Takes the place of a hardened class. The private model is asked for its label, and for nothing else: another model
-    with the same labels gives the same explanations, bit for bit. One public model's map is released as it is; of
-    several, the mean of their maps, each scaled to L2 norm 1 (a map of zeros stays one). NaN and infinities come out as
-    zeros. Works under `torch.inference_mode`, on empty batches and in threads, by the rules of the hardened classes.
+    Takes the place of a hardened class, by whose rules it works in threads, under `torch.inference_mode` and on empty
+    batches. The private model is asked for its label, and for nothing else: another model with the same labels gives
+    the same explanations, bit for bit. One public model's map is released as it is; of several, the mean of their maps,
+    each scaled to L2 norm 1 (a map of zeros stays one). NaN and infinities come out as zeros.
 
     Args:
         model: the private model, or any function that gives its answers: (batch, ...) -> scores (batch, classes), whose
@@ -66,10 +66,7 @@ class PublicExplainer:
             (both without hardening: there is nothing to hide; a function may choose one).
         model_digest: 16 bytes or more that name the private model and its version, where nothing in it can be seen.
 
-    Attributes:
-        model: the private model.
-        public_models: the explaining ones.
-        guarantee: what holds by construction, and under which assumptions; a frozen `Guarantee`.
+    Its `guarantee` says what holds by construction, and under which assumptions; a frozen `Guarantee`.
 
     Raises:
         ConfigurationTypeError: not models, at least one, or not an explainer.
@@ -99,15 +96,15 @@ class PublicExplainer:
             raise ConfigurationTypeError(f"public_models: expected torch modules, got {', '.join(kinds) or 'none':.80}")
         for one in (model, *self.public_models):
             check_mode(one, stacklevel=3)
-        if same := [m for m in self.public_models if _holds(m, model)]:
+        if any(_holds(m, model) for m in self.public_models):
             raise RefusedError(
-                f"the explaining {type(same[0]).__name__} is the private model, or holds it: its explanations would be"
-                " native ones. Give models that were trained on public data"
+                "an explaining model is the private model, or holds it: its explanations would be native ones. Give"
+                " models that were trained on public data"
             )
         self._explainers = tuple(_made_of(explainer, one) for one in self.public_models)
         if any(_holds(made, model) for made in self._explainers):
             raise RefusedError("the explainer holds the private model: it must explain the model that it is given")
-        made: Any = self._explainers[0]
+        made = self._explainers[0]
         native = (made.explainer if isinstance(made, Asked) else made)._native
         digests = tuple(digest_of(one).hex() for one in self.public_models)
         self.guarantee = Guarantee("public models", native.__name__, digests)
@@ -126,16 +123,9 @@ class PublicExplainer:
     ) -> Self:
         """The explainer that a certificate by construction is about, of the very models that it names.
 
-        A model whose parameters change afterwards is refused when it is asked.
-
-        Args:
-            model: the explained model, in evaluation mode.
-            public_models: the explaining models; of a `StudentExplainer` its student.
-            path: the certificate, signed or not.
-            explainer: of the class that the certificate names.
-            file: the explained model's file. Given, its SHA-256 must be the one in the certificate.
-            public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
-            model_digest: as the constructor takes it.
+        A model whose parameters change afterwards is refused when it is asked. `public_models` are of a
+        `StudentExplainer` its student; `path`, `file` and `public_key` are as of `Hardened.from_certificate`, the other
+        arguments as of the constructor.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, of an audit, or about other models, another
@@ -147,17 +137,15 @@ class PublicExplainer:
         if stated.source != cls._source:
             other = "StudentExplainer" if stated.source == "student" else "PublicExplainer"
             raise CertificateError(f"{path} is about a {stated.source}: use {other}.from_certificate")
-        made, several = cls.__new__(cls), _as_tuple(public_models)
-        pinned = tuple(checked_model(one) for one in (model, *several) if isinstance(one, nn.Module))
+        several, made = _as_tuple(public_models), cls.__new__(cls)
+        made._pinned = tuple(checked_model(one) for one in (model, *several) if isinstance(one, nn.Module))
         PublicExplainer.__init__(made, model, several, explainer, model_digest=model_digest)
         check_subject(found, made._own_digest(), path, file)
         own = made.guarantee
         if (own.method, sorted(own.models)) != (stated.method, sorted(stated.models)):
-            expected, got = (
-                f"{g.method} of {', '.join(f'{d[:12]}...' for d in sorted(g.models))}" for g in (stated, own)
-            )
+            expected, got = (f"{g.method} of {', '.join(d[:12] for d in sorted(g.models))}" for g in (stated, own))
             raise CertificateError(f"{path} is about other explaining models: expected {expected}, got {got}")
-        made.guarantee, made._pinned = replace(stated, models=own.models), pinned
+        made.guarantee = replace(stated, models=own.models)
         return made
 
     def attribute(self, inputs: Tensor | tuple[Tensor, ...], target: Any = None, **options: Any) -> Any:
@@ -186,21 +174,13 @@ class PublicExplainer:
             if batch == 0:
                 return inputs
             if target is None:
-                answers = _answers_of(self.model, asked, options.get("additional_forward_args"))
-                target = _labels_in(answers, batch).to(asked[0].device)
+                target = _labels_in(_answers_of(self.model, asked, options.get("additional_forward_args")), batch)
+                target = target.to(asked[0].device)
             maps = [_maps_of(explainer, inputs, target, options) for explainer in self._explainers]
             released = maps[0] if len(maps) == 1 else _mean_of_unit_maps(maps)
         return released if several else released[0]
 
-    def measure(
-        self,
-        x: Tensor,
-        *,
-        fraction: float = 0.1,
-        confidence: float = 0.95,
-        batch_size: int = 256,
-        **options: Any,
-    ) -> Measured:
+    def measure(self, x: Tensor, *, fraction: float = 0.1, batch_size: int = 256, **options: Any) -> Measured:
         """What these explanations are worth: whether the models agree, and what the named features carry.
 
         For your own eyes, or on inputs that are public: the figures are of the private model, and the guarantee is not
@@ -209,14 +189,13 @@ class PublicExplainer:
         Args:
             x: (n, ...) examples like those that will be explained.
             fraction: of the features that a map names, see `safexplain.faithfulness`.
-            confidence: of each interval, see `Estimate`.
             batch_size: examples in one call.
             **options: of the explainer's `attribute`.
 
         Returns:
             Agreement: the public models together, by the mean of their probabilities. Deletion and insertion of these
             and of native explanations (of the private model, by the same explainer); None where the private model is a
-            function that gives labels only.
+            function that gives labels only. Each with a 95 % interval.
 
         Raises:
             InputError: no examples.
@@ -224,31 +203,29 @@ class PublicExplainer:
         if not isinstance(x, Tensor) or x.dim() < 2 or not len(x):
             raise InputError(f"expected examples (n, ...), at least one; got {getattr(x, 'shape', type(x).__name__)}")
         check_whole("batch_size", batch_size, 1)
-        labels, agree, released, native, worth, own = [], [], [], [], {}, None
+        agree, worth = 0, {}
         with torch.inference_mode(False):
             x = plain((x,))[0].clone()
-            for part in _batches(x, batch_size):
-                answers = _answers_of(self.model, (part,), None)
-                labels.append(_labels_in(answers, len(part)))
-                scores = [_answers_of(m, (part,), None).double() for m in self.public_models]
+            parts = torch.split(x, batch_size)
+            answers = [_answers_of(self.model, (part,)) for part in parts]
+            labels = [_labels_in(answer, len(part)) for answer, part in zip(answers, parts, strict=True)]
+            questions = list(zip(parts, labels, strict=True))
+            for part, label in questions:
+                scores = [_answers_of(m, (part,)).double() for m in self.public_models]
                 together = torch.stack([s if are_probabilities(s) else s.softmax(1) for s in scores]).sum(0)
-                agree.append(together.argmax(1) == labels[-1])
-                if _gives_scores(answers):
-                    own = own or _made_of(self._explainer, self.model)
-                    released.append(self.attribute(part, target=labels[-1], **options))
-                    native.append(_maps_of(own, part, labels[-1], options)[0])
-            if released:
+                agree += int((together.argmax(1) == label).sum())
+            if _gives_scores(answers[0]):
+                made = _made_of(self._explainer, self.model)
+                native = torch.cat([_maps_of(made, *question, options)[0] for question in questions])
+                maps = torch.cat([self.attribute(*question, **options) for question in questions])
                 with lend(Saliency, {"forward_func": self.model}) as private:
-                    of = partial(faithfulness, private.forward_func, x, torch.cat(labels))
-                    ours, theirs = (
-                        of(torch.cat(maps), fraction=fraction, batch_size=batch_size) for maps in (released, native)
-                    )
+                    of = partial(faithfulness, private.forward_func, x, torch.cat(labels), batch_size=batch_size)
+                    ours, theirs = (of(found, fraction=fraction) for found in (maps, native))
                 worth = {"deletion": ours.deletion, "insertion": ours.insertion}
                 worth |= {"native_deletion": theirs.deletion, "native_insertion": theirs.insertion}
                 worth["deletion_difference"] = ours.deletion - theirs.deletion
-        agreement = Estimate.of_share(int(torch.cat(agree).sum()), len(x), confidence)
-        estimates = {name: Estimate.of_mean(values, confidence) for name, values in worth.items()}
-        return Measured(len(x), confidence, fraction, agreement, **estimates)
+        agreement = Estimate.of_share(agree, len(x))
+        return Measured(len(x), 0.95, fraction, agreement, **{k: Estimate.of_mean(v) for k, v in worth.items()})
 
     def certificate(
         self,
@@ -273,12 +250,9 @@ class PublicExplainer:
             InputError: a file cannot be read, or the certificate cannot be written.
         """
         when = {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+        subject, environment = {name: subject_of(self._own_digest(), file)}, {**versions(), **when}
         content = guarantee_statement(
-            subject={name: subject_of(self._own_digest(), file)},
-            guarantee=self.guarantee,
-            measured=measured,
-            environment={**versions(), **when},
-            notes=notes,
+            subject=subject, guarantee=self.guarantee, measured=measured, environment=environment, notes=notes
         )
         return write_json(path, content)
 
@@ -302,18 +276,13 @@ class StudentExplainer(PublicExplainer):
     repeats its teacher and what that one remembers of its training records (measured in docs/surrogates.md).
 
     Args:
-        model: as of `PublicExplainer`.
+        model, explainer, model_digest: as of `PublicExplainer`.
         public_x: (n, ...) inputs that are public, or whose labels anybody may ask for; they need no labels.
         build: (seed) -> an untrained module, (batch, ...) -> scores (batch, classes), of all the private model's
             classes. Not called where the recipe is a function.
         recipe: a `safexplain.audit.Recipe`, or a function `train(x, y, generator)` that returns a trained module.
-        explainer: as of `PublicExplainer`.
         seed: of the initial weights and of all that is drawn in training, together with the recipe's own.
-        model_digest: as of `PublicExplainer`.
         progress: told about asking and training.
-
-    Attributes:
-        student: the trained module, in evaluation mode, on the private model's device.
 
     Raises:
         RefusedError: the student is, or holds, the private model.
@@ -353,8 +322,8 @@ class StudentExplainer(PublicExplainer):
                 raise InputError(f"public_x: expected inputs (n, ...), at least 2 of them, got {tuple(x.shape)}")
             device = next((p.device for m in modules_of(model) for p in m.parameters()), x.device)
             found: list[Tensor] = []
-            for part in _batches(x.to(device), 256):
-                found.append(_labels_in(_answers_of(model, (part,), None), len(part)))
+            for part in torch.split(x.to(device), 256):
+                found.append(_labels_in(_answers_of(model, (part,)), len(part)))
                 progress("asking for labels", sum(map(len, found)), len(x))
             y = torch.cat(found).cpu()
             if int(y.min()) == int(y.max()):
@@ -379,7 +348,7 @@ class StudentExplainer(PublicExplainer):
 
     @property
     def student(self) -> nn.Module:
-        """The trained module, in evaluation mode."""
+        """The trained module, in evaluation mode, on the private model's device."""
         return self.public_models[0]
 
 
@@ -404,11 +373,7 @@ def _holds(value: object, model: Callable[..., Any]) -> bool:
     return copy or id(value) in private or any(id(p) in private for m in modules_of(value) for p in m.modules())
 
 
-def _batches(x: Tensor, size: int) -> Iterator[Tensor]:
-    return (x[start : start + size] for start in range(0, len(x), size))
-
-
-def _answers_of(model: Callable[..., Any], asked: tuple[Tensor, ...], extra: Any) -> Any:
+def _answers_of(model: Callable[..., Any], asked: tuple[Tensor, ...], extra: Any = ()) -> Any:
     """What a model says of a batch; one in training mode is asked as a private copy."""
     more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
@@ -435,12 +400,11 @@ def _labels_in(answers: Any, batch: int) -> Tensor:
     )
 
 
-def _made_of(explainer: Callable[..., Any], model: Any) -> Any:
+def _made_of(explainer: Any, model: Any) -> Any:
     """The explainer of a model, by the rules of the hardened classes, without hardening."""
-    make: Any = explainer
-    if isinstance(make, Catalogued) or (isinstance(make, type) and issubclass(make, Hardened)):
-        return make(model, hardening=Hardening.none())
-    made = make(model) if callable(make) and not isinstance(make, nn.Module) else None
+    if isinstance(explainer, Catalogued) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
+        return explainer(model, hardening=Hardening.none())
+    made = explainer(model) if callable(explainer) and not isinstance(explainer, nn.Module) else None
     if isinstance(made, Attribution) and not isinstance(made, Hardened):
         made = harden(made, Hardening.none())
     if not isinstance(made, Hardened | Asked):

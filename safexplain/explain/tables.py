@@ -12,9 +12,8 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,35 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import sha256
-from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, brought_by
 from safexplain.explain.catalog import EXTRAS, Row
-from safexplain.explain.certified import Audited, check_unchanged, load_audited, refuse_others, same, shown
+from safexplain.explain.certified import Audited, Pinned, Predict, check_options, load_audited, refuse_others
 from safexplain.explain.hardened import Asked
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    *("MADE_WITH", "Background", "MadeOf", "OfTables"),
-    *("Predict", "feature_names", "near_cutoff", "pin", "pinned"),
-]
+__all__ = ["MADE_WITH", "Background", "MadeOf", "OfTables", "Predict", "feature_names", "load_pinned", "near_cutoff"]
 
 MADE_WITH = "made_with"
 """Name, among a certificate's options, of what an explainer was made with."""
 
 Rows = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Predict:
-    """What native explainers ask of a model, or of its probabilities: (n, d) numbers -> (n, classes), float64."""
-
-    forward: nn.Module
-
-    def __call__(self, rows: Any) -> Rows:
-        """The output for each row, as float32."""
-        x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
-        with torch.no_grad():
-            out: Tensor = self.forward(x.to(next((p.device for p in self.forward.parameters()), x.device)))
-        return np.asarray(out.double().cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +82,7 @@ class OfTables:
     """Options that the native entry takes among its **kwargs."""
     _tells: ClassVar[bool] = False
     """Whether a service tells what `_told` makes of the numbers; otherwise they are a map, and leave as they are."""
-    _pinned: PinnedRows | None = None
+    _pinned: Pinned | None = None
     _columns: int | None = None
     """Of the background."""
 
@@ -138,16 +120,11 @@ class OfTables:
                 f"{row.hardened_name} is audited as made with public and {', '.join(sorted(cls._makes)) or 'no more'};"
                 f" got {', '.join(unknown)}"
             )
-        try:
-            plain = json.loads(json.dumps(dict(made), allow_nan=False))
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of such, which a"
-                " certificate can state"
-            ) from None
-        versions = {name: _version_of(name, row) for name in cls._libraries}
-        background = None if public is None else Background.of(public)
-        return MadeOf(row, cls, background, plain, MappingProxyType(versions))
+        versions = {}
+        for name in cls._libraries:
+            with brought_by(EXTRAS.get(name, EXTRAS[row.library])):
+                versions[name] = version(name)
+        return MadeOf(row.name, cls, None if public is None else Background.of(public), _as_json(made), versions)
 
     @classmethod
     def from_certificate(
@@ -166,23 +143,12 @@ class OfTables:
         A call chooses the row that is explained, and of methods that explain a class, the class; left out, it is the
         predicted one, which was audited. Any other value of an option is refused.
 
-        Args:
-            model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
-            path: the certificate, signed or not; it may be about several explainers that are released together.
-            public: the background that was audited, (n, d), the same rows in the same order.
-            file: the model's file. Given, its SHA-256 must be the one in the certificate.
-            key_file: file with the service's noise key. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-            public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
-            **made: what the explainer was made with; it stands in the certificate and need not be said again.
-
-        Raises:
-            CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
-                model, background, file or version.
-            RefusedError: there is noise and no key or a weak one, or something differs from what was audited.
-            InputError: a file cannot be read, or model or background cannot be used.
+        Of the arguments, `public` are the rows (n, d) that were the background, in the order of the audit, and `made`
+        is what the explainer was made with, which stands in the certificate and need not be said again. The others, and
+        what is raised, are as of `Hardened.from_certificate`.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
-        loaded: Self = pinned(cls, audited, public, made)
+        loaded: Self = load_pinned(cls, audited, public, **made)
         return loaded
 
     @classmethod
@@ -235,48 +201,22 @@ class OfTables:
 
 
 @dataclass(frozen=True, eq=False)
-class PinnedRows:
-    """What a certified explainer of rows holds fast: the audited model, its digest when the certificate was loaded, the
-    audited options, and the explained output."""
-
-    model: nn.Module
-    digest: bytes
-    options: Mapping[str, Any]
-    predict: Predict
-
-    def complete(self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str]) -> dict[str, Any]:
-        """The arguments of a call, and the audited options; RefusedError where they differ, or the model does."""
-        check_unchanged(self.model, self.digest)
-        refuse_others(signature, given, self.options, free)
-        return {**given, **self.options}
-
-    def classes_of(self, rows: Rows) -> list[int]:
-        """The predicted class of each of (n, d) rows."""
-        return [int(c) for c in self.predict(rows).argmax(1)]
-
-
-@dataclass(frozen=True, eq=False)
 class MadeOf:
     """An explainer of rows, and what it is made with beside the model; `OfTables.catalogued` makes it.
 
     Args:
-        row: of the catalog.
+        method: name in the catalog, as certificates have it.
         kind: the hardened class.
         background: public rows, or None.
         made: its other arguments.
         versions: of the libraries that it runs.
     """
 
-    row: Row
+    method: str
     kind: type[OfTables]
     background: Background | None
     made: Mapping[str, Any]
     versions: Mapping[str, str]
-
-    @property
-    def method(self) -> str:
-        """Name in the catalog, as certificates have it."""
-        return self.row.name
 
     @property
     def made_with(self) -> dict[str, Any]:
@@ -298,57 +238,30 @@ class MadeOf:
         return Asked(explainer)
 
 
-def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, Any]) -> Any:
-    """The explainer of one hardened class, of those that a certificate is about.
-
-    Raises:
-        CertificateError, RefusedError, ConfigurationError: see `OfTables.from_certificate`.
-    """
-    row, options = audited.row(kind)
+def load_pinned(kind: type[OfTables], audited: Audited, public: Any, **made: Any) -> Any:
+    """The explainer of a hardened class, of those that a certificate is about; see `OfTables.from_certificate`."""
+    path, row = audited.path, kind._row
+    assert row is not None
+    options = audited.options(row)
     stated = options.pop(MADE_WITH, None)
     if not isinstance(stated, Mapping):
-        raise CertificateError(f"{audited.path} does not say what {row.name} was made with; audit again")
+        raise CertificateError(f"{path} does not say what {row.name} was made with; audit again")
     said = {name: value for name, value in stated.items() if name not in ("public", "libraries")}
-    for name, value in made.items():
-        if not same(json.loads(json.dumps(value, default=str)), said.get(name)):
-            raise RefusedError(
-                f"{name} is {shown(said.get(name))} in the certificate, got {shown(value)}: leave it out, or audit"
-                " with it"
-            )
-    if public is not None and "public" not in stated:
-        raise RefusedError(f"{row.name} was audited without a background; leave public out, or audit with it")
+    refuse_others(_as_json(made), said)
     if public is None and "public" in stated:
         raise RefusedError(f"{row.name} was audited with a background of public rows: pass public=, the same rows")
     try:
-        of = kind.catalogued(public, **said)
+        of = kind.catalogued(public if "public" in stated else None, **said)
     except ConfigurationError as error:
-        raise CertificateError(f"{audited.path}: {error}") from None
-    now = of.made_with
-    if now.get("public") != stated.get("public"):
+        raise CertificateError(f"{path}: {error}") from None
+    if (now := of.made_with.get("public")) != (then := stated.get("public")):
         raise CertificateError(
-            f"{audited.path} is about another background: expected {_rows_named(stated['public'])}, got"
-            f" {_rows_named(now['public'])}; pass the public rows of the audit, in their order"
+            f"{path} is about another background: expected {_rows_named(then)}, got {_rows_named(now)}; pass the public"
+            " rows of the audit, in their order"
         )
-    if now["libraries"] != stated.get("libraries"):
-        raise CertificateError(
-            f"{audited.path} was made with {_listed(stated.get('libraries'))}, and here is {_listed(now['libraries'])}:"
-            " install those versions, or audit again"
-        )
-    known = {p.name for p in kind._signature().parameters.values() if p.kind is not p.VAR_KEYWORD} | kind._more
-    for name in options:
-        if name in kind._fixed or name not in known:
-            raise CertificateError(f"{audited.path}: {name!r:.60} is no option of {row.hardened_name}")
-    return pin(of, audited.forward, audited.model, audited.digest, audited.hardening, options)
-
-
-def pin(
-    of: MadeOf, forward: nn.Module, model: nn.Module, digest: bytes, hardening: Hardening, options: Mapping[str, Any]
-) -> Any:
-    """An explainer, of the explained output `forward` of a model, that holds fast what it was made with and the options
-    of the native entry."""
-    explainer = of(forward, hardening=hardening).explainer
-    explainer._pinned = PinnedRows(model, digest, options, Predict(forward))
-    return explainer
+    named = {p.name for p in kind._signature().parameters.values() if p.kind is not p.VAR_KEYWORD}
+    check_options(path, row, options, (named | kind._more) - kind._fixed)
+    return audited.pin(of, options)
 
 
 def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
@@ -384,23 +297,17 @@ def feature_names(made: MadeOf) -> list[str]:
     return names
 
 
-def _version_of(name: str, row: Row) -> str:
-    """Of a distribution; MissingExtraError where it is not installed."""
+def _as_json(made: Mapping[str, Any]) -> dict[str, Any]:
+    """What a certificate states, as it is read back."""
     try:
-        return version(name)
-    except PackageNotFoundError:
-        extras = sorted({EXTRAS[library] for library in (row.library, name) if library in EXTRAS})
-        brings = f'"safexplain[{",".join(extras)}]"'
-        raise MissingExtraError(
-            f"{row.hardened_name} needs {name}, which is not installed: pip install {brings}", name=name
+        return dict(json.loads(json.dumps(dict(made), allow_nan=False)))
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of such, which a"
+            " certificate can state"
         ) from None
 
 
 def _rows_named(stated: Any) -> str:
     known = stated if isinstance(stated, Mapping) else {}
     return f"{known.get('rows')} x {known.get('features')} rows with SHA-256 {known.get('sha256')!s:.12}..."
-
-
-def _listed(versions: Any) -> str:
-    known = versions if isinstance(versions, Mapping) else {}
-    return ", ".join(f"{name} {number!s:.40}" for name, number in sorted(known.items())) or "no library"

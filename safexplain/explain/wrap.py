@@ -1,8 +1,5 @@
-"""From rows to classes: every row of the catalog, put through `build`, is a hardened class, and `harden` wraps an
-explainer that exists already.
-
-A new explainer is one row in `safexplain.explain.catalog`; its class is made here from that row, and
-`safexplain.captum` has it under Captum's name.
+"""From rows to classes: `build` makes a hardened class of every row of the catalog, which `safexplain.captum` has under
+Captum's name, and `harden` wraps an explainer that exists already.
 """
 
 from __future__ import annotations
@@ -96,28 +93,22 @@ def _as_native(
 
 
 def _class_doc(row: Row) -> str:
-    parts = [f"Hardened {row.name}. {row.summary}"]
-    if row.citation:
-        parts.append(f"Source: {row.citation}.")
+    parts = [f"Hardened {row.name}. {row.summary}", f"Source: {row.citation}." if row.citation else ""]
     if row.nt_type:
         parts.append(
             "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
             f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
         )
-    if row.hooks:
-        parts.append("Runs on a private copy of the model, so that other threads may use the model meanwhile.")
-    if row.library == "captum" and not row.nt_type and row.in_base and row.name in CATALOG:
-        own, natively = f"Hardened{row.name}", f"safexplain.captum.{row.native.__name__}"
-        parts.append(f"`{own}` and `{natively}` are the same class.")
-    parts.append(f"Takes the arguments of `{row.native.__name__}`, and three more.")
     parts.append(
+        f"Takes the arguments of `{row.native.__name__}`, and three more.\n\n"
         "Args:\n"
-        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`.\n"
+        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`,"
+        " of a scikit-learn classifier with the order.\n"
         "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
         " read; None for `safexplain.model_digest` of it.\n"
         '    direction: "up" or "down", of a model whose one output is a number; None: it is about two classes.'
     )
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
@@ -129,11 +120,6 @@ globals().update({kind.__name__: kind for kind in HARDENED.values()})  # where p
 
 _NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
 """Native class -> its row; a NoiseTunnel may stand for several."""
-
-
-def __getattr__(name: str) -> type[Hardened]:
-    """For type checkers: `from safexplain.explain.wrap import HardenedIG`."""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def harden(
@@ -152,7 +138,8 @@ def harden(
 
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
-        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions.
+        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions,
+            with the order for tables.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
         direction: of a Captum explainer, where the model's one output is a number: "up" or "down".
         **options: what the hardened class takes beside, as `public=` for ProtoDash.
@@ -183,9 +170,9 @@ def _harden_captum(native: Attribution, hardening: Hardening | None, model_diges
     if not isinstance(native, Attribution):
         raise ConfigurationTypeError(
             "expected an explainer of Captum, Alibi, AIX360, lime or shap, as captum.attr.IntegratedGradients(model),"
-            f" got {type(native).__name__}"
+            f" got {kind.__name__}"
         )
-    hardened = _blank(type(native))
+    hardened = _blank(kind)
     hardened.__dict__.update(own_state(vars(native)))
     hardened._adopt(hardening, model_digest)
     return hardened
@@ -196,17 +183,11 @@ def _hardened_class(native: Any) -> type[Hardened]:
     if native in _NATIVES:
         return HARDENED[_NATIVES[native].name]
     summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
-    kind = build(_row_of(native, summary))
+    known = next((_NATIVES[base] for base in native.__mro__ if base in _NATIVES), None)  # the nearest class's facts
+    unknown = Row(native.__name__, native, family="other", citation="", summary=summary)
+    kind = build(replace(known, name=native.__name__, source=native, summary=summary) if known else unknown)
     kind.__reduce__ = lambda self: (_blank, (native,), dict(vars(self)))  # type: ignore[method-assign]
     return kind
-
-
-def _row_of(native: Any, summary: str) -> Row:
-    """What is known of a class outside the catalog: the facts of the nearest class that it derives from."""
-    for base in native.__mro__:
-        if base in _NATIVES:
-            return replace(_NATIVES[base], name=native.__name__, source=native, summary=summary)
-    return Row(native.__name__, native, family="other", citation="", summary=summary)
 
 
 def _blank(native: Any) -> Hardened:

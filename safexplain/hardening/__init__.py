@@ -1,9 +1,6 @@
-"""What happens to an attribution before it leaves: clip, then mask, then noise, in no other order.
+"""What happens to an attribution before it leaves: `clips` (or `formats`), `masks`, `noise`, joined by `hardening`.
 
-`clips` bound the size of each row, `masks` set its small numbers to zero, `noise` adds a keyed function of the query;
-amounts are in the units of the attribution or relative to the clip. `hardening` has the table of what may stand in
-each slot, applies the slots in their order, and is written and read as JSON. A new clip is one class and its name in
-that table.
+A new clip, mask or noise is one class, and its name in `hardening.SLOTS`.
 """
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm

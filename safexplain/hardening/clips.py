@@ -1,14 +1,13 @@
 """Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away; and amounts, which
 masks and noise have in the units of the attribution or relative to the clip.
 
-Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows. A new clip is
-one class with the two methods of `Clip`, and its name in `SLOTS` of `safexplain.hardening.hardening`.
+Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
@@ -139,20 +138,17 @@ class RankNorm:
     """Keep the ranking and the signs, and give every explanation of d features the same magnitudes.
 
     The coordinate with the j-th smallest magnitude gets magnitude c (-log(1 - (j - 1/2) / d))^shape, the quantiles of a
-    Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Every
-    norm and the whole distribution of magnitudes are then the same for all explanations, so that a norm, sparsity or
-    peak says nothing about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are exactly zero stay
-    zero; where there is noise, `Hardening` gives them the lowest ranks, and keyed random signs unless all others have
-    one sign, so that their number does not show.
+    Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Then no
+    norm, sparsity or peak says anything about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are
+    exactly zero stay zero; where there is noise, `Hardening` gives them the lowest ranks, and keyed random signs unless
+    all others have one sign, so that their number does not show.
 
-    How far positive and negative entries balance is still there to read, and on overfitted models it tells members.
-    From `balanced_from` features on, an explanation that has both signs is therefore ranked by its signed values: the
-    larger half of the coordinates gets the magnitudes above (those of d/2 features) with a plus, the smaller half the
-    same ones with a minus, and the middle one of an odd number gets zero. Every sum over coordinates is then the same
-    for all explanations. The price: where signs do not balance, small entries of the more frequent sign change theirs,
-    and large ones of the other sign grow. On pixels, whose signs nearly balance, that moves little; on few features it
-    would tell users that something counted against them that counted for them. Explanations of a single sign are left
-    as above.
+    How far positive and negative entries balance still tells members of overfitted models. From `balanced_from`
+    features on, an explanation that has both signs is therefore ranked by its signed values: the larger half gets the
+    magnitudes above (those of d/2 features) with a plus, the smaller half the same ones with a minus, and the middle
+    one of an odd number zero. The price: small entries of the more frequent sign change theirs. On pixels, whose signs
+    nearly balance, that moves little; on few features it would tell users that something counted against them that
+    counted for them. Explanations of a single sign are ranked by magnitude.
 
     Args:
         norm: L2 norm of every explanation.
@@ -189,36 +185,26 @@ class RankNorm:
         scaled: Tensor = magnitudes * (self.norm / torch.linalg.vector_norm(magnitudes))
         return scaled
 
-    def balanced_profile(self, d: int) -> Tensor:
-        """The d >= 2 values of a balanced explanation in increasing order, float64."""
-        above = self.profile(d // 2) / math.sqrt(2)
-        return torch.cat([-above.flip(0), above.new_zeros(d % 2), above])
-
     def __call__(self, rows: Tensor) -> Tensor:
         """Replace the magnitudes, or the values, by the profile."""
-        if self.balanced_from is None or rows.shape[1] < self.balanced_from:
-            return self._by_magnitude(rows)
-        low, high = torch.aminmax(rows, dim=1)
-        both = (low < 0) & (high > 0)
-        if bool(both.all()):
-            return self._by_value(rows)
-        if not bool(both.any()):
-            return self._by_magnitude(rows)
-        rows[both], rows[~both] = self._by_value(rows[both]), self._by_magnitude(rows[~both])
-        return rows
-
-    def _by_magnitude(self, rows: Tensor) -> Tensor:
-        released = _given_by_rank(rows.abs(), _totals(self, rows.shape[1], False, rows.device))
+        d = rows.shape[1]
+        if self.balanced_from is not None and d >= self.balanced_from:
+            low, high = torch.aminmax(rows, dim=1)
+            both = (low < 0) & (high > 0)
+            rows[both] = _given_by_rank(rows[both], _totals(self, d, True, rows.device))
+            rows[~both] = replace(self, balanced_from=None)(rows[~both])
+            return rows
+        released = _given_by_rank(rows.abs(), _totals(self, d, False, rows.device))
         return released.copysign_(rows).masked_fill_(rows == 0, 0.0)
-
-    def _by_value(self, rows: Tensor) -> Tensor:
-        return _given_by_rank(rows, _totals(self, rows.shape[1], True, rows.device))
 
 
 @lru_cache(maxsize=8)
 def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Tensor:
-    """(d + 1,) sums of the first 0, 1, ..., d numbers of a profile, float64."""
-    profile = clip.balanced_profile(d) if balanced else clip.profile(d)
+    """(d + 1,) sums of the first 0, 1, ..., d magnitudes, or balanced values, in increasing order, float64."""
+    profile = clip.profile(d // 2 if balanced else d)
+    if balanced:
+        above = profile / math.sqrt(2)
+        profile = torch.cat([-above.flip(0), above.new_zeros(d % 2), above])
     return torch.cat([profile.new_zeros(1), profile.cumsum(0)]).to(device)
 
 
@@ -226,24 +212,18 @@ def _given_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
     """The numbers of a profile, each row's in the order of its keys; equal keys share the mean of theirs.
 
     Args:
-        keys: (rows, d), finite.
+        keys: (rows, d) without NaN; changed in place.
         totals: (d + 1,) sums of the profile's first numbers.
     """
     ordered, order = keys.sort(1)
-    return keys.scatter_(1, order, _shared_by_ties(ordered, totals).to(keys.dtype))
-
-
-def _shared_by_ties(ordered: Tensor, totals: Tensor) -> Tensor:
-    """For rows of increasing numbers: the profile, each run of equal numbers with the mean of its part."""
-    d = ordered.shape[1]
-    at = torch.arange(d, device=ordered.device).expand_as(ordered)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = torch.where(new, at, 0).cummax(1).values
-    last_of_run = torch.ones_like(new)
-    last_of_run[:, :-1] = new[:, 1:]
-    last = torch.where(last_of_run, at, d).flip(1).cummin(1).values.flip(1)
-    return (totals[last + 1] - totals[first]) / (last + 1 - first)
+    start = new.flatten().nonzero().flatten()  # of each run of equal keys, among all numbers
+    length = start.diff(append=start.new_tensor([keys.numel()]))
+    rank = start % keys.shape[1]
+    means = (totals[rank + length] - totals[rank]) / length
+    shared = means.to(keys.dtype).repeat_interleave(length, output_size=keys.numel())
+    return keys.scatter_(1, order, shared.view_as(keys))
 
 
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """The columns of a table as the person knows them, and reasons in their names.
 
 A model may take `home_owns` and `home_rents`; the applicant filled in `home`. Values of columns that mean one thing are
-added up before anything else happens to an explanation, so that one reason is named once. What a notice of an adverse
-action may not rest on (`prohibited`) is not left out in silence: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
-asks for the factors that were scored, and none of the principal reasons may be missing. Where such a column is among
-the reasons, there is no answer.
+added up before anything else happens, so that one reason is named once. Where a column that an adverse action may not
+rest on (`prohibited`) is among the reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
+asks for the factors that were scored, and none of the principal reasons may be missing.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,20 +81,6 @@ class Features:
             if unknown := [name for name in listed if name not in known]:
                 raise ConfigurationError(f"{what}: {unknown[0]!r} is none of {', '.join(known)[:200]}")
 
-    @classmethod
-    def of_one_hot(cls, names: Sequence[str], prohibited: Iterable[str] = ()) -> Self:
-        """Features whose one-hot columns are named `column=value`, as `load_data` names them: one group a column.
-
-        >>> Features.of_one_hot(["age", "home=owns", "home=rents"]).groups
-        (('home', ('home=owns', 'home=rents')),)
-        """
-        parts: dict[str, list[str]] = {}
-        for name in map(str, names):
-            column, equals, _ = name.partition("=")
-            if equals:
-                parts.setdefault(column, []).append(name)
-        return cls(names, parts, prohibited)
-
     @cached_property
     def _owners(self) -> tuple[str, ...]:
         """Of each feature, the name of the column."""
@@ -122,10 +107,6 @@ class Features:
             raise InputError(f"expected explanations of {len(self.names)} features, as are named, got {rows.shape[1]}")
         index = torch.tensor(self.places, device=rows.device)
         return rows.new_zeros(len(rows), len(self.columns)).index_add_(1, index, rows)
-
-    def spread(self, columns: Tensor) -> Tensor:
-        """(n, d) of (n, columns): each feature has the number of its column."""
-        return columns[:, list(self.places)]
 
     def refused(self, released: Any) -> Any:
         """(n, prohibited columns) bool: which of them are among the reasons of each of (n, d) released explanations."""
@@ -165,22 +146,20 @@ class Features:
         found = []
         for i, numbers in enumerate(np.atleast_2d(maps)[:, list(map(self._owners.index, self.columns))]):
             strength = numbers[numbers > 0]
-            told = strength.max(initial=0) > 1
-            ranks = not told or len(set(strength)) == len(strength)
-            if not np.isin(numbers, range(len(numbers) + 1)).all() or not ranks:
+            ordered = strength.max(initial=0) > 1
+            twice = len(set(strength)) < len(strength)
+            if not np.isin(numbers, range(len(numbers) + 1)).all() or (ordered and twice):
                 raise InputError(
                     "expected a released TopKSet: this explanation was hardened differently, or is native."
                     " Hardening(clip=TopKSet(k=4, ordered=True)) releases one"
                 )
-            row = None if asked is None else np.atleast_2d(asked)[i]
-            places = sorted(np.flatnonzero(numbers > 0), key=lambda place: -numbers[place])
-            found.append(
-                [
-                    Reason(name, self._value(place, row), rank if told else None, (describe or {}).get(name, ""))
-                    for rank, place in enumerate(places, 1)
-                    for name in (self.columns[place],)
-                ]
-            )
+            reasons = []
+            for rank, place in enumerate(sorted(np.flatnonzero(numbers > 0), key=lambda at: -numbers[at]), 1):
+                name, value = self.columns[place], None
+                if asked is not None:
+                    value = self._value(place, np.atleast_2d(asked)[i])
+                reasons.append(Reason(name, value, rank if ordered else None, (describe or {}).get(name, "")))
+            found.append(reasons)
         return found[0] if maps.ndim == 1 else found
 
     def _maps(self, given: Any) -> Any:
@@ -192,8 +171,6 @@ class Features:
         return given if given.ndim == 1 else given.reshape(len(given), d)
 
     def _value(self, place: int, row: Any) -> Any:
-        if row is None:
-            return None
         parts = [i for i, column in enumerate(self.places) if column == place]
         numbers = [float(row[i]) for i in parts]
         if len(parts) == 1 and self.names[parts[0]] == self.columns[place]:

@@ -1,8 +1,7 @@
 """Formats that need no noise and no key: sets and levels, which fill the clip's slot of a `Hardening`.
 
-What membership attacks read from an explanation are its sizes and the balance of its signs. A format that tells only
-which features count most, always as many of them, has neither; `audit/suites/releases` measures what is left. Since
-nothing is added, nothing can be averaged away, and no sign can come out wrong.
+Membership attacks read sizes and the balance of signs. A format that tells only which features count most, always as
+many, has neither; `audit/suites/releases` measures what is left. Nothing is added that could be averaged away.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.features import Features, Reason
-from safexplain.hardening.masks import kth_largest, largest
+from safexplain.hardening.masks import keep_fraction, kth_largest, largest
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,10 +56,7 @@ class TopKSet:
         if self.k is not None:
             object.__setattr__(self, "k", check_whole("TopKSet k", self.k, 1))
         if self.fraction is not None:
-            value = check_number("TopKSet fraction", self.fraction, above=0.0)
-            if value > 1:
-                raise ConfigurationError(f"TopKSet fraction must lie in (0, 1], got {value!r}")
-            object.__setattr__(self, "fraction", value)
+            keep_fraction(self)
         for name in ("positive", "ordered"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationTypeError(f"TopKSet {name} must be True or False, got {value!r}")
@@ -88,19 +84,9 @@ class TopKSet:
 
     @staticmethod
     def reasons(released: Any, names: Sequence[str]) -> list[Any]:
-        """Names of the named features: the strongest first where the set is ordered, else in the order of `names`.
+        """The names alone of the reasons in what was released, (d,) or (n, d), by the names of the d features.
 
-        `Features.reasons` has the person's own columns and values.
-
-        Args:
-            released: (d,) or (n, d) what was released, a tensor or an array.
-            names: of the d features.
-
-        Returns:
-            The names of one explanation, or for each of a batch a list of them.
-
-        Raises:
-            InputError: other numbers than d, or not a set.
+        See `Features.reasons`, which has the person's own columns and values.
 
         >>> TopKSet.reasons(torch.tensor([[1.0, 0.0, 1.0]]), ["income", "age", "debt"])
         [['income', 'debt']]
@@ -108,10 +94,6 @@ class TopKSet:
         found = Features(names).reasons(released)
         one = not found or isinstance(found[0], Reason)
         return [r.name for r in found] if one else [[r.name for r in each] for each in found]
-
-
-MOST_LEVELS = 16
-"""Steps of `Levels`; the highest then holds one feature of 65,536."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +121,8 @@ class Levels:
     balanced: bool = True
 
     def __post_init__(self) -> None:
-        if check_whole("Levels n", self.n, 1) > MOST_LEVELS:
-            raise ConfigurationError(f"Levels n must be at most {MOST_LEVELS}, got {self.n!r}")
-        object.__setattr__(self, "n", int(self.n))
+        if check_whole("Levels n", self.n, 1) > 16:
+            raise ConfigurationError(f"Levels n must be at most 16, got {self.n!r}")
         if not isinstance(self.balanced, bool):
             raise ConfigurationTypeError(f"Levels balanced must be True or False, got {self.balanced!r}")
 
@@ -149,13 +130,9 @@ class Levels:
         """The largest number."""
         return 1.0
 
-    def counts(self, d: int) -> list[int]:
-        """How many of d features are at step 1 or above, at step 2 or above, ..., of both signs together."""
-        return [max(1, round(d * 2.0**-j)) for j in range(1, self.n + 1)]
-
     def __call__(self, rows: Tensor) -> Tensor:
         """The steps, divided by their number."""
-        counts = self.counts(rows.shape[1])
+        counts = [max(1, round(rows.shape[1] * 2.0**-j)) for j in range(1, self.n + 1)]
         if not self.balanced:
             return _steps(rows.abs(), counts).mul_(rows.sign()).div_(self.n)
         half = [max(1, count // 2) for count in counts]

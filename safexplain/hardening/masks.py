@@ -1,13 +1,14 @@
 """Masks, the second step of a `Hardening`: they set the small numbers of an explanation to zero.
 
-Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and of the clip's scale (None
+without a clip). It never mixes rows, and may work in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,6 @@ from safexplain.hardening.clips import Amount, absolute, keep_amount
 _numpy: Any = np
 _SORTS = "AVX512_SKX" in _numpy.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
 """Whether NumPy sorts by vector instructions, which takes half the time, or less, of a partition."""
-
-
-@runtime_checkable
-class Mask(Protocol):
-    """Sets small coordinates to zero."""
-
-    def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
-        """Return the masked (rows, d) tensor; may work in place. `scale` is the clip's, None without a clip."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +47,18 @@ class TopKMask:
     fraction: float
 
     def __post_init__(self) -> None:
-        keep_number(self, "fraction", above=0.0)
-        if self.fraction > 1:
-            raise ConfigurationError(f"TopKMask fraction must lie in (0, 1], got {self.fraction!r}")
-
-    def kept(self, d: int) -> int:
-        """How many of d coordinates stay."""
-        return max(1, round(self.fraction * d))
+        keep_fraction(self)
 
     def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
         """Zero all but the largest coordinates."""
-        return rows.mul_(largest(rows.abs(), self.kept(rows.shape[1])))
+        return rows.mul_(largest(rows.abs(), max(1, round(self.fraction * rows.shape[1]))))
+
+
+def keep_fraction(step: Any) -> None:
+    """Check that the field `fraction` of a step is in (0, 1]; see `keep_number`."""
+    keep_number(step, "fraction", above=0.0)
+    if step.fraction > 1:
+        raise ConfigurationError(f"{type(step).__name__} fraction must lie in (0, 1], got {step.fraction!r}")
 
 
 def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
@@ -76,11 +70,8 @@ def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
         cut = kth_largest(keys, [k])
     found = keys >= cut
     if (np.count_nonzero(found.numpy()) if found.is_cpu else int(found.sum())) > k * keys.shape[0]:
-        crowded = found.sum(1) > k
-        tied = keys[crowded] == cut[crowded]
-        above = keys[crowded] > cut[crowded]
-        room = k - above.sum(1, keepdim=True)
-        found[crowded] = above | (tied & (tied.cumsum(1) <= room))
+        above, tied = keys > cut, keys == cut
+        found = above | (tied & (tied.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return found
 
 

@@ -4,30 +4,23 @@ Fresh noise on each call can be averaged away by asking again. Here the noise of
 
     (key, model digest, method, hardening configuration, the example's input numbers, its target)
 
-and of nothing else: not of the batch around it, the process, the device, or the options that only re-estimate the same
-quantity (`n_steps`, `n_samples`, ...). Numbers enter in one canonical form, so that no other way of writing them (a
-type, a sign of zero, axes of size 1, zeros at the end) draws again. The function is a keyed BLAKE2b hash (RFC 7693) of
-these fields, the input's numbers entering by their keyed AES-GMAC (NIST SP 800-38D), twenty times as fast. Its 32 bytes
-are the key of AES-256 in counter mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits. Equal
-seeds give maps of different lengths the same noise as far as the shorter one goes.
+and of nothing else: not of the batch around it, the process, the device, or options that only re-estimate the same
+quantity (`n_steps`, `n_samples`, ...). It is a keyed BLAKE2b hash (RFC 7693) of these fields; the input's numbers enter
+in one canonical form (`as_hashed`) by their keyed AES-GMAC (NIST SP 800-38D), twenty times as fast. Its 32 bytes are
+the key of AES-256 in counter mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits.
 
-**From words to normal numbers.** A table holds the quantiles of the normal distribution at (k + 1/2) / 65,536, scaled
-to variance 1/2, as whole multiples of 2^-28; the noise is the sum of its entries for the two words. Sums of whole
-numbers are the same on every device, in every order, and rounding to float32 or float64 is one IEEE operation. Of the
-sum S and a normal number Z, by enumeration of all 2^32 pairs, which the tests repeat:
+The noise S is the sum of a table's entries for the two words: the quantiles of the normal distribution at
+(k + 1/2) / 65,536, scaled to variance 1/2, as whole multiples of 2^-28. Sums of whole numbers are the same on every
+device. By enumeration of all 2^32 pairs, which the tests repeat:
 
-- mean 0 and all odd moments 0 exactly, variance 1 to within 4e-11, kurtosis 3 - 4e-4, largest value 6.12;
-- the distribution functions differ by 7.7e-6 at most, at 0, which S hits with probability 2^-16;
-- tails are a little light: P(S > 4) is .984, and P(S > 5) .83, of the normal ones;
+- odd moments are 0, the variance 1 to within 4e-11, the kurtosis 3 - 4e-4, the largest value 6.12;
+- the distribution function is that of a normal number Z to within 7.7e-6; P(S > 4) is .984 P(Z > 4), and .83 at 5;
 - rounded to any grid of 1/32 or coarser, the squared Hellinger distance between S + v and Z + v is at most 1.1e-8,
-  whatever v is. So a release of d numbers tells nothing that exact normal noise on the same grid would not, but for a
+  whatever v is. So a release of d numbers tells no more than exact normal noise on the same grid would, but for a
   total variation of at most sqrt(2.2e-8 d): .006 for a table of 1,600 numbers, .06 for 3 x 224 x 224.
 
-S takes about 2^31 values, all multiples of 2^-28. Unrounded, v + S would tell v modulo 2^-28; rounding to the grid of
-`Hardening`, never finer than 1/32 of the noise unless somebody asks for that, is what leaves nothing of it: each
-multiple of the step is the image of millions of values of S, and which of them it was has left with the rounding.
-
-Keyed random values also fill exact zeros, which a clip to a fixed size could not hide.
+Unrounded, v + S would tell v modulo 2^-28; the grid of `Hardening`, never finer than 1/32 of the noise unless somebody
+asks for that, leaves nothing of it.
 """
 
 from __future__ import annotations
@@ -62,8 +55,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 """The smallest normal number of float32: what is nearer to zero is explained and hashed as zero."""
 
 STREAM = "aes256ctr-normal2x16-v3"
-"""How seeds are made and become noise; part of what seeds are a function of, and named by certificates. Another version
-of this package that makes other noise of the same query has another name here."""
+"""How seeds are made and become noise: part of each seed, and named by certificates. Other noise has another name."""
 
 UNIT = 2.0**-28
 """What the normal numbers are multiples of."""
@@ -78,8 +70,7 @@ class GaussianNoise:
 
     Args:
         std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
-        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
-            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
+        key: secret bytes (os.urandom(32)), no part of `repr`, equality or JSON; None: see `resolve_key`.
 
     Raises:
         ConfigurationError: std is negative or not finite, or the key is empty.
@@ -107,21 +98,15 @@ def check_key(key: bytes | None) -> None:
     if key is None:
         return
     if not isinstance(key, bytes) or not key:
-        raise ConfigurationTypeError(
-            f"the noise key must be non-empty bytes, got {'empty bytes' if key == b'' else type(key).__name__};"
-            " make one with os.urandom(32) and keep it secret"
-        )
+        kind = type(key).__name__  # and not what it is: it may be a secret
+        raise ConfigurationTypeError(f"the noise key must be non-empty bytes, as of os.urandom(32), got {kind}")
     if len(key) < SHORTEST_STRONG_KEY:
-        warnings.warn(
-            f"a noise key of {len(key)} bytes can be guessed, and whoever knows it subtracts the noise;"
-            " use os.urandom(32)",
-            WeakKeyWarning,
-            stacklevel=4,
-        )
+        said = f"a noise key of {len(key)} bytes can be guessed, and the noise subtracted; use os.urandom(32)"
+        warnings.warn(said, WeakKeyWarning, stacklevel=4)
 
 
 def resolve_key(key: bytes | None) -> bytes:
-    """Return `key`, else the one in the environment, else one drawn for this process (with one warning)."""
+    """`key`, else the environment variable SAFEXPLAIN_NOISE_KEY, else one drawn for this process, with one warning."""
     global _process_key
     if key is not None:
         return key
@@ -189,9 +174,8 @@ def query_seeds(
 
 def as_hashed(tensor: Tensor) -> Tensor:
     """The numbers that the noise is a function of, in the tensor's own type: rounded to float32, and zero, without a
-    sign, what is nearer to zero than float32's smallest normal number. Whole numbers stay as they are.
-
-    An explainer that is given these numbers can answer no two questions that the noise takes for one.
+    sign, what is nearer to zero than `SMALLEST`. Whole numbers stay as they are. An explainer that is given these
+    numbers can answer no two questions that the noise takes for one.
 
     >>> as_hashed(torch.tensor([1e-310, -0.0, 1.0 + 1e-12, 2.5], dtype=torch.float64)).tolist()
     [0.0, 0.0, 1.0, 2.5]
@@ -208,7 +192,7 @@ def as_hashed(tensor: Tensor) -> Tensor:
 def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
     """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`: the same on all devices.
 
-    Words are made on the CPU, at 2 ns a number; the table is read on the device.
+    Words are made on the CPU; the table is read on the device.
     """
     words = _words(seeds, d, purpose).to(like.device).flatten()
     table = _table_on(like.device)
@@ -253,9 +237,8 @@ def _update(digest: Any, part: bytes) -> None:
 def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
     """Length and GMAC of a row up to its last number that is not zero.
 
-    Under a key that nobody knows, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most
-    (GHASH is almost universal); with the nonce always the same that says no more, since no tag leaves but inside of a
-    keyed hash. Whoever knows the key can make collisions, and has no need of them.
+    Under a secret key, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most (GHASH is
+    almost universal). The nonce may always be the same, since no tag leaves but inside of a keyed hash.
     """
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
@@ -301,7 +284,7 @@ def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
 def fill_zeros(rows: Tensor, seeds: list[bytes], *, whole_rows_only: bool) -> Tensor:
     """Put keyed random numbers where a clip could not hide that a coordinate is zero.
 
-    It takes as long for maps without zeros, so that time does not tell either.
+    It takes as long for maps without zeros: time does not tell either.
 
     Args:
         rows: (rows, d) finite numbers; may be changed in place.

@@ -176,7 +176,7 @@ class Options:
         probabilities: give the probabilities of all classes too; the certificate must be about a release that has them
             (`Policy(release="explanation+prediction")`).
         explainer: without a certificate, the method's name in the catalog.
-        hardening: without a certificate, what is done to each explanation; None: `Hardening.recommended()`.
+        hardening: without a certificate, what is done to each explanation; None: the recommended one.
         arch: how the network of a state_dict is built, see `load_model`.
         trust_pickle: unpickle the model's file, which can run any code in it.
         trust_types: names of types in a skops file that are accepted although skops does not trust them.
@@ -332,11 +332,9 @@ class Options:
         return 2 * low - high, 2 * high - low
 
     def _hardening(self) -> Hardening | None:
-        """What is done to explanations; None: the certificate says it."""
+        """What is done to explanations; None: what the certificate says, or the recommended hardening."""
         given = self.hardening
-        if given is None:
-            return Hardening.recommended() if self.certificate is None else None
-        if isinstance(given, Hardening):
+        if given is None or isinstance(given, Hardening):
             return given
         return Hardening.from_json(given if isinstance(given, str) else json.dumps(dict(given)))
 

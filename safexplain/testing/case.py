@@ -253,7 +253,7 @@ class Case:
         if self.options is not None:
             return {name: of(value) if of else value for name, value in self.options.items()}
         row = getattr(self.plain, "_row", None)
-        return row.options(inputs) if row is not None and isinstance(inputs, Tensor | tuple) else {}
+        return row.options(inputs) if row is not None and isinstance(inputs, Tensor) else {}
 
     # What comes.
 

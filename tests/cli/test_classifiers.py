@@ -165,6 +165,7 @@ def test_a_pipeline_with_text_columns_is_read_by_default(kind: str, case: Path, 
     assert f"No --explainer: {name}" in " ".join(error.split())
     stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
     assert stated["explainer"]["method"] == name
+    assert stated["hardening"]["clip"]["ordered"]
     with np.load(tmp_path / "run" / "signals.npz") as signals:
         assert signals["attributions"].shape[-1] == len(COLUMNS)
     report = (tmp_path / "run" / "report.html").read_text()

@@ -27,7 +27,7 @@ from safexplain.errors import ConfigurationError, InputError, PredictedClassWarn
 from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.orientation import decided, speaking_for
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import OF_ROWS, load_release
 from safexplain.explain.wrap import HARDENED, harden
 from safexplain.outputs import EstimatorModule
 
@@ -162,6 +162,19 @@ def test_captums_explainers_of_tables_name_them_too(name, of):
     torch.manual_seed(0)
     audited = HARDENED[name].catalogued()(module, hardening=HARDENING).attribute(x, target=predicted, **against)
     assert CATALOG[name].stochastic or torch.equal(maps, audited)
+
+
+def test_reasons_of_tables_come_in_their_order_by_default():
+    pytest.importorskip("shap")
+    fitted, x = model("linear"), torch.from_numpy(rows_of("linear"))
+    ordered = Hardening.recommended(ordered=True)
+    values = OF_ROWS["LinearExplainer"](fitted, BACKGROUND).shap_values(x.numpy())
+    assert values.tolist() == [[4, 0, 3, 0], [4, 3, 2, 0]]
+    captums = HARDENED["FeatureAblation"](EstimatorModule(fitted))
+    assert (captums.hardening, HARDENED["IG"](nn.Linear(4, 2)).hardening) == (ordered, Hardening.recommended())
+    for name, public in (("LinearExplainer", BACKGROUND), ("FeatureAblation", None)):
+        released = load_release(fitted, None, uncertified=True, method=name, public=public, shape=(4,))
+        assert released.hardening == ordered
 
 
 # one output for two classes, where a class is named, and numbers

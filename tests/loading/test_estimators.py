@@ -169,7 +169,7 @@ def test_a_tree_whose_nodes_point_outside_of_it_is_refused_before_anything_follo
         (LogisticRegression(), "unfitted"),
         (LinearSVC().fit(X, Y), "CalibratedClassifierCV"),
         (StandardScaler().fit(X), "no classifier"),
-        ({"model": 1}, "a dictionary"),
+        ({"model": 1}, "holds a dict; save one fitted classifier"),
         (RandomForestClassifier(2).fit(X, np.stack([Y, Y], 1)), "labels at once"),
     ],
     ids=["regressor", "unfitted", "without probabilities", "transformer", "dictionary", "several labels"],

@@ -270,7 +270,7 @@ def test_images_of_8_bits_are_normalised_as_the_librarys_processor_does_it(folde
     assert not as_the_model_takes(replace(read, scaled=False, x=expected), load_model(folders / "vit").preprocessing)[1]
 
 
-@pytest.mark.parametrize(("scale", "says"), [(1.0, "none is below 0"), (255.0, "they go from 0 to 255")])
+@pytest.mark.parametrize(("scale", "says"), [(1.0, "they go from 0 to 1,"), (255.0, "they go from 0 to 255")])
 def test_other_images_that_were_not_normalised_are_told(tmp_path, scale, says):
     _, read = eight_bit(tmp_path)
     given = replace(read, x=read.x * np.float32(scale), scaled=False)

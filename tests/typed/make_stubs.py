@@ -28,7 +28,7 @@ import safexplain
 from safexplain.explain.aix360 import AIX360, LIME
 from safexplain.explain.alibi import ALIBI
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import load_alibi
+from safexplain.explain.libraries import load
 from safexplain.explain.shap import SHAP
 from safexplain.explain.wrap import HARDENED
 
@@ -299,7 +299,7 @@ def _keywords_added(kind: type, entry: str) -> list[str]:
 
 def alibi_stub() -> str:
     """Of `safexplain.alibi`."""
-    explainers, imports, classes = load_alibi().explainers, [], []
+    explainers, imports, classes = load("alibi").explainers, [], []
     for name, kind in sorted(ALIBI.items()):
         imports.append(f"from {kind.__module__} import {kind.__name__}")
         entries = {"fit": "Self", "explain": "Explanation"}

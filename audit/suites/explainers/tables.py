@@ -68,8 +68,7 @@ def seconds(found: dict[str, Any]) -> str:
     total = sum(m.get("cpu_seconds", 0.0) for m in found["results"]["methods"].values())
     return (
         f"All methods together took {total / 60:.0f} minutes of processor time, in several processes on two cores that"
-        " were shared with other work. The recorded run read finished methods from the cache, so that its seconds are"
-        " those of the last step."
+        " were shared with other work."
     )
 
 

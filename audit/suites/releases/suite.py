@@ -76,7 +76,12 @@ RESAMPLES = {"quick": 50, "small": 400, "full": 1000}
 PUBLIC, STUDENT = "public models", "student of the labels"
 ORDER_AT = (1, 32)
 """Levels of `--order`."""
-CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
+CODE = (
+    "safexplain.audit.attacks.scoring",
+    "safexplain.audit.attacks.stacked",
+    "safexplain.audit.queries",
+    "safexplain.hardening.formats",
+)
 """What the stored cells depend on, beside the code here."""
 
 

@@ -36,6 +36,8 @@ the first look alone, and under the settings of version 0.2.0.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -380,22 +382,24 @@ def signals_of(setting: str, number: int, models: int, examples: int, patience: 
     values |= {"l1": np.abs(whole).sum(2), "mean": whole.mean(2)}
     for asked in patience[1:]:
         often = maps()
-        values |= {f"l1@{asked}": np.abs(often).sum(2), f"attributions@{asked}": often}
+        values |= {f"l1@{asked}": np.abs(often).sum(2), f"mean@{asked}": often.mean(2), f"attributions@{asked}": often}
         values[f"kept@{asked}"] = rng.binomial(asked, kept) / asked
     inputs = (rng.normal(size=(examples, 8)) - shift * member[0][:, None]).astype(np.float32)
     return Signals(member, values, whole, {"targets": [0]}, inputs)
 
 
 def whole_audits(setting: str, number: int, audited: str) -> dict[str, Any]:
-    """Verdict and controls of one audit, and what the verdict would be without controls."""
+    """Verdict and controls of one audit, the first of its people, and what the verdict would be without controls."""
     began, looks = time.process_time(), AUDITED[audited]
     models, examples, policy = looks[-1]
     whole, asked = signals_of(setting, number, models, examples, policy.patience), 0
-    for models, examples, policy in looks:
-        judgement = certify(first_of(whole, models, examples), policy, seed=number)
-        asked += BEFORE if audited == "before" else 6 * models * examples
-        if not judgement.too_wide:
-            break
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SAFEXPLAIN_USES"] = f"{folder}/uses.sqlite"
+        for models, examples, policy in looks:
+            judgement = certify(first_of(whole, models, examples), policy, seed=number)
+            asked += BEFORE if audited == "before" else 6 * models * examples
+            if not judgement.too_wide:
+                break
     without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
     failed = [c.name for c in judgement.controls if c.failed]
     both = {"verdict": judgement.verdict, "without_controls": without.verdict, "bound": judgement.bound}

@@ -38,7 +38,7 @@ from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages, TwoStages, no_r
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError, near
 from safexplain.explain import find_row
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import OF_ROWS, default_hardening
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.features import Features
 from safexplain.hardening.formats import TopKSet
@@ -99,7 +99,7 @@ class Asked:
     """What `audit` or `tune` was asked: the options that both have, and those that one of them has."""
 
     given: Options
-    hardening: Hardening  # that is judged
+    hardening: Hardening | None  # that is judged; None: the recommended one
     pool: Path | None = None  # data of the pre-training, which is asked about in place of --data
     service: Service | None = None  # that is asked in place of a model
     scored: int | None = None  # examples; None: as many as the policy needs
@@ -302,7 +302,7 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints:
         recipe,
         member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
-        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, form),
+        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, loaded.model, form),
         output=cast("Output", given.output),
         arguments=arguments,
         build=build,
@@ -446,21 +446,30 @@ def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _in_columns(
-    hardening: Hardening, names: Sequence[str] | None, explainers: Sequence[Any], form: Mapping[str, Any]
+    hardening: Hardening | None,
+    names: Sequence[str] | None,
+    explainers: Sequence[Any],
+    model: Any,
+    form: Mapping[str, Any],
 ) -> Hardening:
     """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
 
-    One-hot columns, which `load_data` names `column=value`, are added up for their column.
+    One-hot columns, which `load_data` names `column=value`, are added up for their column. None: see
+    `default_hardening`.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
-    named = names is not None and isinstance(hardening.clip, TopKSet) and hardening.features is None and maps
+    hardening = hardening or default_hardening([kind._row for kind in kinds], model)
+    named = names is not None and maps and isinstance(hardening.clip, TopKSet) and hardening.features is None
     if form and not named:
         raise ConfigurationError(
             f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
             " (--hardening recommended, or a TopKSet without features)"
         )
-    one_hot = dict(Features.of_one_hot(names or ()).groups) if named else {}
+    one_hot: dict[str, list[str]] = {}
+    for name in (names or ()) if named else ():
+        if "=" in name:
+            one_hot.setdefault(name.partition("=")[0], []).append(name)
     if not (form or one_hot):
         return hardening
     given = {"groups": one_hot, **form}
@@ -471,9 +480,10 @@ def _in_columns(
     return replace(hardening, features=Features(names or (), **given))
 
 
-def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search."""
-    named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
+def parse_hardening(text: str) -> Hardening | None:
+    """From "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search; None from
+    "recommended", which depends on what is explained."""
+    named = {"recommended": lambda: None, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()
     if text.strip().startswith("{"):

@@ -36,7 +36,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
 
     Args:
         native: a `ProtodashExplainer` or a LIME explainer for tables, texts or images.
-        hardening: None for `Hardening.recommended()`, or `Hardening.ranked()` for ProtoDash.
+        hardening: None for `Hardening.recommended()`, of tables with the order, or `Hardening.ranked()` for ProtoDash.
         **options: what the hardened class takes beside `hardening`: `public` (needed) for ProtoDash, `bins` for tables.
 
     Raises:

@@ -27,7 +27,7 @@ from safexplain.explain.libraries import load
 from safexplain.explain.orientation import PROBABILITY, Direction, decided
 from safexplain.explain.query import as_asked
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
@@ -119,9 +119,10 @@ class _HardenedLime(OfTables):
         return self
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        table = self._row is not None
+        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
         self._explainer = _private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
-        self._native = type(self._explainer)
+        self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 
     def explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
         """Explain one instance; arguments as natively.
@@ -219,7 +220,7 @@ class HardenedLimeTabular(_HardenedLime):
 
     Args:
         *args: as natively.
-        hardening: of the weights of each label; None for `Hardening.recommended()`.
+        hardening: of the weights of each label; None for `Hardening.recommended(ordered=True)`.
         bins: name features as natively, "0.10 < age <= 0.50", when they are discretised. The numbers are quartiles of
             the training set (or other statistics of it) and are only released when asked for; else "age".
         **kwargs: as natively.

@@ -44,7 +44,8 @@ def harden_alibi(
 
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
-        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended()` with another.
+        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended(ordered=True)` with
+            another.
         model_digest: see `HardenedShap`.
 
     Raises:

@@ -27,8 +27,7 @@ from safexplain.explain.libraries import (
     ONE_AT_A_TIME,
     defined_in,
     draw_from,
-    load_alibi,
-    load_shap,
+    load,
     no_failed_searches,
     private_copy,
     seeded_generators,
@@ -38,7 +37,7 @@ from safexplain.explain.query import as_asked
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import EstimatorModule
@@ -85,7 +84,7 @@ class HardenedAlibi(OfTables):
         self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
     ) -> None:
         with draw_from(_new_generator(hardening)):
-            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
+            native = getattr(load("alibi").explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening, model_digest)
 
     @property
@@ -106,10 +105,10 @@ class HardenedAlibi(OfTables):
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        load_alibi()
+        load("alibi")
         check_mode(vars(native))
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
-        self._explainer = native
+        self.hardening = hardening_or_default(hardening, ordered_default)
+        self._explainer, self._model_digest = native, checked_digest(model_digest)
 
 
 class Rule:
@@ -210,7 +209,7 @@ class HardenedAnchors(HardenedAlibi):
 
     def _explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, by a private copy of the explainer, and release what may leave."""
-        load_alibi()
+        load("alibi")
         kind, predictor, quiet = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
         check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
@@ -240,7 +239,7 @@ class HardenedAnchors(HardenedAlibi):
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
         own = {column: list(values) for column, values in categories.items()} or None
         with draw_from(_new_generator(hardening)):
-            native = load_alibi().explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
+            native = load("alibi").explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
         explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
@@ -320,7 +319,7 @@ class _Shapley(HardenedAlibi):
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
-        load_shap()  # which makes it read what XGBoost writes today
+        load("shap")  # which makes it read what XGBoost writes today
         return super().fit(*args, **kwargs)
 
     @property

@@ -22,7 +22,7 @@ from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.libraries import draw_from, load_shap, seeded_generators
+from safexplain.explain.libraries import draw_from, load, seeded_generators
 from safexplain.explain.orientation import (
     Direction,
     decided,
@@ -35,7 +35,7 @@ from safexplain.explain.orientation import (
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
@@ -78,7 +78,7 @@ class HardenedShap(OfTables):
         background: the same as `data`, (n, d) rows that features are replaced from: public ones. The values compare
             with them: all applicants, or those who just passed (`near_cutoff`), as the commentary on Regulation B puts
             it. Nothing of them leaves but what the values tell.
-        hardening: of the values of each row and output; None for `Hardening.recommended()`.
+        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
         model_digest: 16 bytes or more that name the model and its version; None: what can be seen of the model does.
 
     Raises:
@@ -108,7 +108,8 @@ class HardenedShap(OfTables):
         return self
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None) -> None:
-        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
+        self.hardening = hardening_or_default(hardening, ordered_default)
+        self._model_digest = checked_digest(model_digest)
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
 
@@ -122,7 +123,7 @@ class HardenedShap(OfTables):
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        load_shap()
+        load("shap")
         self.__dict__.update(state)
 
     def _model_of(self, native: Any) -> Any:
@@ -211,7 +212,7 @@ class HardenedShap(OfTables):
         self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
     ) -> HardenedExplanation:
         """See `HardenedExplanation`; options as of `shap_values`."""
-        load_shap()
+        load("shap")
         from safexplain.explain.shap.explanation import HardenedExplanation
 
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
@@ -354,7 +355,7 @@ class HardenedTreeExplainer(_OfModel):
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
-        shap = load_shap()
+        shap = load("shap")
         if background is not None:
             data, feature_perturbation = background, "interventional"
         if model_output == "log_loss":
@@ -416,7 +417,7 @@ class HardenedTreeExplainer(_OfModel):
             return found, native.expected_value
         try:
             found = native.shap_values(rows, from_call=True, **options)
-        except load_shap().utils._exceptions.ExplainerError as error:
+        except load("shap").utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
             raise InputError(  # shap's message tells the sum of the values and the model's output
@@ -452,7 +453,7 @@ class HardenedLinearExplainer(_OfModel):
         hardening: Hardening | None = None,
         model_digest: bytes | None = None,
     ) -> None:
-        shap = load_shap()
+        shap = load("shap")
         masker = np.zeros((1, _width(model) or 0)) if masker is None else masker
         try:
             native = shap.LinearExplainer(model, masker, feature_names=feature_names)
@@ -506,7 +507,7 @@ class HardenedKernelExplainer(HardenedShap):
         **kwargs: Any,
     ) -> None:
         data = data if background is None else background
-        native = load_shap().KernelExplainer(model, data, feature_names, link, **kwargs)
+        native = load("shap").KernelExplainer(model, data, feature_names, link, **kwargs)
         self._adopt(native, hardening, model_digest)
 
     def shap_values(

@@ -25,8 +25,7 @@ class AuditData:
     """Examples, their labels, and which of them the audited model was trained on.
 
     Attributes:
-        x: float32 (n, ...), as the model takes it: images (n, channels, height, width) in [0, 1], tables
-            (n, columns).
+        x: float32 (n, ...), as the model takes it: images (n, channels, height, width) in [0, 1], tables (n, columns).
         y: int64 (n,), classes counted from 0.
         member: bool (n,), true where the model was trained on the row.
         class_names: Name of each class, where the labels were names.
@@ -86,9 +85,7 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
         lack = "non-members; add rows that the model was" if not inside else "members; add rows that the model was not"
         raise InputError(f"all {n} rows are {lack} trained on")
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
-        raise InputError(
-            f"{inside} members and {n - inside} non-members; an audit needs at least {MINIMUM_ROWS} of each"
-        )
+        raise InputError(f"{inside} members and {n - inside} non-members; expected at least {MINIMUM_ROWS} of each")
     if not inside:
         raise InputError(f"none of the {n} rows of {source} is a member, a row that the model was trained on")
     _check_finite(data)
@@ -125,13 +122,12 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
     inside, outside = set(data.y[data.member].tolist()), set(data.y[~data.member].tolist())
-    names, told = data.class_names or (), list[str]()
+    names, warnings = data.class_names or (), list[str]()
     for side, classes in (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside))):
-        shown = [names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5)
+        shown = ", ".join([names[c] if c < len(names) else str(c) for c in classes[:5]] + ["..."] * (len(classes) > 5))
         if classes:
-            what = f"classes that occur among the {side} only: {', '.join(shown)}"
-            told.append(f"{what}; the label alone then tells membership")
-    return tuple(told)
+            warnings.append(f"classes that occur among the {side} only: {shown}; the label alone then tells membership")
+    return tuple(warnings)
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:
@@ -147,7 +143,7 @@ def check_model_fits(model: nn.Module, data: AuditData) -> int:
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
     came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"
     remedy = "; bring the data into the shape that the model was trained on"
-    with described(f"the model does not take {came}{_expected(model)}", remedy), torch.no_grad():
+    with described(f"the model does not take {came}", remedy), torch.no_grad():
         scores = model(x)
     if not isinstance(scores, Tensor):
         raise InputError(
@@ -164,17 +160,3 @@ def check_model_fits(model: nn.Module, data: AuditData) -> int:
     if not bool(torch.isfinite(scores).all()):
         raise InputError(f"the model returns NaN or infinite scores for {came}; check its weights and the data")
     return shape[1]
-
-
-def _expected(model: nn.Module) -> str:
-    """What a model takes, as far as it tells: the shape it was exported for, or its first layer."""
-    shape = getattr(model, "input_shape", None)
-    if isinstance(shape, tuple):
-        sizes = ", ".join("any" if size is None else str(size) for size in shape)
-        return f" (it was exported for rows of shape ({sizes}))"
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            return f" (its first layer takes {layer.in_features} features)"
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return f" (its first layer takes {layer.in_channels} channels)"
-    return ""

@@ -95,18 +95,13 @@ def load_for_classifier(
     notes = () if not left else (f"Columns of the data that the model does not take were left out: {_few(left)}.",)
     data, more = _own_classes(found, read)
     coded = None if columns is None or columns.plain else columns
-    rows = None if public is None or others is not None else load_inputs(public)
-    if others is not None:
-        if columns is None:  # the data are arrays
-            known = found.names or data.feature_names or ()
-            if not known or not {*known} <= {*others.columns}:
-                known = tuple(name for name in others.columns if name not in (label, "member", group))
-            columns = Columns.of(others, known)
-            if not columns.plain:
-                raise InputError(
-                    f"--public: {public} has texts or missing numbers, and the data are arrays; use one form"
-                )
+    rows = None
+    if others is not None and columns is not None:
         rows = columns.encode(others)
+    elif others is not None:
+        raise InputError(f"--public: {public} is a table, and the data are arrays or coded; give it as an .npz, too")
+    elif public is not None:
+        rows = load_inputs(public)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
         raise InputError(f"--public: expected rows of shape {data.x.shape[1:]}, as the data have, got {rows.shape[1:]}")
     return ClassifierData(data, coded, rows, notes + more)

@@ -20,9 +20,6 @@ from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
 
-_LONGEST_NAMES = 64 << 20
-"""Bytes of all names of classes, or of features."""
-
 
 def load_data(
     path: str | Path,
@@ -37,9 +34,8 @@ def load_data(
 
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names` and
       `feature_names`, and those that `group` and `slices` name. Arrays of Python objects, which are pickles, are
-      refused. Images are brought to (n, channels, height, width): if `x` has four axes, the last is 1 or 3 long
-      and the second is not, the last becomes the second. 8-bit images, of three or four axes, are divided by 255; with
-      three axes they get a channel axis. Nothing else is changed.
+      refused. Images become (n, channels, height, width): of four axes, a last one of length 1 or 3 becomes the second,
+      if that has another length. 8-bit images are divided by 255; with three axes they get a channel axis.
     - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
     - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
 
@@ -133,12 +129,9 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
             if not x or shape not in (x[:1], (x[0], 1)):
                 raise InputError(f"x of {where} has shape {x} but {name} {shape}; expected one entry a row")
         texts = [name for name in ("class_names", "feature_names") if name in file.names]
-        for name in texts:
-            dtype, shape = file.header(name)
-            if name == "feature_names" and (len(x) != 2 or math.prod(shape) != x[1]):
-                raise InputError(f"{where} has {math.prod(shape)} feature_names for x of shape {x}; give one a column")
-            if dtype.itemsize * math.prod(shape) > _LONGEST_NAMES:
-                raise InputError(f"{name} of {where} are {dtype} of shape {shape}; expected a short name for each")
+        count = math.prod(file.header("feature_names").shape) if "feature_names" in texts else None
+        if count is not None and (len(x) != 2 or count != x[1]):
+            raise InputError(f"{where} has {count} feature_names for x of shape {x}; give one a column")
         return file.read(*names, *texts)
 
 

@@ -70,9 +70,7 @@ def read_table(raw: bytes, where: str) -> Any:
         require("pyarrow", "tabular")
         read = pandas.read_parquet
     elif b"\x00" in raw[:1000]:
-        raise InputError(
-            f"{where} is not data that this reads (it starts with {raw[:8]!r}); expected .npz, CSV or Parquet"
-        )
+        raise InputError(f"{where} is not data that this reads (it starts {raw[:8]!r}); expected .npz, CSV or Parquet")
     else:
         read = pandas.read_csv
     with described(f"{where} cannot be read as a table", "; check it or write it again"):
@@ -143,10 +141,8 @@ def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple
             continue
         if None in column.categories:
             missing = values.isna().to_numpy()
-            raise InputError(
-                f"column {name!r} of {where} has {missing.sum()} empty values, the first in row {missing.argmax()}"
-                " (counted from 0); fill them as was done for the training"
-            )
+            first = f"the first in row {missing.argmax()} (counted from 0); fill them as for the training"
+            raise InputError(f"column {name!r} of {where} has {missing.sum()} empty values, {first}")
         blocks.append(np.eye(len(column.categories), dtype=np.float32)[column.encode(values).astype(np.int64)])
         names.extend(f"{name}={category}" for category in column.categories)
     if not blocks:

@@ -37,9 +37,8 @@ def fresh_network(
             A folder is one of transformers: `hf:` builds what its config.json says, with new weights;
             `hf-pretrained:` starts from the weights in it, and draws a head of another size anew.
 
-            The function is found as `python -m` would find it (the current directory is searched first, during the
-            import and the call only) and is called without arguments, or with `num_classes` where it takes it. If it
-            starts from public weights, so will the reference models.
+            The function is found as `python -m` would find it and called without arguments, or with `num_classes`
+            where it takes it. If it starts from public weights, so will the reference models.
         num_classes: Outputs, where the network can be told so; None: its own default.
         channels: Of the input, where timm builds it; None: its own default.
         state: Weights that the network is to take: they tell both numbers.

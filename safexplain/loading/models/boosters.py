@@ -92,23 +92,22 @@ def read_lightgbm(text: str, where: str) -> str:
 def checked_boosters(where: str) -> Iterator[None]:
     """While boosters inside of other files are restored: each is read as a file of its own."""
 
-    def checked(restore: Callable[..., None], name: str, kind: type, read: Callable[..., Any]) -> Callable[..., None]:
+    def check(booster: Any, name: str, kind: type, read: Callable[..., Any]) -> None:
+        restore = booster.__setstate__
+
         def set_state(self: Any, state: dict[str, Any]) -> None:
             if type(state.get(name)) is not kind or not {"handle", "_handle"} & state.keys() <= {name}:
                 raise InputError(f"{where} holds a booster without a model; save it again")
             read(state[name], where)
             restore(self, state)
 
-        return set_state
+        stack.enter_context(patch.object(booster, "__setstate__", set_state))
 
     with _one_at_a_time, contextlib.ExitStack() as stack:
-        for module, name, kind, read in (
-            ("xgboost.core", "handle", bytearray, partial(read_xgboost, pickled=True)),
-            ("lightgbm.basic", "_handle", str, read_lightgbm),
-        ):
-            if booster := getattr(sys.modules.get(module), "Booster", None):
-                set_state = checked(booster.__setstate__, name, kind, read)
-                stack.enter_context(patch.object(booster, "__setstate__", set_state))
+        if library := sys.modules.get("xgboost.core"):
+            check(library.Booster, "handle", bytearray, partial(read_xgboost, pickled=True))
+        if library := sys.modules.get("lightgbm.basic"):
+            check(library.Booster, "_handle", str, read_lightgbm)
         yield
 
 

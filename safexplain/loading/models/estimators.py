@@ -5,8 +5,8 @@
     LightGBM's text
     joblib, pickle               only where the user trusts whoever made the file: loading one can run any code
 
-skops itself trusts no type whose C code believes the numbers in a file. Such of scikit-learn's are accepted here, after
-these numbers were checked: the nodes of every tree point forward, and to features that there are.
+skops itself trusts no type whose C code believes the numbers in a file: those of scikit-learn are accepted here, after
+`check_trees`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ HARMLESS = (
     "xgboost.core.Booster",
     "xgboost.sklearn.XGBClassifier",
 )
-"""Types that skops does not trust and that are accepted here: they hold numbers, which are checked where C code
-believes them (trees), or which their own library reads as it reads its files."""
+"""Types that skops does not trust and that are accepted here: their numbers are checked, or need no check."""
 
 _COMPRESSED = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
 """First bytes of what joblib compresses: zlib, gzip, bz2, xz."""
@@ -236,15 +235,12 @@ def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
         )
         found = found.best_estimator_
     if not hasattr(found, "get_params") or not hasattr(found, "fit"):
-        held = f"a dictionary ({', '.join(map(str, list(found)[:5]))})" if isinstance(found, Mapping) else ""
-        raise InputError(
-            f"{where} holds {held or 'a ' + type(found).__name__}; save one fitted classifier or Pipeline alone"
-        )
+        raise InputError(f"{where} holds a {type(found).__name__}; save one fitted classifier or Pipeline alone")
     return found, _unstopped(found, notes)
 
 
 def _unstopped(found: Any, notes: list[str]) -> Any:
-    """Of a booster that was stopped by a validation set, one that trains as many rounds as it kept, without one."""
+    """Of a booster that was stopped by a validation set, one that trains as many rounds, without one."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)

@@ -3,8 +3,7 @@
 `torch.export.load` trusts its file: it unpickles weights that ask for it and sample inputs that need it, opens compiled
 libraries, evaluates size expressions with SymPy, executes guards, writes names into generated Python source, and calls
 whatever attribute of `torch` a node names. So the archive is first rewritten (`rewrite`): only the members and strings
-that a plain exported network needs are kept, each checked; anything else is refused. What is then loaded tells by its
-graph how it was exported and how its parameters are used.
+that a plain exported network needs are kept, each checked; anything else is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -67,8 +66,8 @@ def is_exported(names: list[str]) -> bool:
 def rewrite(raw: bytes) -> io.BytesIO:
     """A new archive with the checked content of `raw`, for `torch.export.load`.
 
-    Metadata of nodes (stack traces) and guards are dropped, CUDA devices become the CPU, extra files are left
-    out, and example inputs are emptied unread: of a slice they hold the whole data set that it was taken from.
+    Metadata of nodes, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied
+    unread: of a slice they hold the whole data set that it was taken from.
 
     Raises:
         InputError: the archive holds something that could run code, or that a plain exported network has not.
@@ -209,12 +208,9 @@ _LARGEST_BATCH = 1024
 
 
 class ExportedModel(nn.Module):
-    """An exported program behind the usual module interface.
+    """An exported program as a module; `input_shape` is the shape of one example, with None where it varies.
 
     The mode is fixed when a program is exported: `train()` and `eval()` change nothing but the `training` flag.
-
-    Attributes:
-        input_shape: Shape of one example; None where a dimension may vary.
     """
 
     _network = "program"
@@ -226,11 +222,10 @@ class ExportedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The program's output for a batch (n, ...)."""
-        output: Tensor = self.program(x)
-        return output
+        return cast("Tensor", self.program(x))
 
     def train(self, mode: bool = True) -> ExportedModel:
-        """Set the flag only: the graph cannot change its mode."""
+        """Set the flag only."""
         self.training = mode
         return self
 

@@ -75,25 +75,17 @@ class Preprocessing:
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
     def unlike(self, x: NDArray[np.float32]) -> str:
-        """What shows that images were not normalised so: "" or the end of a sentence about them.
-
-        Images of 8 bits (n, channels, height, width) lie in a known range when they are normalised. Values beyond it,
-        or none below zero where dark pixels would be, show something else.
-        """
+        """What shows that images of 8 bits (n, channels, height, width) were not normalised so: "" or the end of a
+        sentence. They are beyond the range of normalised ones, or none is below zero where dark pixels would be."""
         if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
         least, most, off = x.min((0, 2, 3)), x.max((0, 2, 3)), 0.02 * (high - low)
-        given = f"{float(least.min()):.4g} to {float(most.max()):.4g}"
-        where = f"normalised ones lie in [{float(low.min()):.2f}, {float(high.max()):.2f}]"
-        if (least < low - off).any() or (most > high + off).any():
-            return f"they go from {given}, and {where}"
-        return f"none is below 0 ({given}), and {where}" if float(low.max()) < 0 <= float(least.min()) else ""
-
-    def in_words(self) -> str:
-        """Mean and standard deviation."""
-        mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (self.mean, self.std))
-        return f"mean {mean}, standard deviation {std}"
+        inside = (least >= low - off).all() and (most <= high + off).all()
+        if inside and not float(low.max()) < 0 <= float(least.min()):
+            return ""
+        given = f"they go from {float(least.min()):.4g} to {float(most.max()):.4g}"
+        return f"{given}, and normalised ones from {float(low.min()):.2f} to {float(high.max()):.2f}"
 
 
 @dataclass(frozen=True)
@@ -112,12 +104,7 @@ class Network:
 
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
-        """From a folder.
-
-        Args:
-            folder: with config.json.
-            num_classes: in place of those that it states.
-            channels: of the input, likewise.
+        """From a folder with config.json; `num_classes` and `channels` of the input in place of those that it states.
 
         Raises:
             InputError: there is no configuration, or not of an image classifier of the library's own.
@@ -235,7 +222,8 @@ def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[Aud
     """
     if told is None or read.x.ndim != 4:
         return read, ()
-    notes, how = [], f"normalised as {_PREPROCESSOR} says ({told.in_words()})"
+    mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (told.mean, told.std))
+    notes, how = [], f"normalised as {_PREPROCESSOR} says (mean {mean}, standard deviation {std})"
     if told.size is not None and read.x.shape[2:] != told.size:
         stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
         notes.append(f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.")

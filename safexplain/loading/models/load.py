@@ -51,9 +51,7 @@ def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "s
         return "torch.export"
     endings = {name.rpartition("/")[2] for name in names}
     if "constants.pkl" in endings:
-        raise InputError(
-            f"{where} is a TorchScript archive; export the model with torch.export, or save its state_dict"
-        )
+        raise InputError(f"{where} is a TorchScript archive; use torch.export, or save the model's state_dict")
     if "data.pkl" in endings:
         return "torch.save"
     hint = " (it looks like data: pass it as --data)" if any(name.endswith(".npy") for name in names) else ""
@@ -69,13 +67,11 @@ class LoadedModel:
 
     Attributes:
         model: In evaluation mode, on the CPU.
-        fresh: From a seed to an untrained network of the same architecture, in training mode, on which
-            reference models are trained; None where that is impossible.
+        fresh: From a seed to an untrained network of the same architecture, in training mode; None: there is none.
         fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
         sha256: Hexadecimal SHA-256 of the file; of a folder, of the weights in it.
         preprocessing: What a folder of transformers says was done to images; None: nothing is known.
-        classifier: The fitted classifier inside the model, where the file holds one of scikit-learn, XGBoost or
-            LightGBM: it is fitted again, and has no untrained network.
+        classifier: The fitted classifier inside the model, which is fitted again instead; None: it is a network.
     """
 
     model: nn.Module
@@ -104,23 +100,17 @@ def load_model(
     """Load a model file of any of the formats that can be audited, told apart by content, not by name.
 
     - A `torch.export` archive, exported from a model in evaluation mode with a dynamic batch dimension. It is
-      checked and re-written before it is loaded (`exported.rewrite`), so that no pickle and no code
-      in it runs.
+      checked and re-written before it is loaded (`exported.rewrite`), so that no pickle and no code in it runs.
     - A state_dict (`torch.save` or safetensors; also inside {"state_dict": ...}, {"model_state_dict": ...} or
       {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
-    - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by
-      name**.
-    - A folder as `save_pretrained` of transformers writes it, of an image classifier. The model is a
-      `safexplain.outputs.Logits`, and nothing is downloaded. With `arch="hf-pretrained:BASE"`, reference models
-      start from the weights of another folder, as the model did; else from new weights.
-    - A classifier of scikit-learn, XGBoost or LightGBM: skops, the boosters' own formats, or joblib with
-      `trust_pickle`; see `estimators.load_estimator`.
+    - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by name**.
+    - A folder of transformers with an image classifier (`huggingface`), as a `safexplain.outputs.Logits`.
+    - A classifier of scikit-learn, XGBoost or LightGBM; see `estimators.load_estimator`.
 
     Args:
         path: The file, or the folder.
-        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-pretrained:FOLDER` or `package.module:function`: how
-            the network is built. With a torch.export file or a pickle it builds the fresh networks only, and must
-            fit the file's weights.
+        arch: how the network is built, see `fresh_network`. With a torch.export file, a pickle or a folder it builds
+            the fresh networks only, and must fit the file's weights.
         trust_pickle: Allow the file to run code on this machine.
         input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
         trust_types: Of a skops file, names of types that are accepted although skops does not trust them.
@@ -174,9 +164,7 @@ def load_model(
     elif build is not None and arch is not None:
         twin = load_weights(build(0), state, arch=arch, where=where).float().cpu().eval()
     model: Any = content.float().cpu().eval() if is_network else twin
-    if is_network and twin is not None:
-        _require_same_outputs(model, twin, shape, f"{arch} with the weights in {where}")
-    _require_gradients(model, shape, where)
+    _try(model, twin if is_network else None, shape, where, arch)
     if build is not None:
         told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
         return LoadedModel(model, build, "", sha256(raw), told)
@@ -190,7 +178,7 @@ def load_model(
 def _load_folder(
     folder: Path, arch: str | None, trust_pickle: bool, input_shape: tuple[int, ...] | None
 ) -> LoadedModel:
-    """A folder of transformers, from which the network follows; of `arch` only where its weights come from."""
+    """A folder of transformers; `arch` says at most where its weights come from."""
     source, _, base = (arch or f"hf:{folder}").partition(":")
     if source not in HUGGING_FACE or (source == "hf" and Path(base).resolve() != folder.resolve()):
         raise InputError(
@@ -199,7 +187,7 @@ def _load_folder(
         )
     fresh = Network.of(folder) if source == "hf" else Network.of(folder).starting_from(base)
     model = _read_into(fresh, None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
-    _require_gradients(model, input_shape, str(folder))
+    _try(model, None, input_shape, str(folder))
     return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
@@ -244,18 +232,20 @@ def _tensors(content: Any, where: str) -> dict[str, Tensor]:
     raise InputError(f"{where} holds no model ({held}); expected a state_dict, or one under {', '.join(_NESTINGS)}")
 
 
-def _examples(shape: tuple[int | None, ...] | None) -> Tensor | None:
-    """Two random examples, where the shape of one is known."""
-    if shape is None or None in shape:
-        return None
-    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-
-
-def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
+def _try(
+    model: nn.Module, twin: nn.Module | None, shape: tuple[int | None, ...] | None, where: str, arch: str | None = None
+) -> None:
     """Run two random examples forward and back, where the shape of one is known; InputError where the model fails on
-    them, or no gradient reaches its input."""
-    if (x := _examples(shape)) is None:
+    them, where its weights in a named architecture give other outputs, or where no gradient reaches its input."""
+    if shape is None or None in shape:
         return
+    x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    if twin is not None:
+        what = f"{arch} with the weights in {where}"
+        with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
+            same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
+        if not same:
+            raise InputError(f"{what} predicts other scores than the file; pass its own --arch")
     with described(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
         output, gradient = model(x.requires_grad_(True)), None
         if isinstance(output, Tensor) and output.requires_grad:
@@ -265,13 +255,3 @@ def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, w
             f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
             "argmax, detach() and torch.no_grad() from its forward, and return scores"
         )
-
-
-def _require_same_outputs(model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, what: str) -> None:
-    """Compare a model with its weights in a named architecture, where the shape of an example is known."""
-    if (x := _examples(shape)) is None:
-        return
-    with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
-        same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
-    if not same:
-        raise InputError(f"{what} predicts other scores than the file; pass its own --arch")

@@ -1,8 +1,7 @@
 """Weights of a network: those of a file, put in tensor for tensor, or fresh ones, for training reference models.
 
-What `reinitialise` draws is PyTorch's default for each layer. A constructor that sets weights in another way (a
-truncated normal, a zero in the last normalisation of each block, public pre-trained weights) leaves no trace in the
-trained network: then `--arch`, which calls the constructor again, is the better choice.
+What `reinitialise` draws is PyTorch's default for each layer. A constructor that sets weights in another way leaves no
+trace in the trained network: then `--arch`, which calls the constructor again, is the better choice.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 def seeded(seed: int) -> Iterator[None]:
     """PyTorch's CPU generator at a state that follows from `seed`; its former state afterwards.
 
-    The seed is hashed first: `torch.manual_seed(0)` is so common that the audited model itself may have
-    started there, and a reference model must not start from the same weights.
+    The seed is hashed: the audited model may have started at `torch.manual_seed(0)`, and a reference model must not.
     """
     digest = hashlib.sha256(b"safexplain fresh weights" + str(seed).encode()).digest()
     with torch.random.fork_rng(devices=[]):
@@ -54,8 +52,8 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
       standard deviation of the trained tensor, as nothing else tells its scale; a single number is kept.
 
-    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training mode, on
-    the device of the original's first parameter. The trained network and the global random state are left as they are.
+    All parameters of the copy require gradients. Other buffers are kept. The copy is in training mode, on the device of
+    the original's first parameter. The trained network and the global random state are left as they are.
 
     Raises:
         InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so

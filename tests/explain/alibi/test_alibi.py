@@ -163,7 +163,7 @@ def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            library.load_alibi()
+            library.load("alibi")
     assert [w.category for w in caught] == [AlibiLicenceWarning]
     assert f"alibi {version} is under the Business Source Licence 1.1" in str(caught[0].message)
     assert "Seldon" in str(caught[0].message)
@@ -172,7 +172,7 @@ def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version
 @pytest.mark.parametrize("version", ["0.9.4", "0.9.3", "0.8.0", "0.9.4rc1"])
 def test_of_the_last_apache_release_nothing_is_said(unloaded, monkeypatch, version):
     monkeypatch.setattr(library, "import_module", of_version(version))
-    library.load_alibi()  # a warning would be an error
+    library.load("alibi")  # a warning would be an error
 
 
 # As natively.
@@ -454,7 +454,7 @@ def test_harden_alibi_gives_the_public_class_where_there_is_one(alibi):
 
 def test_defaults_are_chosen_by_kind(alibi):
     assert HardenedAnchorTabular(label, NAMES).hardening == anchor_hardening()
-    assert harden_alibi(stub("KernelShap", {})).hardening == Hardening.recommended()
+    assert harden_alibi(stub("KernelShap", {})).hardening == Hardening.recommended(ordered=True)
     assert anchor_hardening(KEY).noise.key == KEY
     with pytest.warns(NoKeyWarning) if _no_key_yet() else warnings.catch_warnings():
         made("AnchorTabular", None)[0].explain(ROWS_OF_DATA[0], **FAST)

@@ -161,22 +161,13 @@ CALLS = {
     "torch.relu_": (torch.relu_, nn.ReLU),
     "x.relu": (lambda x: x.relu(), nn.ReLU),
     "x.relu_": (lambda x: x.relu_(), nn.ReLU),
-    "x.clamp(min=0)": (lambda x: x.clamp(min=0), nn.ReLU),
-    "x.clamp(0)": (lambda x: x.clamp(0.0), nn.ReLU),
-    "torch.clamp_min": (lambda x: torch.clamp_min(x, 0), nn.ReLU),
-    "x.clamp_(0, 6)": (lambda x: x.clamp_(0, 6), nn.ReLU6),
-    "F.relu6": (F.relu6, nn.ReLU6),
     "F.leaky_relu": (lambda x: F.leaky_relu(x, 0.3), nn.LeakyReLU),
     "F.elu": (lambda x: F.elu(x, alpha=0.7), nn.ELU),
-    "F.gelu": (lambda x: F.gelu(x, approximate="tanh"), nn.GELU),
-    "F.silu": (F.silu, nn.SiLU),
     "F.softplus": (lambda x: F.softplus(x, 2.0), nn.Softplus),
     "torch.sigmoid": (torch.sigmoid, nn.Sigmoid),
     "x.sigmoid": (lambda x: x.sigmoid(), nn.Sigmoid),
     "F.tanh": (F.tanh, nn.Tanh),
     "x.tanh_": (lambda x: x.tanh_(), nn.Tanh),
-    "F.softmax": (lambda x: F.softmax(x, dim=1), nn.Softmax),
-    "x.softmax": (lambda x: x.softmax(-1), nn.Softmax),
     "F.max_pool1d": (lambda x: F.max_pool1d(x[:, None], 3, stride=1, padding=1)[:, 0], nn.MaxPool1d),
     "torch.max_pool1d": (lambda x: torch.max_pool1d(x[:, None], 3, 1, 1)[:, 0], nn.MaxPool1d),
 }
@@ -250,22 +241,13 @@ def test_a_network_that_cannot_be_followed_is_refused_with_the_reason(forward, r
         rewrite_functional(Calls(forward).eval(), inputs=torch.randn(4, 6))
 
 
-def test_a_network_in_training_mode_is_rewritten_where_the_mode_changes_no_call():
-    model, _ = nets()
-    rewritten = rewrite_functional(model.train())
-    assert all(part.training for part in rewritten.modules())
-    assert all(part.training for part in model.modules())
-    model.eval(), rewritten.eval()
-    assert torch.equal(rewritten(pictures()), model(pictures()))
-
-
-def test_dropout_as_a_function_is_refused_in_training_mode_and_stays_off_in_evaluation_mode():
+def test_training_mode_is_refused_and_dropout_as_a_function_stays_off():
     class Dropping(Calls):
         def forward(self, x):
             return self.last(F.dropout(torch.relu(self.first(x)), 0.5, self.training))
 
     model = Dropping(None)
-    with pytest.raises(RefusedError, match="training mode"):
+    with pytest.raises(InputError, match="training mode"):
         rewrite_functional(model)
     x = torch.randn(5, 6)
     assert torch.equal(rewrite_functional(model.eval())(x), model(x))

@@ -153,6 +153,13 @@ def test_another_option_is_refused_by_name(tmp_path: Path, options: dict[str, An
         loaded.attribute(images(), target=1, **options)
 
 
+def test_an_option_that_the_method_does_not_name_is_refused_also_where_it_is_none(tmp_path: Path) -> None:
+    model = net_for(find_row("SmoothGrad"))
+    path = certificate(tmp_path, model, explainer={"method": "SmoothGrad", "options": {"nt_samples": 3}})
+    with pytest.raises(RefusedError, match="surprise is not there in the certificate"):
+        HARDENED["SmoothGrad"].from_certificate(model, path).attribute(images(), target=1, surprise=None)
+
+
 def test_the_audited_option_may_be_said_again_and_by_place(tmp_path: Path) -> None:
     model, x = image_net(), images()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))

@@ -184,23 +184,24 @@ def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_
 
 def test_before_an_audit_method_and_hardening_are_said(tmp_path: Path) -> None:
     model, x = image_net(), images()
-    path = certificate(tmp_path, model, hardening=Hardening.recommended())
+    path = certificate(tmp_path, model, hardening=Hardening.recommended(), explainer={"options": {}})
     certified = load_release(model, path)
-    said: dict[str, Any] = {"method": "IG", "hardening": Hardening.recommended(), "options": {"n_steps": 7}}
+    said: dict[str, Any] = {"method": "IG", "hardening": Hardening.recommended()}
     release = load_release(model, None, uncertified=True, shape=(3, 8, 8), **said)
     assert release.uncertified
     assert release.certificate is None
     assert release.shape == (3, 8, 8)
     assert len(release.digest) == 64
-    assert release.digest != load_release(model, None, uncertified=True, **said | {"options": {}}).digest
+    assert release.digest != load_release(model, None, uncertified=True, **said | {"method": "Saliency"}).digest
     np.testing.assert_array_equal(release.explain(x, TARGET), certified.explain(x, TARGET))
     of_probabilities = nn.Sequential(model, nn.Softmax(1)).eval()
     plain = load_release(of_probabilities, None, uncertified=True, shape=(3, 8, 8), **said)
     np.testing.assert_allclose(plain.explain(x, TARGET), certified.explain(x, TARGET), atol=1e-5)
-    for arguments in ({**said, "uncertified": False}, {"method": "IG", "uncertified": True}):
+    assert load_release(model, None, uncertified=True, method="IG").hardening == Hardening.recommended()
+    for arguments in ({**said, "uncertified": False}, {"uncertified": True}):
         with pytest.raises(ConfigurationError, match="uncertified=True, explainer="):
             load_release(model, None, **arguments)
-    with pytest.raises(ConfigurationError, match=r"explainer, hardening, options: the certificate says that"):
+    with pytest.raises(ConfigurationError, match="explainer, hardening: the certificate says that"):
         load_release(model, path, **said)
     with pytest.raises(RefusedError, match="noise key"):
         load_release(model, None, uncertified=True, method="IG", hardening=Hardening.ranked())

@@ -35,7 +35,7 @@ from safexplain.explain.shap.pipelines import MixedColumnsError
 from safexplain.outputs import EstimatorModule
 
 pytest.importorskip("shap")
-from safexplain.explain.libraries import load_shap
+from safexplain.explain.libraries import load
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(
@@ -113,7 +113,7 @@ def test_the_values_of_a_column_are_the_sum_over_all_that_is_made_of_it(name: st
     target = torch.arange(len(x)) % 2
     inside = fitted[:-1].transform(frame)
     inside = inside.toarray() if hasattr(inside, "toarray") else inside
-    native = load_shap().TreeExplainer(fitted[-1]).shap_values(inside)
+    native = load("shap").TreeExplainer(fitted[-1]).shap_values(inside)
     expected = by_hand(native[np.arange(len(x)), :, target], origins)
     found = HardenedTreeExplainer.catalogued()(module, hardening=NONE).attribute(x, target=target)
     np.testing.assert_allclose(found, expected, atol=1e-6)
