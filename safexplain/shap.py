@@ -21,9 +21,7 @@ __all__ = [*sorted(SHAP), *_OWN]
 
 
 def _own(name: str) -> Any:
-    if name not in _OWN and not name.endswith("_plot"):
-        raise AttributeError(name)
-    return getattr(load("shap"), name)
+    return getattr(load("shap"), name, None) if name in _OWN or name.endswith("_plot") else None
 
 
 __getattr__, __dir__ = drop_in(__name__, SHAP, _own)

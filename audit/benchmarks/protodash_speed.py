@@ -59,7 +59,7 @@ def seconds(call: Call) -> float:
 
 def cell(rows: np.ndarray, explained: int, options: dict[str, Any], native_too: bool) -> dict[str, Any]:
     """Seconds of one hardened call, and of the native one."""
-    hardened = HardenedProtoDash(rows, hardening=KEYED, progress=False)
+    hardened = HardenedProtoDash(rows, hardening=KEYED)
     native = hardened._native()
     X = rows[:explained]
     taken = seconds(lambda: hardened.explain(X, m=PROTOTYPES, **options))

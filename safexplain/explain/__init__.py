@@ -7,7 +7,7 @@ audited, `served` what a service serves. `captum` has the methods that Captum la
 `aix360` and `shap` are whole adapters, and `libraries` imports theirs when they are used.
 """
 
-from safexplain.explain.alibi.base import anchor_hardening
+from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM as GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
 from safexplain.explain.captum.explainers import TokenIG as TokenIG

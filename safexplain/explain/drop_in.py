@@ -30,7 +30,7 @@ def drop_in(
     For a name that is not there, the first raises AttributeError, which says that it is not hardened and what is.
     Python replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
     `NotHardenedError`, which is an ImportError. `classes` are by the library's names, `others` gives what stands there
-    beside explainers or raises AttributeError, and `refused` says why an explainer cannot be hardened.
+    beside explainers, or None, and `refused` says why an explainer cannot be hardened.
     """
 
     def find(name: str) -> Any:
@@ -38,11 +38,8 @@ def drop_in(
             return classes[name]
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
-        if others is not None:
-            try:
-                return others(name)
-            except AttributeError:
-                pass
+        if others is not None and (found := others(name)) is not None:
+            return found
         why = f": {refused[name]}" if name in refused else ""
         message = f"{module}.{name} is not hardened{why}. Hardened are {', '.join(sorted(classes))}"
         if _imports_from(sys._getframe(1)):

@@ -23,7 +23,7 @@ from safexplain._digest import digest, file_sha256, modules_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
 from safexplain.explain.alibi import HardenedAnchorTabular
-from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
+from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
 from safexplain.explain.certified import check_unchanged, checked_model, keyed, load_audited, pin

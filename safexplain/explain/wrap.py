@@ -16,7 +16,7 @@ from captum.attr import Attribution
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
-from safexplain.explain.alibi.base import HardenedAlibi
+from safexplain.explain.alibi.explainers import HardenedAlibi
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.hardened import Asked, Catalogued, Hardened
 from safexplain.explain.isolation import own_state

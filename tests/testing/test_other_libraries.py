@@ -104,7 +104,7 @@ CASES = {
     "AnchorText": ("alibi", anchors_of_texts, net(2), "a good film", QUICK, anchor_hardening(KEY), plant_alibi),
     "ProtoDash": (
         "aix360",
-        lambda model, hardening: HardenedProtoDash(ROWS, hardening=hardening, progress=False),
+        lambda model, hardening: HardenedProtoDash(ROWS, hardening=hardening),
         net(4),
         ROWS[:1] + 0.1,
         {"m": 3},

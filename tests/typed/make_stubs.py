@@ -396,8 +396,7 @@ def aix360_stub() -> str:
         _listed(AIX360),
         f"class ProtodashExplainer({kind.__name__}):",
         doc_of(kind),
-        "    def __init__(self, public: ArrayLike, *, hardening: Hardening | None = None, progress: bool = True)"
-        " -> None: ...",
+        "    def __init__(self, public: ArrayLike, *, hardening: Hardening | None = None) -> None: ...",
         "    def explain(self, X: ArrayLike, Y: ArrayLike | None = None, m: int = 10,"
         ' kernelType: Literal["other", "linear", "Gaussian"] = "other", sigma: float = 2,'
         ' optimizer: Literal["cvxpy", "osqp"] = "cvxpy") -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...',

@@ -59,7 +59,7 @@ from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
-from safexplain.explain.alibi.base import anchor_hardening
+from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
 from safexplain.explain.served import OF_ROWS

@@ -1,14 +1,13 @@
-"""Hardened AIX360: ProtoDash over public rows, LIME whose answers hold only weights, and why all else is refused.
+"""Hardened AIX360: ProtoDash over public rows, and LIME whose answers hold only weights.
 
-`protodash` chooses from rows that were declared public and hardens the weights; `lime` runs the native explainer with
-random numbers of its own and fills an explanation made anew with hardened weights.
+`protodash` and `lime` run the native explainers and fill answers made anew; here they are by AIX360's names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
@@ -17,12 +16,7 @@ from safexplain.explain.libraries import defined_in
 from safexplain.explain.tables import OfTables
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    "HardenedLimeImage",
-    "HardenedLimeTabular",
-    "HardenedLimeText",
-    "HardenedProtoDash",
-]
+__all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "HardenedProtoDash"]
 
 LIME: Mapping[str, type[OfTables]] = MappingProxyType(
     {
@@ -43,8 +37,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
     Args:
         native: a `ProtodashExplainer` or a LIME explainer for tables, texts or images.
         hardening: None for `Hardening.recommended()`, of tables with the order, or `Hardening.ranked()` for ProtoDash.
-        **options: what the hardened class takes beside `hardening`: `public` (needed) and `progress` for ProtoDash,
-            `bins` for tables.
+        **options: what the hardened class takes beside `hardening`: `public` (needed) for ProtoDash, `bins` for tables.
 
     Raises:
         RefusedError: another explainer.
@@ -54,11 +47,9 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
     if not defined_in(kind, "aix360", "lime"):
         raise ConfigurationTypeError(f"expected an AIX360 or LIME explainer, got {kind.__name__}")
     hardened: Any = AIX360.get(kind.__name__)
-    if hardened is None or kind.__module__.partition(".")[0] not in ("aix360", "lime"):  # or derived from one
+    if hardened is None or kind.__module__.partition(".")[0] not in ("aix360", "lime"):
         raise RefusedError(
             f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
-            " hardening makes fit to leave. The page on AIX360 in the documentation says why each of the others does"
-            " not"
+            " hardening makes fit to leave. docs/aix360.md says why each of the others does not"
         )
-    wrapped: OfTables = hardened.around(native, hardening, **options)
-    return wrapped
+    return cast("OfTables", hardened.around(native, hardening, **options))

@@ -1,10 +1,8 @@
 """LIME whose answers hold hardened weights and nothing else that was computed from the model or the training set.
 
-LIME (arXiv 1602.04938) fits a linear model to predictions around an instance. Natively its answer also carries the
-intercept and the quality of that fit, the predicted probabilities, and, for tables, training quartiles in the names of
-features and the instance scaled by training means. Here an answer is a new object of LIME's own class, filled from a
-list: weights, names, labels, and what the client sent. Numbers that are withheld are NaN. Each call draws its samples
-from a generator of its own, the same ones for the same question.
+Natively an answer of LIME (arXiv 1602.04938) also carries the intercept and the quality of its linear fit, predicted
+probabilities, and, for tables, training quartiles in the names of features and the instance scaled by training means.
+Here it is a new object, filled from a list: weights, names, labels, and what the client sent. All else is NaN.
 """
 
 from __future__ import annotations
@@ -33,31 +31,25 @@ from safexplain.hardening.hardening import Hardening, hardening_or_default, orde
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
-__all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "private_copy", "seeded"]
+__all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
 
 _NUMPYS_OWN = np.random.mtrand._rand  # what LIME draws from when it is given no random_state
-_PARTS = ("base", "discretizer")
+
+Weights = list[tuple[int, float]]
 
 
-def seeded(hardening: Hardening, inputs: Tensor, name: str) -> np.random.RandomState:
-    """A generator that is a function of the noise key and what is explained; of that alone where there is no noise."""
-    key = b"" if hardening.noise is None else resolve_key(hardening.noise.key)
-    seed = query_seeds(key, inputs=inputs, method=f"{name} samples")[0]
-    return np.random.RandomState(np.frombuffer(seed, dtype="<u4"))
-
-
-def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
+def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> Any:
     """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move; from
-    `without` where the caller gave none."""
+    `generator` where the caller gave none."""
     mine = copy.copy(explainer)
-    for name in _PARTS:
-        if getattr(mine, name, None) is not None:
-            setattr(mine, name, copy.copy(getattr(mine, name)))
-    copies: dict[int, Any] = {}
-    for part in (mine, *(getattr(mine, name, None) for name in _PARTS)):
-        if part is not None:
-            given = part.random_state
-            part.random_state = without if given is None or given is _NUMPYS_OWN else copy.deepcopy(given, copies)
+    parts, copies = [mine], dict[int, Any]()
+    for name in ("base", "discretizer"):
+        if (part := getattr(mine, name, None)) is not None:
+            parts.append(copy.copy(part))
+            setattr(mine, name, parts[-1])
+    for part in parts:
+        given = part.random_state
+        part.random_state = generator if given is None or given is _NUMPYS_OWN else copy.deepcopy(given, copies)
     return mine
 
 
@@ -67,26 +59,19 @@ def _explanation() -> Any:
     native: Any = load("lime.explanation").Explanation
 
     class LimeExplanation(native):  # type: ignore[misc]
-        """LIME's explanation, of hardened weights: about the explained class where no label is given.
-
-        It has no prediction to show; the plots leave it out.
-        """
+        """LIME's, of hardened weights, about the explained class where no label is given, without predictions."""
 
         def as_list(self, label: int | None = None, **kwargs: Any) -> Any:
-            """Pairs of a feature and its weight, see LIME's."""
             return super().as_list(self._own(label), **kwargs)
 
         def as_pyplot_figure(self, label: int | None = None, **kwargs: Any) -> Any:
-            """A bar chart of `as_list`, see LIME's."""
             return super().as_pyplot_figure(self._own(label), **kwargs)
 
         def as_html(self, labels: Any = None, *_: Any, **kwargs: Any) -> Any:
-            """A page with the weights and what the client sent, see LIME's; without predictions."""
             withheld = {"predict_proba": False, "show_predicted_value": False}
             return super().as_html(labels, **{**kwargs, **withheld})
 
         def show_in_notebook(self, labels: Any = None, *_: Any, **kwargs: Any) -> None:
-            """`as_html` in a notebook."""
             display = import_module("IPython.display")
             display.display(display.HTML(self.as_html(labels, **kwargs)))
 
@@ -103,15 +88,11 @@ def __getattr__(name: str) -> Any:
     return _explanation()
 
 
-Weights = list[tuple[int, float]]
-
-
 class _HardenedLime(OfTables):
     """What the hardened LIME explainers share.
 
-    Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
-    the state that `random_state` had at construction, and without one from a seed made from the key and the instance.
-    Each call runs on an explainer of its own, so that threads do not draw from each other's samples.
+    Asked again, an explainer gives the same answer: each call runs on a copy that starts from the state that
+    `random_state` had at construction, and without one from a seed made from the key and the instance.
 
     Weights speak for the class that is predicted, unless `labels` or `top_labels` name others; natively for class 1.
     Of a number, `direction` says whether they tell why it is as high as it is ("up") or as low. With
@@ -125,26 +106,23 @@ class _HardenedLime(OfTables):
     _module: ClassVar[str]
     _name: ClassVar[str]
 
-    _options: ClassVar[frozenset[str]] = frozenset()
-    """Of `around`, beside `model_digest`."""
-    _model_digest: bytes | None = None
-
     def __init__(
         self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
     ) -> None:
-        self._take(hardening, model_digest)
-        self._hold(getattr(load(self._module), self._name)(*args, **kwargs))
+        self._adopt(getattr(load(self._module), self._name)(*args, **kwargs), hardening, model_digest)
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
         """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
         self = cls.__new__(cls)
-        self._take(hardening, options.pop("model_digest", None))
-        if unknown := options.keys() - cls._options:
-            raise TypeError(f"{cls.__name__} has no option {min(unknown)!r}")
-        vars(self).update(options)
-        self._hold(native)
+        self._adopt(native, hardening, **options)
         return self
+
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
+        table = self._row is not None
+        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
+        self._explainer = _private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
+        self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 
     def explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
         """Explain one instance; arguments as natively.
@@ -155,9 +133,8 @@ class _HardenedLime(OfTables):
             **kwargs: as natively.
 
         Returns:
-            A new native explanation: `local_exp`, `as_list`, `as_map`, `available_labels` and the plots work as
-            natively on hardened weights, and are about the explained class where no label is given. NaN, or nothing,
-            stands where natively predictions, intercepts, scores and training statistics stand.
+            A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots work as
+            natively on hardened weights. NaN, or nothing, stands for predictions, intercepts and scores.
 
         Raises:
             ConfigurationError: a direction, where there are classes.
@@ -167,26 +144,20 @@ class _HardenedLime(OfTables):
             OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
                 noise does not change when the model does.
         """
-        return self._explain_instance(*args, direction=direction, **kwargs)
-
-    def _explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
-        entry = inspect.signature(self._explainer.explain_instance)
-        bound = entry.bind(*args, **kwargs)
-        number = getattr(self._explainer, "mode", "") == "regression"
-        side = 1
+        entry, noise = inspect.signature(self._explainer.explain_instance), self.hardening.noise
+        given = entry.bind(*args, **kwargs).arguments
+        number, side = getattr(self._explainer, "mode", "") == "regression", 1
         if number or direction is not None:
             (side,) = decided([0.0], None if number else PROBABILITY, direction=direction)
         usual = entry.parameters["top_labels"].default  # of an image, five classes
-        named = bound.arguments.keys() & {"labels", "top_labels"}
-        if not (number or named or usual or self.hardening.is_none):
-            bound.arguments["top_labels"] = 1
-        (instance, predict), regressor = list(bound.arguments.values())[:2], bound.arguments.get("model_regressor")
+        if not (number or usual or self.hardening.is_none or given.keys() & {"labels", "top_labels"}):
+            given["top_labels"] = 1
+        if given.get("model_regressor") is not None:  # LIME fits it, and natively leaves it for all to see
+            given["model_regressor"] = copy.deepcopy(given["model_regressor"])
+        (what, instance), (by, predict) = list(given.items())[:2]
         check_mode(predict)
-        if regressor is not None:  # fitted by LIME: natively one call's coefficients are left in it for all to see
-            bound.arguments["model_regressor"] = copy.deepcopy(regressor)
-        names = list(bound.arguments)[:2]
         if not self.hardening.is_none:
-            instance = bound.arguments[names[0]] = as_asked(instance)
+            instance = as_asked(instance)
         classes: list[int] = []
 
         def asked(samples: Any) -> Any:
@@ -194,18 +165,20 @@ class _HardenedLime(OfTables):
             classes[:] = np.shape(answer)[1:]
             return answer
 
-        bound.arguments[names[1]] = asked
         inputs = self._inputs(instance)
-        mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
+        key = b"" if noise is None else resolve_key(noise.key)
+        seed = query_seeds(key, inputs=inputs, method=f"{self._name} samples")[0]
+        mine = _private_copy(self._explainer, np.random.RandomState(np.frombuffer(seed, dtype="<u4")))
         mine.base.verbose = False  # prints the intercept and predictions
+        bound = inspect.BoundArguments(entry, {**given, what: instance, by: asked})
         raw = mine.explain_instance(*bound.args, **bound.kwargs)
         query = {}
-        if self.hardening.noise is not None:
+        if noise is not None:
             query = {"inputs": inputs, "model_digest": explained_digest(predict, self._model_digest)}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
-            weights = torch.tensor([[float(weight) for _, weight in raw.local_exp[label]]], dtype=torch.float64)
-            watch().add(predict, self._name, (weights,))
+            weights = [[float(weight) for _, weight in raw.local_exp[label]]]
+            watch().add(predict, self._name, (torch.tensor(weights, dtype=torch.float64),))
             own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
             found = [(feature, weight if side else -weight) for feature, weight in raw.local_exp[label]]
             released.local_exp[int(label)] = self._harden(found, own, query)
@@ -214,15 +187,6 @@ class _HardenedLime(OfTables):
         if number:  # natively label 0 is the negative of label 1, not a second answer
             released.local_exp[0] = [(feature, -weight) for feature, weight in released.local_exp[1]]
         return released
-
-    def _take(self, hardening: Hardening | None, model_digest: bytes | None) -> None:
-        table = self._row is not None
-        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
-        self._model_digest = checked_digest(model_digest)
-
-    def _hold(self, native: Any) -> None:
-        self._explainer = private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
-        self._native = type(self._explainer)
 
     def _inputs(self, instance: Any) -> Tensor:
         """The instance as one row."""
@@ -236,15 +200,12 @@ class _HardenedLime(OfTables):
         if self.hardening.is_none:
             return [(int(feature), float(weight)) for feature, weight in raw]
         raw = sorted((int(feature), float(weight)) for feature, weight in raw)
-        features = [feature for feature, _ in raw]
-        weights = torch.tensor([[weight for _, weight in raw]], dtype=torch.float64)
-        if self.hardening.features is not None:  # which are all of the row's
-            chosen, weights = weights, weights.new_zeros(1, len(self.hardening.features.names))
-            weights[0, features] = chosen[0]
-        hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)[0]
-        own = hardened if self.hardening.features is None else hardened[features]
-        pairs = zip(features, own.tolist(), strict=True)
-        return sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
+        features, whole = [feature for feature, _ in raw], self.hardening.features  # which are all of the row's
+        places = features if whole is not None else list(range(len(features)))
+        weights = torch.zeros(1, len(features if whole is None else whole.names), dtype=torch.float64)
+        weights[0, places] = torch.tensor([weight for _, weight in raw], dtype=torch.float64)
+        hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)[0, places]
+        return sorted(zip(features, hardened.tolist(), strict=True), key=lambda pair: abs(pair[1]), reverse=True)
 
 
 class HardenedLimeTabular(_HardenedLime):
@@ -266,7 +227,7 @@ class HardenedLimeTabular(_HardenedLime):
     """
 
     _module, _name = "lime.lime_tabular", "LimeTabularExplainer"
-    _row, _libraries, _options = CATALOG["LimeTabular"], ("lime",), frozenset({"bins"})
+    _row, _libraries = CATALOG["LimeTabular"], ("lime",)
     _makes = frozenset(
         {"feature_names", "class_names", "categorical_features", "categorical_names", "kernel_width"}
         | {"feature_selection", "discretize_continuous", "discretizer", "sample_around_instance", "random_state"}
@@ -279,15 +240,22 @@ class HardenedLimeTabular(_HardenedLime):
         super().__init__(*args, hardening=hardening, **kwargs)
         self.bins = bins
 
+    def _adopt(
+        self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None, *, bins: bool = False
+    ) -> None:
+        super()._adopt(native, hardening, model_digest)
+        self.bins = bins
+
     def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
         """As natively; of a certified explainer, the prediction function may be left out, and so may `labels`."""
         if self._pinned is None:
-            return self._explain_instance(*args, **kwargs)
+            return super().explain_instance(*args, **kwargs)
         given = self._signature().bind_partial(self, *args, **kwargs).arguments
         row = self._rows(given.pop("data_row", None))[0]
         given = self._pinned.complete(self._signature(), given, frozenset({"self", "labels"}))
         labels = given.get("labels") or tuple(self._pinned.classes_of(row[None]))
-        return self._weights_of(row, labels, self._pinned.predict, self._pinned.options)
+        options = {"labels": labels, "num_features": len(row), **self._pinned.options}
+        return super().explain_instance(row, self._pinned.predict, **options)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -302,11 +270,9 @@ class HardenedLimeTabular(_HardenedLime):
         return explainer
 
     def _numbers(self, row: NDArray[Any], target: int, options: Mapping[str, Any]) -> NDArray[Any]:
-        weights = dict(self._weights_of(row, (target,), self._predict, options).local_exp[target])
+        options = {"labels": (target,), "num_features": len(row), **options}
+        weights = dict(super().explain_instance(row, self._predict, **options).local_exp[target])
         return np.array([weights.get(feature, 0.0) for feature in range(len(row))])
-
-    def _weights_of(self, row: NDArray[Any], labels: Any, predict: Any, options: Mapping[str, Any]) -> Any:
-        return self._explain_instance(row, predict, labels=labels, num_features=len(row), **options)
 
     def _inputs(self, instance: Any) -> Tensor:
         row = instance.toarray().ravel() if hasattr(instance, "toarray") else np.asarray(instance)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.hardening import Hardening, hardening_or_default
@@ -36,12 +33,9 @@ Rows = NDArray[Any]
 class HardenedProtoDash(OfTables):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
-    What is lost: the answer no longer shows training cases. It shows the public or synthetic cases that represent the
-    explained instances best.
-
-    The prototypes' indices and their order are exact. They depend on the explained rows and the public rows, so they
-    tell something about the training set only where one of the two does: features computed by the trained model, or a
-    summary of training rows. The weights are hardened for that case.
+    The answer no longer shows training cases, but the public ones that represent the explained instances best. Their
+    indices and order are exact: they depend on the explained and the public rows alone, and tell of the training set
+    only where one of the two does (features computed by the trained model). The weights are hardened for that case.
 
     Audited and certified (`catalogued`, `from_certificate`) one row at a time. Of p public rows, its numbers are p
     places, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases which rows
@@ -51,7 +45,6 @@ class HardenedProtoDash(OfTables):
         public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
             are. A copy is kept, as `public`; numbers that are not floating point become float64.
         hardening: of the weights of one answer; None for `Hardening.ranked()`.
-        progress: whether a call shows a spinner on standard error where that is a terminal.
 
     Attributes:
         public: the candidates, read-only; the prototypes of an answer are `public[S]`.
@@ -65,20 +58,17 @@ class HardenedProtoDash(OfTables):
     _row, _libraries, _tells = CATALOG["ProtoDash"], ("aix360",), True
     _fixed = frozenset({"self", "X", "Y"})
 
-    def __init__(self, public: Any = None, *, hardening: Hardening | None = None, progress: bool = True) -> None:
+    def __init__(self, public: Any = None, *, hardening: Hardening | None = None) -> None:
         self.hardening = hardening_or_default(hardening, Hardening.ranked)
         if public is None:
             raise ConfigurationTypeError(
                 "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
                 " ProtodashExplainer(public=rows) or harden(native, public=rows)"
             )
-        if not isinstance(progress, bool):
-            raise ConfigurationError(f"progress must be True or False, got {progress!r}")
         self.public = _rows("public", public).copy()
         if len(self.public) < 3:
             raise InputError(f"expected at least 3 public rows to choose from, got {len(self.public)}")
         self.public.flags.writeable = False
-        self.progress = progress
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Self:
@@ -118,37 +108,30 @@ class HardenedProtoDash(OfTables):
             RefusedError: a row of Y is not public.
             InputError: an array or option cannot be used.
             MissingExtraError: AIX360 is not installed.
-
-        Warns:
-            UserWarning: a sigma was given that has no effect.
         """
         options: dict[str, Any] = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
-        if self._pinned is None:
-            return self._explain(X, Y, **options)
-        parameters, rows = inspect.signature(self.explain).parameters, self._rows(X)
-        given = {name: value for name, value in options.items() if value != parameters[name].default}
-        options = self._pinned.complete(self._signature(), given, frozenset())
-        if Y is not None or len(rows) != 1:
-            raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
-        return self._explain(rows, **options)
+        if self._pinned is not None:
+            X, usual = self._rows(X), inspect.signature(self.explain).parameters
+            given = {name: value for name, value in options.items() if value != usual[name].default}
+            options = self._pinned.complete(self._signature(), given, frozenset())
+            if Y is not None or len(X) != 1:
+                raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
+        return self._explain(X, Y, **options)
 
     def _explain(
         self, X: Any, Y: Any = None, m: int = 10, kernelType: str = "other", sigma: float = 2, optimizer: str = "cvxpy"
     ) -> tuple[Rows, Rows, Rows]:
-        X = _rows("X", X)
-        if not self.hardening.is_none:
-            X = as_hashed(torch.from_numpy(np.array(X))).numpy()
-        candidates = self.public if Y is None else _rows("Y", Y)
+        X, candidates = _rows("X", X), self.public if Y is None else _rows("Y", Y)
         if Y is not None:
             self._check_public(candidates)
-        gaussian = _check_options(X, candidates, m, kernelType, sigma, optimizer)
-        if not (gaussian or self.hardening.is_none):
-            X = X.mean(axis=0, keepdims=True)
-        console = Console(stderr=True)
-        with console.status("ProtoDash") if self.progress and console.is_terminal else nullcontext():
-            native = self._native().explain(X, candidates, m, kernelType, sigma, optimizer)
+        _check_options(X, candidates, m, kernelType, sigma, optimizer)
+        gaussian, exact = kernelType == "Gaussian", self.hardening.is_none
+        if not exact:
+            X = as_hashed(torch.from_numpy(np.array(X))).numpy()
+            X = X if gaussian else X.mean(axis=0, keepdims=True)
+        native = self._native().explain(X, candidates, m, kernelType, sigma, optimizer)
         weights, chosen = np.array(native[0]), np.array(native[1])
-        if not self.hardening.is_none:
+        if not exact:
             kernel = f"Gaussian {float(sigma)!r}" if gaussian else "linear"
             weights = self._harden(weights, _query(X, gaussian), [_digest(row) for row in candidates[chosen]], kernel)
         return weights, chosen, np.full(m, np.nan)
@@ -156,7 +139,7 @@ class HardenedProtoDash(OfTables):
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
         assert made.background is not None
-        return cls(made.background.rows, hardening=hardening, progress=False)
+        return cls(made.background.rows, hardening=hardening)
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
         weights, chosen, _ = self._explain(row[None], **options)
@@ -175,8 +158,8 @@ class HardenedProtoDash(OfTables):
         }
 
     def _check_public(self, candidates: Rows) -> None:
-        known = set(map(_digest, self.public))
-        if others := sum(_digest(row) not in known for row in candidates):
+        public = set(map(_digest, self.public))
+        if others := sum(_digest(row) not in public for row in candidates):
             raise RefusedError(
                 f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash"
                 " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from"
@@ -198,15 +181,14 @@ def _rows(name: str, values: Any) -> Rows:
     rows = np.asarray(values)
     if rows.dtype.kind in "biu":  # natively, products of uint8 overflow
         rows = rows.astype(np.float64)
-    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
-        raise InputError(f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {rows.shape}")
-    if not np.isfinite(rows).all():
-        raise InputError(f"{name} must be an array of finite numbers, got NaN or infinity")
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        found = "NaN or infinity" if rows.dtype.kind == "f" and not np.isfinite(rows).all() else rows.shape
+        raise InputError(f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {found}")
     return rows
 
 
-def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> bool:
-    """Whether the kernel is the Gaussian one."""
+def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> None:
+    """InputError for what natively fails without a word, or is silently something else."""
     if X.shape[1] != candidates.shape[1]:
         raise InputError(f"X must have the {candidates.shape[1]} features of the candidates, got {X.shape[1]}")
     if not isinstance(m, int | np.integer) or not 1 <= m < len(candidates):
@@ -217,9 +199,6 @@ def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: fl
         raise InputError(f"optimizer must be 'cvxpy' or 'osqp', got {optimizer!r}")
     if not math.isfinite(sigma) or sigma <= 0:
         raise InputError(f"sigma must be a finite number above 0, got {sigma!r}")
-    if kernelType != "Gaussian" and sigma != 2:
-        warnings.warn(f"sigma={sigma!r} has no effect with kernelType={kernelType!r}", UserWarning, stacklevel=3)
-    return kernelType == "Gaussian"
 
 
 def _digest(row: Rows) -> bytes:

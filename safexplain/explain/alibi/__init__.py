@@ -1,9 +1,7 @@
 """Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
-`meta`). A hardened explainer (`base`) holds a native one and is no instance of its class; a call runs a private copy of
-it with random numbers of its own; `rules` has a row for each native class that lists what leaves, and builds the answer
-from it, its numbers with keyed noise. `tables` has the explainers of rows as they are audited and certified.
+`meta`). `explainers` runs a private copy of the native explainer, and `rules` lists what leaves.
 """
 
 from __future__ import annotations
@@ -12,45 +10,28 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from safexplain.explain.alibi.base import FromArguments, HardenedAlibi
-from safexplain.explain.alibi.base import anchor_hardening as anchor_hardening
+from safexplain.explain.alibi.explainers import (
+    HardenedAlibi,
+    HardenedAlibiKernelShap,
+    HardenedAnchorImage,
+    HardenedAnchorTabular,
+    HardenedAnchorText,
+    HardenedTreeShap,
+)
+from safexplain.explain.alibi.explainers import HardenedAnchors as HardenedAnchors
+from safexplain.explain.alibi.explainers import anchor_hardening as anchor_hardening
 from safexplain.explain.alibi.rules import kind_of
-from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
-from safexplain.explain.alibi.tables import HardenedAnchors as HardenedAnchors
 from safexplain.hardening.hardening import Hardening
 
-__all__ = [
-    "HardenedAnchorImage",
-    "HardenedAnchorTabular",
-    "HardenedAnchorText",
-]
-
-
-class HardenedAnchorTabular(FromArguments, HardenedAnchors):
-    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
-
-    _kind = "AnchorTabular"
-
-
-class HardenedAnchorImage(FromArguments, HardenedAnchors):
-    """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
-
-    _kind, _row = "AnchorImage", None
-
-
-class HardenedAnchorText(FromArguments, HardenedAnchors):
-    """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
-
-    _kind, _row = "AnchorText", None
-
+__all__ = ["HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"]
 
 ALIBI: Mapping[str, type[HardenedAlibi]] = MappingProxyType(
     {
-        kind._kind: kind
-        for kind in (
-            *(HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText),
-            *(HardenedAlibiKernelShap, HardenedTreeShap),
-        )
+        "AnchorTabular": HardenedAnchorTabular,
+        "AnchorImage": HardenedAnchorImage,
+        "AnchorText": HardenedAnchorText,
+        "KernelShap": HardenedAlibiKernelShap,
+        "TreeShap": HardenedTreeShap,
     }
 )
 """Alibi's name of an explainer -> the hardened class: every one that has a row in `rules.ROWS`."""
@@ -65,7 +46,7 @@ def harden_alibi(
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
         hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended(ordered=True)` with
             another.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
+        model_digest: see `HardenedShap`.
 
     Raises:
         ConfigurationTypeError: not an alibi explainer, or hardened already.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
@@ -76,10 +75,9 @@ def kind_of(native: Any) -> str:
     if not defined_in(type(native), "alibi"):
         raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
     names = [kind.__name__ for kind in type(native).__mro__ if kind.__module__.partition(".")[0] == "alibi"]
-    if "DistributedAnchorTabular" not in names:  # an AnchorTabular with its rows and random numbers in Ray workers
-        for name in names:
-            if name in ROWS:
-                return name
+    known = next((name for name in names if name in ROWS), None)
+    if known and "DistributedAnchorTabular" not in names:  # which keeps rows and random numbers in Ray workers
+        return known
     why = next(
         (REFUSED[name] for name in names if name in REFUSED),
         "no rule says which of its fields may leave. What returns training rows, or instances made from them, has none,"
@@ -94,19 +92,15 @@ def query_tensor(value: Any) -> Tensor:
     >>> query_tensor("no")
     tensor([[110, 111]], dtype=torch.uint8)
     """
-    return torch.from_numpy(_numbers(value)[None])
-
-
-def _numbers(value: Any) -> NDArray[Any]:
     if isinstance(value, str):
-        return np.frombuffer(value.encode(), np.uint8).copy()
+        return torch.tensor([list(value.encode())], dtype=torch.uint8)
     array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
     if array.dtype.kind not in "biuf":
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError):
-            return _numbers(repr(array.tolist()))
-    return np.array(array, dtype=np.float64 if array.dtype.kind == "f" else np.int64)
+            return query_tensor(repr(array.tolist()))
+    return torch.from_numpy(array[None].astype(np.float64 if array.dtype.kind == "f" else np.int64))
 
 
 def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tensor] | None = None) -> Any:
@@ -122,7 +116,10 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
     """
     given = {name: native.data[name] for name in fields if name in native.data}
     if harden is not None:
-        given |= _fractions({name: given[name] for name in FRACTIONS if name in given}, harden)
+        numbers = [float(np.ravel(given[name])[0]) for name in FRACTIONS]
+        hardened = harden(torch.tensor([numbers], dtype=torch.float64)).clamp(0.0, 1.0)[0].tolist()
+        for name, number in zip(FRACTIONS, hardened, strict=True):  # in the native types
+            given[name] = np.full(np.shape(given[name]), number)[()] if isinstance(given[name], _NUMPYS) else number
     meta = {key: _plain(native.meta[key], arrays=False) for key in META if key in native.meta}
     meta["params"] = {}
     for name, value in native.meta.get("params", {}).items():
@@ -133,20 +130,7 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
     return import_module("alibi.api.interfaces").Explanation(meta=meta, data=data)
 
 
-def _fractions(values: Mapping[str, Any], harden: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Numbers in [0, 1] as one vector, hardened and kept in [0, 1], in the native types."""
-    if not values:
-        return {}
-    numbers = [float(np.asarray(value, np.float64).reshape(-1)[0]) for value in values.values()]
-    out = harden(torch.tensor([numbers], dtype=torch.float64)).clamp(0.0, 1.0)[0].tolist()
-    return {name: _like(value, number) for (name, value), number in zip(values.items(), out, strict=True)}
-
-
-def _like(native: Any, number: float) -> Any:
-    if isinstance(native, np.ndarray):
-        return np.full(native.shape, number)
-    return type(native)(number) if isinstance(native, np.floating) else number
-
+_NUMPYS = (np.ndarray, np.generic)
 
 _STORED = frozenset("biufU")
 """NumPy's kinds of arrays that hold their elements themselves; an array of objects could hold anything."""

@@ -3,9 +3,6 @@
 Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
 exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
 best. A hardened explainer releases the values alone, hardened; no base value and no background.
-
-`explainers` has the classes, `explanation` what a call gives for shap's plots, `pipelines` what comes before the model,
-`trees` the fast values of trees.
 """
 
 from __future__ import annotations
@@ -34,11 +31,6 @@ SHAP: Mapping[str, type[HardenedShap]] = MappingProxyType(
 
 def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None) -> HardenedShap:
     """A hardened version of an explainer of shap, which it holds from then on.
-
-    Args:
-        native: a `shap.TreeExplainer`, `shap.LinearExplainer` or `shap.KernelExplainer`.
-        hardening: None for `Hardening.recommended(ordered=True)`.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Raises:
         RefusedError: another explainer.

@@ -10,7 +10,8 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
 import torch
@@ -49,18 +50,14 @@ Values = NDArray[Any]
 _USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
 """What options of the kernel method are where they are left out."""
 
-_DRAWN = ("nsamples", "l1_reg", "silent", "gc_collect", "check_additivity")
-"""Options that say how well the values are estimated, and change neither the question nor its noise."""
-
 
 class HardenedShap(OfTables):
     """What the hardened explainers of shap share.
 
-    `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a new
-    `shap.Explanation` with those values, a copy of the rows asked about and the names of the features, which shap's
-    plots draw (`HardenedExplanation`); its `base_values` are None. Nothing else of the native explainer can be read:
-    `expected_value` is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are.
-    Threads may share an explainer.
+    `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a
+    `HardenedExplanation`, which shap's plots draw. Nothing else of the native explainer can be read: `expected_value`
+    is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are. Threads may
+    share an explainer.
 
     Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
     models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
@@ -74,6 +71,18 @@ class HardenedShap(OfTables):
     Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
     a service releases. A certified explainer gives NaN for the outputs of all other classes. Of a Pipeline, its last
     step is explained, and the values of all columns that the other steps make of one of the user's are added up.
+
+    All take what the native classes take, and:
+
+    Args:
+        background: the same as `data`, (n, d) rows that features are replaced from: public ones. The values compare
+            with them: all applicants, or those who just passed (`near_cutoff`), as the commentary on Regulation B puts
+            it. Nothing of them leaves but what the values tell.
+        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
+        model_digest: 16 bytes or more that name the model and its version; None: what can be seen of the model does.
+
+    Raises:
+        MissingExtraError: shap is not installed.
     """
 
     _entry = "shap_values"
@@ -84,7 +93,7 @@ class HardenedShap(OfTables):
     _fitted: Any = None
     """The model itself, where the explainer was made from it."""
     _takes: ClassVar[frozenset[str]]
-    """Options of `shap_values`."""
+    """Options of `shap_values`: how well the values are estimated, which changes neither the question nor its noise."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
     """Of a classifier that is audited: what its last step takes."""
@@ -117,8 +126,6 @@ class HardenedShap(OfTables):
         load("shap")
         self.__dict__.update(state)
 
-    # What an explainer of each kind says of itself.
-
     def _model_of(self, native: Any) -> Any:
         """What is explained, for the noise to be tied to."""
         raise NotImplementedError
@@ -127,11 +134,11 @@ class HardenedShap(OfTables):
         """What the explainer was made with and its values depend on, beside the model."""
         raise NotImplementedError
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
-        are added to, to give the output."""
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        """What `_run` gives, for the columns that the model itself takes."""
         raise NotImplementedError
 
+    @cached_property
     def _threshold(self) -> float | None:
         """Above which a single output predicts class 1; None: it is a number."""
         raise NotImplementedError
@@ -142,80 +149,69 @@ class HardenedShap(OfTables):
     def _check_width(self, rows: Values) -> None:
         """InputError for rows of other columns than the model has."""
 
-    # Answers.
-
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """Hardened values of one row (d,) or several (n, d), in the native shapes; (n, d) of `target` alone.
-
-        Args:
-            X: (n, d) rows, or a row.
-            options: as natively, those in `_takes`; all others at their defaults, None or False.
-            target: the class that values speak for, or (n,) of them.
-            direction: "up" or "down", where the model gives a number; None: "up".
-
-        Raises:
-            InputError: X is no table of numbers, or has other columns than the model.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: an option that is not hardened, or, of a certified explainer, that differs from the audited.
-
-        Warns:
-            PredictedClassWarning: once, where the predicted class decides.
-        """
+        """See `_OfModel.shap_values`; `options` as natively, those in `_takes`, all others off: None or False."""
         options = self._checked(options)
         if self._pinned is not None:
             return self._certified(X, options, target)
-        native, rows = self._as_given(X), _numbers(X, self._rows)
+        categories = [c for c in getattr(X, "columns", ()) if str(X[c].dtype) == "category"]
+        rows = self._rows(X.assign(**{c: X[c].cat.codes for c in categories}) if categories else X)
         self._check_width(rows)
-        raw, base = self._run(self._hashed(rows) if isinstance(native, np.ndarray) else native, options)
-        found = (self._of_one(raw, base, rows, options, target, direction) if raw.ndim == 2
-                 else self._of_each(raw, rows, options))  # fmt: skip
-        if raw.ndim == 3 and target is not None:
-            found = np.take_along_axis(found, np.broadcast_to(target, len(rows))[:, None, None], axis=2)[..., 0]
+        raw, base = self._run(X if categories else self._hashed(rows), options)
+        if raw.ndim == 2:
+            found = self._of_one(raw, base, rows, target, direction)
+        else:
+            found = self._of_each(raw, rows)
+            if target is not None:
+                found = _of_outputs(found, np.broadcast_to(target, len(rows)))
         return found[0] if np.ndim(X) == 1 else found
 
-    def _of_one(
-        self, raw: Values, base: Any, rows: Values, options: Mapping[str, Any], target: Any, direction: Any
-    ) -> Values:
+    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
+        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
+        are added to, to give the output."""
+        if self._encoded is None:
+            return self._of_columns(rows, options, outputs)
+        found, base = self._of_columns(self._encoded.rows(rows), options, outputs)
+        return self._encoded.summed(found), base
+
+    def _of_one(self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None) -> Values:
         """(n, d) hardened of one output."""
         if self.hardening.is_none and target is None and direction is None:
-            return self._released(raw, rows, None, options)
+            return self._released(raw, rows, None)
         scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
-        classes = decided(scores, self._threshold(), target=target, direction=direction, by=f"shap.{self._name}")
+        classes = decided(scores, self._threshold, target=target, direction=direction, by=f"shap.{self._name}")
         if turns_first(self.hardening):
-            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes), options)
-        return speaking_for(self._released(raw, rows, None, options), classes)
+            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes))
+        return speaking_for(self._released(raw, rows, None), classes)
 
-    def _of_each(self, raw: Values, rows: Values, options: Mapping[str, Any]) -> Values:
+    def _of_each(self, raw: Values, rows: Values) -> Values:
         """(n, d, outputs) hardened."""
-        outputs = [raw[..., j] for j in range(raw.shape[-1])]
-        released = [self._released(values, rows, j, options) for j, values in enumerate(outputs)]
+        outputs = list(np.moveaxis(raw, -1, 0))
+        released = [self._released(values, rows, j) for j, values in enumerate(outputs)]
         if len(released) == 2 and self.hardening.noise is not None:
             one, other = outputs
             twice = np.isclose(one, -other, rtol=1e-4, atol=1e-6 * np.abs(other).max(initial=0.0)).all(axis=1)
             released[0][twice] = -released[1][twice]
         return np.stack(released, axis=-1)
 
-    def _released(self, values: Values, rows: Values, target: Any, options: Mapping[str, Any]) -> Values:
+    def _released(self, values: Values, rows: Values, target: Any) -> Values:
         """(n, d) hardened."""
         maps, asked = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
         watch().add(self._explained, self._name, (maps,), inputs=(asked,))
-        if self.hardening.noise is None:
-            return self.hardening(maps).numpy().copy()
-        digest, method = self._digest(), self._method(options)
-        hardened = self.hardening(maps, inputs=(asked,), target=target, model_digest=digest, method=method)
-        return hardened.numpy().copy()
+        query: dict[str, Any] = {}
+        if self.hardening.noise is not None:
+            query = {"inputs": (asked,), "target": target, "model_digest": self._digest(), "method": self._method()}
+        return self.hardening(maps, **query).numpy().copy()
 
-    def _method(self, options: Mapping[str, Any]) -> str:
-        chosen = {k: v for k, v in options.items() if k not in _DRAWN and v not in (None, False)}
-        return f"shap.{self._name} {json.dumps({**self._settings(), **chosen}, sort_keys=True, default=str)}"
+    def _method(self) -> str:
+        return f"shap.{self._name} {json.dumps(self._settings(), sort_keys=True, default=str)}"
 
     def __call__(
         self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
     ) -> HardenedExplanation:
-        """A new `shap.Explanation` with hardened `values`, a copy of X as `data`, and the names of the features, see
-        `HardenedExplanation`; options as of `shap_values`."""
+        """See `HardenedExplanation`; options as of `shap_values`."""
         load("shap")
         from safexplain.explain.shap.explanation import HardenedExplanation
 
@@ -225,13 +221,7 @@ class HardenedShap(OfTables):
         values = self._values(X, options, target, direction)
         return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
 
-    def _as_given(self, X: Any) -> Any:
-        """What the native explainer is given: numbers, or a data frame with categories as it is."""
-        categories = hasattr(X, "dtypes") and any(str(kind) == "category" for kind in np.atleast_1d(X.dtypes))
-        return X if categories else self._rows(X)
-
     def _hashed(self, rows: Values) -> Values:
-        """The numbers that the noise is a function of."""
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,8 +234,6 @@ class HardenedShap(OfTables):
             )
         return given
 
-    # Certified answers.
-
     def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
         given = {k: v for k, v in options.items() if k not in self._fixed and v != _USUAL.get(k)}
@@ -255,25 +243,24 @@ class HardenedShap(OfTables):
         classes = self._pinned.classes_of(rows)
         if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
             raise RefusedError("the certificate is about the predicted class of each row: leave out target")
-        found, outputs = self._numbers_of(rows, classes, self._pinned.options), np.size(self._explainer.expected_value)
-        if outputs > 1 and target is None:
-            numbers, found = found, np.full((*found.shape, outputs), np.nan)
+        found = numbers = self._numbers_of(rows, classes, self._pinned.options)
+        if target is None and (outputs := np.size(self._explainer.expected_value)) > 1:
+            found = np.full((*numbers.shape, outputs), np.nan)
             found[np.arange(len(rows)), :, [self._place(c) for c in classes]] = numbers
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _place(self, target: int) -> int:
         """The native output about a class."""
-        places = self._places
-        if places is None:
+        if self._places is None:
             return target
-        if target not in places:
+        if target not in self._places:
             raise InputError(f"the model has never seen class {target}, and its values cannot be told")
-        return list(places).index(target)
+        return self._places.index(target)
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        options, places = self._checked(options), np.array([self._place(t) for t in targets], dtype=np.int64)
-        own, _ = self._run(self._hashed(rows), options, places)
-        return self._released(own, rows, torch.tensor(list(targets)), options)
+        places = np.array([self._place(t) for t in targets], dtype=np.int64)
+        own, _ = self._run(self._hashed(rows), self._checked(options), places)
+        return self._released(own, rows, torch.tensor(list(targets)))
 
 
 def _of_outputs(raw: Values, outputs: Values | None) -> Values:
@@ -308,34 +295,22 @@ class _OfModel(HardenedShap):
             direction: "up" or "down", where the model gives a number; None: "up".
 
         Raises:
-            InputError, ConfigurationError, RefusedError: rows, a class, a direction or options that do not fit.
+            InputError: X is no table of numbers, or has other columns than the model.
+            ConfigurationError: a target where there are no classes, or a direction where there are.
+            RefusedError: of a certified explainer, a class that is not the predicted one.
+
+        Warns:
+            PredictedClassWarning: once, where the predicted class decides.
         """
         return self._values(X, {"check_additivity": check_additivity}, target, direction)
 
     def _check_width(self, rows: Values) -> None:
         """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
         model = (self._fitted or self._explained) if self._encoded is None else self._encoded.module.estimator
-        expected, data = _width(model), getattr(self._explainer, "data", None)
-        if expected is None and data is not None:
-            expected = int(data.shape[1])
-        if expected is not None and rows.shape[1] != expected:
+        used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1
+        expected = _width(model) or max(used, rows.shape[1])
+        if rows.shape[1] != expected:
             raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
-        used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1 if expected is None else 0
-        if rows.shape[1] < used:
-            raise InputError(f"expected rows of {used} features or more, as the trees use, got {rows.shape}")
-
-    def _taken(self, rows: Any) -> Any:
-        """The rows as the model takes them."""
-        return rows if self._encoded is None else self._encoded.rows(rows)
-
-    def _summed(self, values: Values) -> Values:
-        """The values by the user's columns."""
-        return values if self._encoded is None else self._encoded.summed(values)
-
-    @classmethod
-    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
-        """What a last step is explained against, where public rows, or none, were given."""
-        return rows
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -343,10 +318,8 @@ class _OfModel(HardenedShap):
             raise InputError(f"{cls._name} explains classifiers of tables, got {type(forward).__name__}")
         encoded = Encoded(forward)
         background = None if made.background is None else _dense(encoded.rows(made.background.rows))
-        digest = explained_digest(forward)
-        of: Any = cls
-        reference = cls._reference(encoded.last, background)
-        explainer: Self = of(encoded.last, reference, hardening=hardening, model_digest=digest, **made.made)
+        of, digest = cast("Any", cls), explained_digest(forward)
+        explainer: Self = of(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
         explainer._encoded, explainer._places = encoded, forward.places().tolist()
         encoded.origins  # noqa: B018 - an error now, and not with the first question
         return explainer
@@ -357,25 +330,14 @@ class HardenedTreeExplainer(_OfModel):
 
     For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without a background
     the values follow the paths of the training rows through the trees: they compare with all who went the same way.
-    With one, they compare with these rows: all applicants, or those who just passed (`near_cutoff`), as the commentary
-    on Regulation B puts it. Nothing of them leaves but what the values tell; use public ones.
+    With a `background`, `feature_perturbation` is "interventional". See `HardenedShap`.
 
     A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
     `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
 
-    Args:
-        model: the fitted model.
-        data: (n, d) rows that features are replaced from; None: the paths of the trees.
-        background: the same, and `feature_perturbation="interventional"`.
-        model_output: "raw", "probability", or a method of the model.
-        feature_perturbation: "auto", "interventional" (with `data`) or "tree_path_dependent".
-        feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
-        model_digest: 16 bytes or more that name the model and its version; None: the trees do.
-
     Raises:
         InputError: shap does not know this kind of trees.
-        MissingExtraError: shap is not installed.
+        RefusedError: a loss is to be explained.
     """
 
     _name, _row = "TreeExplainer", CATALOG["TreeExplainer"]
@@ -410,10 +372,11 @@ class HardenedTreeExplainer(_OfModel):
 
     @property
     def explains(self) -> str:
-        """What the values add up to: "probability" or "log odds"."""
+        """See `_OfModel.explains`."""
         native = self._explainer
         return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
+    @cached_property
     def _threshold(self) -> float | None:
         return threshold_of_trees(self._explainer, self._fitted)
 
@@ -440,19 +403,20 @@ class HardenedTreeExplainer(_OfModel):
             "data": None if native.data is None else _named(native.data),
         }
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        native, taken = copy.copy(self._explainer), self._taken(rows)  # a call writes to its attributes
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        native = copy.copy(self._explainer)  # a call writes to its attributes
         ensemble = native.model
         if ensemble.model_type != "xgboost":  # which takes what a sparse row leaves out as missing
-            taken = _dense(taken)
+            rows = _dense(rows)
         if ensemble.model_type == "internal" and native.feature_perturbation == "tree_path_dependent":
-            k = ensemble.num_outputs
-            asked = [outputs] if outputs is not None and k > 1 else [np.full(len(taken), j) for j in range(k)]
-            each = [path_values(ensemble, _missing(ensemble, self._fitted), taken, output) for output in asked]
-            found = each[0] if len(each) == 1 else np.stack(each, axis=-1)
-            return self._summed(found if k > 1 else _of_outputs(found, outputs)), native.expected_value
+            k, missing = ensemble.num_outputs, _missing(ensemble, self._fitted)
+            if k > 1 and outputs is not None:
+                return path_values(ensemble, missing, rows, outputs), native.expected_value
+            each = [path_values(ensemble, missing, rows, np.full(len(rows), j)) for j in range(k)]
+            found = np.stack(each, axis=-1) if k > 1 else _of_outputs(each[0], outputs)
+            return found, native.expected_value
         try:
-            found = native.shap_values(taken, from_call=True, **options)
+            found = native.shap_values(rows, from_call=True, **options)
         except load("shap").utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
@@ -461,7 +425,7 @@ class HardenedTreeExplainer(_OfModel):
                 " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
             ) from None
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
-        return self._summed(_of_outputs(found, outputs)), native.expected_value
+        return _of_outputs(found, outputs), native.expected_value
 
 
 class HardenedLinearExplainer(_OfModel):
@@ -471,15 +435,11 @@ class HardenedLinearExplainer(_OfModel):
     without any, zeros in the columns that the model itself takes: behind a scaler, the mean that it learned.
 
     Args:
-        model: a fitted linear model.
-        masker: (n, d) rows, of which the means count: public ones; or (means, covariances).
-        feature_names: names of the columns.
-        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
-        model_digest: 16 bytes or more that name the model and its version; None: the coefficients do.
+        masker: (n, d) rows, of which the means count: public ones; or (means, covariances); None: zeros. All others as
+            natively, and see `HardenedShap`.
 
     Raises:
         InputError: the model has no coefficients.
-        MissingExtraError: shap is not installed.
     """
 
     _name, _row = "LinearExplainer", CATALOG["LinearExplainer"]
@@ -494,12 +454,14 @@ class HardenedLinearExplainer(_OfModel):
         model_digest: bytes | None = None,
     ) -> None:
         shap = load("shap")
+        masker = np.zeros((1, _width(model) or 0)) if masker is None else masker
         try:
             native = shap.LinearExplainer(model, masker, feature_names=feature_names)
         except shap.utils._exceptions.InvalidModelError:
             raise InputError(f"LinearExplainer explains linear models, and {type(model).__name__} is none") from None
         self._adopt(native, hardening, model_digest)
 
+    @cached_property
     def _threshold(self) -> float | None:
         return threshold_of_linear(self._explained)
 
@@ -509,13 +471,9 @@ class HardenedLinearExplainer(_OfModel):
     def _settings(self) -> dict[str, Any]:
         return {"mean": _named(self._explainer.mean)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        found = np.asarray(self._explainer.shap_values(_dense(self._taken(rows))))
-        return self._summed(_of_outputs(found, outputs)), self._explainer.expected_value
-
-    @classmethod
-    def _reference(cls, last: Any, rows: Values | None) -> Values | None:
-        return np.zeros((1, _width(last) or 0)) if rows is None else rows
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        found = np.asarray(self._explainer.shap_values(_dense(rows)))
+        return _of_outputs(found, outputs), self._explainer.expected_value
 
 
 class HardenedKernelExplainer(HardenedShap):
@@ -525,28 +483,13 @@ class HardenedKernelExplainer(HardenedShap):
     asked; NumPy's global one is neither read nor moved, except with `Hardening.none()`, as natively.
 
     A certificate knows `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
-
-    Args:
-        model: (n, d) rows -> (n,) or (n, outputs) numbers.
-        data: (n, d) rows that features are replaced from, or `shap.kmeans` or `shap.sample` of them: public ones. The
-            values compare with them, as those of `HardenedTreeExplainer` with its background.
-        background: the same.
-        feature_names: names of the columns.
-        link: "identity" or "logit".
-        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
-        **kwargs: as natively: keep_index, keep_index_ordered.
-
-    Raises:
-        MissingExtraError: shap is not installed.
+    Arguments as natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample` of such.
 
     Warns:
         OpaqueModelWarning: no model is found behind the function, so that the noise does not change when it does.
     """
 
     _name, _row = "KernelExplainer", CATALOG["KernelExplainer"]
-    _decides: tuple[float | None] | None = None
-    """What `threshold_of_function` found, which asks the model."""
     _makes = frozenset({"feature_names", "link"})
     _fixed = frozenset({"self", "X", "silent", "gc_collect"})
     _more, _takes = frozenset({"nsamples", "l1_reg"}), frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
@@ -578,25 +521,26 @@ class HardenedKernelExplainer(HardenedShap):
         target: Any = None,
         direction: Direction | None = None,
     ) -> NDArray[np.float64]:
-        """Hardened values, as of `HardenedTreeExplainer.shap_values`.
+        """Hardened values, as of `HardenedTreeExplainer.shap_values`; there is no progress bar.
+
+        One output is about classes with the link "logit", where the function belongs to a classifier, or where it gives
+        numbers from 0 to 1 for all of `data`.
 
         Args:
             X: (n, d) rows, or a row.
             nsamples: how often the model is asked about a row; "auto" for 2 d + 2048.
-            l1_reg: "num_features(k)", "aic", "bic" or a number, see shap.
-            silent: accepted for shap's sake; there is no progress bar.
-            gc_collect: whether garbage is collected after each row.
-            target: the same. One output is about classes with the link "logit", where the function belongs to a
-                classifier, or where it gives numbers from 0 to 1 for all of `data`.
-            direction: the same.
+            l1_reg: "num_features(k)", "aic", "bic" or a number.
+            silent: as natively.
+            gc_collect: as natively.
+            target: as of `HardenedTreeExplainer`.
+            direction: as of `HardenedTreeExplainer`.
         """
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
 
+    @cached_property
     def _threshold(self) -> float | None:
-        if self._decides is None:
-            self._decides = (threshold_of_function(self._explainer),)
-        return self._decides[0]
+        return threshold_of_function(self._explainer)
 
     def _model_of(self, native: Any) -> Any:
         return native.model.f
@@ -605,16 +549,18 @@ class HardenedKernelExplainer(HardenedShap):
         native = self._explainer
         return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
 
-    def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        options, base = {**options, "silent": True}, self._explainer.expected_value
-        if self.hardening.is_none:
-            return _of_outputs(np.asarray(copy.copy(self._explainer).shap_values(rows, **options)), outputs), base
-        digest = b"" if self.hardening.noise is None else self._digest()
-        asked, found = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),), []
-        for i, generator in enumerate(seeded_generators(self.hardening, asked, digest, self._method({}))):
+    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
+        if not self.hardening.is_none:
+            digest = b"" if self.hardening.noise is None else self._digest()
+            asked = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
+            generators = seeded_generators(self.hardening, asked, digest, self._method())
+        found = [np.zeros((0, rows.shape[1]))] if not generators else []
+        for i, generator in enumerate(generators):
             with draw_from(generator):
-                found.append(np.asarray(copy.copy(self._explainer).shap_values(rows[i : i + 1], **options)))
-        return _of_outputs(np.concatenate(found), outputs) if found else np.zeros((0, rows.shape[1])), base
+                one = copy.copy(self._explainer).shap_values(rows[i : i + 1], **{**options, "silent": True})
+            found.append(np.asarray(one))
+        return _of_outputs(np.concatenate(found), outputs), self._explainer.expected_value
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -636,22 +582,13 @@ def _width(model: Any) -> int | None:
     return None
 
 
-def _numbers(X: Any, rows: Any) -> Values:
-    """(n, d) numbers of rows, categories of a data frame as their places."""
-    if hasattr(X, "dtypes") and hasattr(X, "columns"):
-        coded = {c: X[c].cat.codes if str(X[c].dtype) == "category" else X[c] for c in X.columns}
-        X = np.stack([np.asarray(column, dtype=np.float64) for column in coded.values()], axis=1)
-    found: Values = rows(X)
-    return found
-
-
 def _dense(rows: Any) -> Any:
     return rows.toarray() if hasattr(rows, "toarray") else rows
 
 
 def _missing(ensemble: Any, model: Any) -> Values:
     """(trees, nodes) where a missing number goes: of scikit-learn's forests, shap does not read it."""
-    found: Values = np.array(ensemble.children_default)
+    found: Values = ensemble.children_default.copy()
     for k, one in enumerate(np.ravel(getattr(model, "estimators_", [model]))):
         if (left := getattr(getattr(one, "tree_", None), "missing_go_to_left", None)) is not None:
             found[k, : len(left)] = np.where(left, ensemble.children_left[k, : len(left)], found[k, : len(left)])

@@ -44,18 +44,11 @@ class HardenedExplanation(shap.Explanation):  # type: ignore[misc]
         return values
 
     def __copy__(self) -> Any:
-        return _hardened(super().__copy__())
-
-    def __getitem__(self, item: Any) -> Any:
-        return _hardened(super().__getitem__(item))
+        made = super().__copy__()  # of shap's own class
+        made.__class__ = HardenedExplanation
+        return made
 
 
 def _is_drawn() -> bool:
     """Whether a plot of shap reads the property that asks this."""
     return bool(sys._getframe(2).f_globals.get("__name__", "").startswith("shap.plots."))
-
-
-def _hardened(made: Any) -> Any:
-    """What shap makes as its own class."""
-    made.__class__ = HardenedExplanation
-    return made

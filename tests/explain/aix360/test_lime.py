@@ -482,7 +482,7 @@ def test_what_cannot_be_answered_is_said():
         HardenedLimeText(hardening=NOISY).explain_instance("words")
     with pytest.raises(ConfigurationTypeError, match="hardening must be"):
         HardenedLimeImage(hardening="strong")
-    with pytest.raises(TypeError, match="no option 'bins'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bins'"):
         harden_aix360(lime_text.LimeTextExplainer(), NOISY, bins=True)
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from rich.console import Console
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360, protodash
+from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360
 from safexplain.explain.libraries import load
 
 for needed in ("aix360", "cvxpy", "osqp"):
@@ -228,18 +226,6 @@ def test_eight_threads_get_right_answers():
         assert np.array_equal(a[1], b[1])
 
 
-def test_a_call_shows_a_spinner_on_a_terminal_only_and_not_when_quiet(monkeypatch, capsys):
-    shown = HardenedProtoDash(PUBLIC, hardening=RAW).explain(ASKED, m=3)
-    assert capsys.readouterr().err == ""
-    screen = io.StringIO()
-    monkeypatch.setattr(protodash, "Console", lambda stderr: Console(file=screen, force_terminal=True))
-    quiet = HardenedProtoDash(PUBLIC, hardening=RAW, progress=False).explain(ASKED, m=3)
-    assert screen.getvalue() == ""
-    HardenedProtoDash(PUBLIC, hardening=RAW).explain(ASKED, m=3)
-    assert "ProtoDash" in screen.getvalue()
-    assert np.array_equal(shown[0], quiet[0])
-
-
 @kernels
 @pytest.mark.parametrize("hardening", [RAW, NOISY], ids=["none", "noisy"])
 def test_the_first_candidate_is_never_chosen_as_natively(kernel, hardening):
@@ -284,13 +270,6 @@ def test_what_cannot_be_answered_is_said(options, message):
         explainer.explain(**{"X": ASKED, "m": 3} | options)
 
 
-def test_a_width_without_effect_is_warned_about_and_changes_nothing():
-    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
-    with pytest.warns(UserWarning, match="sigma=0.1 has no effect with kernelType='other'"):
-        released = explainer.explain(ASKED, m=3, sigma=0.1)
-    assert np.array_equal(released[0], explainer.explain(ASKED, m=3)[0])
-
-
 @pytest.mark.parametrize("public", [PUBLIC[0], PUBLIC[:2], np.full((5, 3), np.inf), "rows"])
 def test_a_public_set_that_cannot_be_used_is_said(public):
     with pytest.raises(InputError, match="public"):
@@ -302,8 +281,6 @@ def test_options_of_the_wrong_type_are_said():
         HardenedProtoDash(hardening=RAW)
     with pytest.raises(ConfigurationTypeError, match="hardening must be a Hardening"):
         HardenedProtoDash(PUBLIC, hardening=0.3)
-    with pytest.raises(ConfigurationError, match="progress must be True or False"):
-        HardenedProtoDash(PUBLIC, hardening=RAW, progress="bar")
 
 
 def test_a_native_explainer_is_wrapped_with_a_public_set():

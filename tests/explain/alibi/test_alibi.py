@@ -24,10 +24,10 @@ from safexplain.explain.alibi import (
     HardenedAnchors,
     HardenedAnchorTabular,
     HardenedAnchorText,
-    base,
+    explainers,
     harden_alibi,
 )
-from safexplain.explain.alibi.base import anchor_hardening
+from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.alibi.rules import REFUSED, ROWS
 from safexplain.explain.libraries import AlibiLicenceWarning, no_failed_searches
 
@@ -318,9 +318,9 @@ def test_options_that_only_re_estimate_share_their_noise(alibi):
         seen.append(explanation.precision)
         return released(explanation, *args)
 
-    released = base.release
+    released = explainers.release
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "release", remembered)
+        patch.setattr(explainers, "release", remembered)
         answers = [explainer.explain(asked, **FAST, **query).precision for query in queries]
     inside = [0.0 < a < 1.0 for a in answers]
     noise = [a - s for a, s, ok in zip(answers, seen, inside, strict=True) if ok]
@@ -360,7 +360,7 @@ class Interrupted:
 @pytest.mark.parametrize("isolated", [True, False])
 def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_copy(alibi, isolated, monkeypatch):
     if not isolated:
-        monkeypatch.setattr(base, "private_copy", lambda native: native)
+        monkeypatch.setattr(explainers, "private_copy", lambda native: native)
     predictor = Interrupted()
     hardened = HardenedAnchorTabular(predictor, NAMES, hardening=anchor_hardening(KEY)).fit(ROWS_OF_DATA)
     alone = hardened.explain(ROWS_OF_DATA[0], **FAST)
@@ -399,7 +399,7 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     free = []
 
     def could_another_start():
-        lock = base.ONE_AT_A_TIME
+        lock = explainers.ONE_AT_A_TIME
         with ThreadPoolExecutor(1) as pool:
             got = pool.submit(lambda: lock.acquire(blocking=False) and not lock.release()).result()
         free.append(got)
@@ -422,7 +422,7 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
 
 def test_training_data_and_predictors_are_shared_not_copied(alibi):
     explainer, _ = native("AnchorTabular")
-    copied = base.private_copy(explainer)
+    copied = explainers.private_copy(explainer)
     assert copied is not explainer
     assert copied.samplers[0] is not explainer.samplers[0]
     assert copied.samplers[0].ord_lookup is not explainer.samplers[0].ord_lookup
@@ -430,7 +430,7 @@ def test_training_data_and_predictors_are_shared_not_copied(alibi):
     assert copied.predictor is explainer.predictor
     explainer.explain(ROWS_OF_DATA[0], **FAST)
     assert hasattr(explainer, "mab")  # natively, the samples of the last search
-    assert not hasattr(base.private_copy(explainer), "mab")
+    assert not hasattr(explainers.private_copy(explainer), "mab")
 
 
 def test_a_hardened_explainer_leaves_the_native_one_as_it_was(alibi):

@@ -236,7 +236,8 @@ def test_alibis_and_shaps_names_give_the_same_shapley_values(name):
 
 
 def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
-    for data in ({"anchor": [object()], "precision": 0.5, "coverage": 0.5}, {"anchor": np.array([WORD, 1], object)}):
+    for anchor in ([object()], np.array([WORD, 1], object)):
+        data = {"anchor": anchor, "precision": 0.5, "coverage": 0.5}
         with pytest.raises(RefusedError, match="expected numbers, strings"):
             harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
 

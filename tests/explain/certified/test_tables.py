@@ -23,7 +23,7 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
-from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
+from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap, Rule
 from safexplain.explain.served import OF_ROWS, load_release
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables

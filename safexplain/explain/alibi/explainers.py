@@ -1,36 +1,114 @@
-"""Alibi's explainers of rows, as they are audited: anchors in numbers, and Shapley values of one class.
+"""Alibi's explainers, hardened: each holds a native explainer and runs private copies of it.
 
-The rule of an anchor is written in numbers and read back from them: of each feature, which share of the bins it rules
-out below and above. The bins are quantiles of public rows, so that whoever knows these can write the numbers as the
-rule, and the rule as the numbers.
+Those of rows of tables are audited, too. The rule of an anchor is then written in numbers and read back from them: of
+each feature, which share of the bins it rules out below and above. The bins are quantiles of public rows, so that
+whoever knows these can write the numbers as the rule, and the rule as the numbers.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from safexplain._digest import explained_digest
+from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.alibi.base import FromArguments, HardenedAlibi, new_generator
-from safexplain.explain.alibi.rules import ROWS, kind_of, release
+from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
-from safexplain.explain.libraries import defined_in, draw_from, load, no_failed_searches
+from safexplain.explain.libraries import (
+    ONE_AT_A_TIME,
+    defined_in,
+    draw_from,
+    load,
+    no_failed_searches,
+    private_copy,
+    seeded_generators,
+)
 from safexplain.explain.orientation import Direction
+from safexplain.explain.query import as_asked
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
+from safexplain.hardening.masks import TopKMask
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import EstimatorModule
 
-__all__ = ["HardenedAlibiKernelShap", "HardenedAnchors", "HardenedTreeShap", "Rule"]
+__all__ = [
+    *("HardenedAlibi", "HardenedAlibiKernelShap", "HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"),
+    *("HardenedAnchors", "HardenedTreeShap", "Rule", "anchor_hardening"),
+]
 
 Rows = NDArray[Any]
+
+
+def anchor_hardening(key: bytes | None = None) -> Hardening:
+    """The default for anchors: precision and coverage get noise of 0.05 and are rounded to multiples of 0.05.
+
+    Args:
+        key: of the noise, see `GaussianNoise`.
+    """
+    return Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=key), grid=0.05)
+
+
+def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
+    """What constructors and `fit` draw from; None, NumPy's global generator, for `Hardening.none()`, as natively."""
+    return None if hardening == Hardening.none() else np.random.RandomState()
+
+
+class HardenedAlibi(OfTables):
+    """An Alibi explainer, hardened; `harden_alibi` makes it.
+
+    `explain` has the native arguments and returns a new `Explanation` with the fields that may leave; the others are
+    absent. With `Hardening.none()` they have the native values. Asking again gives the same answer, also after a
+    restart: a call's samples come from a generator of its own that is seeded, as the noise is, from the key, the model,
+    the configuration and what is explained. Threads may share it, but not while `fit` or `reset_predictor` runs.
+
+    Made with the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it.
+    """
+
+    _kind: ClassVar[str]
+    _entry = "explain"
+    _explainer: Any
+    _model_digest: bytes | None
+
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
+        with draw_from(_new_generator(hardening)):
+            native = getattr(load("alibi").explainers, self._kind)(*args, **kwargs)
+        self._adopt(native, hardening, model_digest)
+
+    @property
+    def _native(self) -> Any:
+        return type(self._explainer)
+
+    def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
+        """Fit the native explainer; returns the hardened one."""
+        with draw_from(_new_generator(self.hardening)):
+            self._explainer.fit(*args, **kwargs)
+        return self
+
+    def reset_predictor(self, *args: Any, **kwargs: Any) -> None:
+        """Give the native explainer another predictor."""
+        self._explainer.reset_predictor(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
+
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
+        load("alibi")
+        check_mode(vars(native))
+        self.hardening = hardening_or_default(hardening, ordered_default)
+        self._explainer, self._model_digest = native, checked_digest(model_digest)
 
 
 class Rule:
@@ -48,17 +126,12 @@ class Rule:
     def __init__(self, name: str, bins: list[str], categorical: bool) -> None:
         k = len(bins)
         self.texts: dict[str, tuple[float, float]] = {}
-        if categorical:
-            for v, value in enumerate(bins):
-                self.texts[value if "<" in value or ">" in value else f"{name} = {value}"] = (
-                    (v + 1) / (k + 1),
-                    (k - v) / (k + 1),
-                )
-            return
-        for below in range(k):
-            for above in range(k - below):
-                if below + above:
-                    self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
+        for v, value in enumerate(bins if categorical else ()):
+            said = value if "<" in value or ">" in value else f"{name} = {value}"
+            self.texts[said] = (v + 1) / (k + 1), (k - v) / (k + 1)
+        for below, above in product(range(0 if categorical else k), range(k)):
+            if 0 < below + above < k:
+                self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
 
     def said(self, numbers: Rows) -> str:
         """The rule with these two numbers, up to the rounding of float32."""
@@ -67,15 +140,11 @@ class Rule:
 
 def _condition(name: str, bins: list[str], below: int, above: int) -> str:
     """What alibi writes where the lowest and the highest bins are ruled out (`AnchorTabular.add_names_to_exp`)."""
-    low = high = ""
-    if below:
-        words = bins[below].split()
-        low = words[0] if "<" in bins[below] else words[-1]
-    if above:
-        high = bins[len(bins) - 1 - above].split()[-1]
-    if low and high:
+    words, high = bins[below].split(), bins[-1 - above].split()[-1]
+    low = words[0] if "<" in bins[below] else words[-1]
+    if below and above:
         return f"{low} < {name} <= {high}"
-    return f"{name} <= {high}" if high else f"{name} > {low}"
+    return f"{name} <= {high}" if above else f"{name} > {low}"
 
 
 def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,17 +154,16 @@ def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]
     return {name: value for name, value in {**given, **more}.items() if name != "self"}
 
 
-class HardenedAnchors(HardenedAlibi, OfTables):
+class HardenedAnchors(HardenedAlibi):
     """Hardened anchors: wraps an AnchorTabular, AnchorImage or AnchorText that exists already.
 
     The rule leaves as it is, precision and coverage leave hardened; training rows, predictions and background images do
     not leave. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
 
     Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). Of d features, the
-    numbers of a row are then the 2 d of its rule (see `Rule`), then precision and coverage, hardened. A service
-    releases the rule, its conditions in the order of the columns, precision and coverage. They are about the predicted
-    class, whatever class is asked for. A certificate knows `feature_names`, `categorical_names` (column -> names),
-    `seed` and `disc_perc`, and the options of `explain`.
+    numbers of a row are the 2 d of its rule (see `Rule`), precision and coverage; a service releases the rule, its
+    conditions in the order of the columns, and both. They are about the predicted class. A certificate knows
+    `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options of `explain`.
 
     Args:
         native: the native explainer, fitted or not.
@@ -111,9 +179,19 @@ class HardenedAnchors(HardenedAlibi, OfTables):
     _makes = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
     _rules: tuple[Rule, ...] = ()
 
+    def __init__(self, native: Any, *, hardening: Hardening | None = None, model_digest: bytes | None = None) -> None:
+        self._adopt(native, hardening, model_digest)
+
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        if defined_in(type(native), "alibi") and not kind_of(native).startswith("Anchor"):
+        if not kind_of(native).startswith("Anchor"):
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
+        hardening = hardening_or_default(hardening, anchor_hardening)
+        for step in (hardening.clip, hardening.mask):
+            if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
+                raise ConfigurationError(
+                    f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
+                    " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
+                )
         super()._adopt(native, hardening, model_digest)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,9 +204,32 @@ class HardenedAnchors(HardenedAlibi, OfTables):
             raise InputError(f"expected one row to explain, got {len(rows)}")
         self._pinned.complete(self._signature(), given, self._fixed)
         released = self._explain(rows[0], **self._pinned.options)
-        told = self._told(self._in_numbers(released))
-        data = {"anchor": told["anchor"], **{name: released.data[name] for name in ("precision", "coverage")}}
-        return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+        data = {**released.data, "anchor": self._told(self._in_numbers(released))["anchor"]}
+        return type(released)(meta=released.meta, data=data)
+
+    def _explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively, by a private copy of the explainer, and release what may leave."""
+        load("alibi")
+        kind, predictor, quiet = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
+        check_mode(predictor)
+        bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
+        if not quiet:
+            asked = next(iter(bound.arguments))
+            bound.arguments[asked] = as_asked(bound.arguments[asked])
+        inputs = (query_tensor(bound.args[0]),)
+        digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
+        method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
+
+        def harden(numbers: Tensor) -> Tensor:
+            named = f"{method} {','.join(FRACTIONS)}"
+            return self.hardening(numbers, inputs=inputs, model_digest=digest, method=named)
+
+        sampled = f"{method} seed={getattr(self._explainer, 'seed', None)}"
+        generator = None if quiet else seeded_generators(self.hardening, inputs, digest, sampled)[0]
+        alone = ONE_AT_A_TIME if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
+        with alone, draw_from(generator):
+            explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+        return release(explanation, ROWS[kind], None if quiet else harden)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
@@ -137,7 +238,7 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         named = given.get("categorical_names") or {}
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
         own = {column: list(values) for column, values in categories.items()} or None
-        with draw_from(new_generator(hardening)):
+        with draw_from(_new_generator(hardening)):
             native = load("alibi").explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
@@ -151,16 +252,13 @@ class HardenedAnchors(HardenedAlibi, OfTables):
             return self._in_numbers(self._explain(row, **options))
 
     def _in_numbers(self, released: Any) -> Rows:
-        d = len(self._rules)
-        numbers = np.zeros(2 * d + 2)
+        conditions = np.zeros((len(self._rules), 2))
         for text in released.data["anchor"]:
-            found = [(i, rule.texts[text]) for i, rule in enumerate(self._rules) if text in rule.texts]
+            found = [i for i, rule in enumerate(self._rules) if text in rule.texts]
             if len(found) != 1:
                 raise RefusedError(f"{text!r:.80} cannot be read as one condition; give features other names")
-            numbers[2 * found[0][0] : 2 * found[0][0] + 2] = found[0][1]
-        for i, name in enumerate(("precision", "coverage")):
-            numbers[2 * d + i] = np.asarray(released.data[name], dtype=np.float64).reshape(-1)[0]
-        return numbers
+            conditions[found[0]] = self._rules[found[0]].texts[text]
+        return np.concatenate([conditions.ravel(), *(np.ravel(released.data[name])[:1] for name in FRACTIONS)])
 
     def _told(self, numbers: Rows) -> dict[str, Any]:
         conditions = numbers[:-2].reshape(-1, 2)
@@ -171,15 +269,31 @@ class HardenedAnchors(HardenedAlibi, OfTables):
         }
 
 
-class _Shapley(FromArguments, OfTables):
+class HardenedAnchorTabular(HardenedAnchors):
+    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind = "AnchorTabular"
+    __init__ = HardenedAlibi.__init__
+
+
+class HardenedAnchorImage(HardenedAnchors):
+    """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind, _row = "AnchorImage", None
+    __init__ = HardenedAlibi.__init__
+
+
+class HardenedAnchorText(HardenedAnchors):
+    """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind, _row = "AnchorText", None
+    __init__ = HardenedAlibi.__init__
+
+
+class _Shapley(HardenedAlibi):
     """Shapley values, by the hardened explainer of shap around the one that Alibi's made when it was fitted.
 
-    They speak for the decision that was made, see `HardenedShap`: where the model has one output for two classes, for
-    the class that is predicted for a row, or `target`; of a number, `direction` ("up" or "down") says whether they tell
-    why it is as high as it is or as low. With `Hardening.none()` values are the native ones, unless a class is named.
-
-    The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
-    explainer, `explain` gives NaN for all other classes.
+    What they speak for, and what is audited and certified, is as of `HardenedShap`.
     """
 
     _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
@@ -188,28 +302,20 @@ class _Shapley(FromArguments, OfTables):
     _places: Sequence[int] | None = None
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Shapley values of rows as natively, a list with an array for each output, hardened.
+        """Shapley values of rows as natively, a list with an array for each output, hardened; of a named class, one.
 
-        Args:
-            *args: as natively.
-            target: see `HardenedTreeExplainer.shap_values`; of a named class, one array.
-            direction: of a number, "up" or "down"; None: "up".
-            **kwargs: as natively.
-
-        Raises:
-            InputError, RefusedError: see `HardenedTreeExplainer.shap_values`.
-            ConfigurationError: the same, or nothing was fitted.
+        `target`, `direction` and the errors are those of `HardenedTreeExplainer.shap_values`; ConfigurationError where
+        nothing was fitted.
         """
         given = _by_name(self, args, kwargs)
         X = given.pop("X")
         check_mode(self._explainer.predictor)
         values = self._shap._values(X, given, target, direction)
         each = list(np.moveaxis(values, -1, 0)) if target is None and values.ndim > np.ndim(X) else [values]
-        named = {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
-        found = import_module("alibi.api.interfaces").Explanation(
-            meta=self._explainer.meta, data={"shap_values": each, **named}
-        )
-        return release(found, ROWS[self._kind])
+        data = {"shap_values": each}
+        data |= {name: getattr(self._explainer, name) for name in ("feature_names", "categorical_names")}
+        made = import_module("alibi.api.interfaces").Explanation(meta=self._explainer.meta, data=data)
+        return release(made, ROWS[self._kind])
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
@@ -221,9 +327,7 @@ class _Shapley(FromArguments, OfTables):
         """The hardened explainer of shap."""
         native, known = getattr(self._explainer, "_explainer", None), self._made
         if not defined_in(type(native), "shap"):
-            raise ConfigurationError(
-                f"expected a fitted {self._kind} in one process: call fit, without distributed_opts"
-            )
+            raise ConfigurationError(f"expected a fitted {self._kind} in this process: call fit, no distributed_opts")
         if known is None or known._explainer is not native:
             known = self._made = self._core.around(native, self.hardening, self._model_digest)
             known._fitted, known._name = self._explainer.predictor, self._kind  # type: ignore[misc]
