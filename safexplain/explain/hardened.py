@@ -143,7 +143,9 @@ class Hardened(Attribution):  # type: ignore[misc]
             RefusedError: there is noise and no key or a weak one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        return load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls).explainer(cls)
+        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
+        certified: Self = audited.explainer(cls)
+        return certified
 
     @classmethod
     def catalogued(cls) -> Catalogued:
