@@ -361,7 +361,10 @@ class Hardened(Attribution):  # type: ignore[misc]
             try:
                 places = [asked.pop(name) for name in self._names] if self._by_place else []
                 return getattr(explainer, self._entry)(*places, *asked.pop(str(self._rest), ()), **asked)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
+                if self._row.name == "KernelShap" and "probs" in str(error):
+                    needs = "KernelShap needs at least 2 groups of features: expected a feature_mask with more"
+                    raise InputError(needs) from error
                 if "has no rule defined" not in str(error):
                     raise
                 kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
