@@ -37,9 +37,12 @@ WIDEST = 1000
 """Items of a list or dict that are looked at."""
 
 _DEEPEST = 8
+_TORCH_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 _CHANGERS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
 _SETTERS = {"register_buffer", "setattr", "__setattr__"}
+_FAST = frozenset({bool, int, float, complex})
+_NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 PLAIN = (str, bytes, bool, int, float, complex, np.generic)
@@ -144,12 +147,10 @@ def network_of(forward_func: object) -> nn.Module | None:
 
 
 def _inside_module(module: Any) -> Any:
-    kind = type(module)
-    children = module._modules
-    if name := getattr(kind, "_network", None):
+    kind, children = type(module), module._modules
+    wraps = _TORCH_WRAPPERS.get(kind.__name__) if _is_torchs(kind) else None
+    if name := getattr(kind, "_network", None) or wraps:
         return children.get(name)
-    if _is_torchs(kind) and kind.__name__ in _TORCH_WRAPPERS:
-        return children.get(_TORCH_WRAPPERS[kind.__name__])
     if module._forward_hooks or module._forward_pre_hooks or module._parameters or module._buffers:
         return None
     if kind.__name__ == "Sequential" and kind.__module__ == "torch.nn.modules.container":
@@ -159,9 +160,6 @@ def _inside_module(module: Any) -> Any:
         return None
     inner = _called_by(forward, module)
     return inner if is_module(inner) else _inside_callable(inner)
-
-
-_TORCH_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def _inside_callable(value: Any) -> Any:
@@ -340,10 +338,6 @@ class _Walk(Writer):
                 self.feed(found[name], above)
 
 
-_FAST = frozenset({bool, int, float, complex})
-_NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
-
-
 def _kind_of(value: object) -> Kind | None:
     """Of what always counts, unless `forward` writes it."""
     if is_torch(value, "Tensor", "ScriptObject"):
@@ -425,7 +419,8 @@ def function_of(member: Any) -> Any:
 def _names_of_code(code: CodeType) -> _Names:
     """Names that a function and its inner ones load or hold as texts, and those of which its source changes what they
     name. Where there is no source, it may change all that it names."""
-    reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars, *_texts_of(one))}
+    texts = {text for one in codes_of(code) for text in one.co_consts if isinstance(text, str) and text.isidentifier()}
+    reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)} | texts
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError):
@@ -441,14 +436,10 @@ def _names_of_code(code: CodeType) -> _Names:
         elif isinstance(node, ast.Call):
             method = _name_in(node.func)
             if method in _SETTERS:
-                writes |= {*_texts_of(code)}
+                writes |= texts & {*code.co_consts}
             elif isinstance(node.func, ast.Attribute) and (method in _CHANGERS or re.search("[^_]_$", method)):
                 writes.add(_name_in(node.func.value))
     return _Names(frozenset(reads), frozenset(writes))
-
-
-def _texts_of(code: CodeType) -> list[str]:
-    return [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
 
 
 def _name_in(node: ast.AST) -> str:

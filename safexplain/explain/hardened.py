@@ -143,7 +143,9 @@ class Hardened(Attribution):  # type: ignore[misc]
             RefusedError: there is noise and no key or a weak one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        return load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls).explainer(cls)
+        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
+        certified: Self = audited.explainer(cls)
+        return certified
 
     @classmethod
     def catalogued(cls) -> Catalogued:
@@ -359,7 +361,10 @@ class Hardened(Attribution):  # type: ignore[misc]
             try:
                 places = [asked.pop(name) for name in self._names] if self._by_place else []
                 return getattr(explainer, self._entry)(*places, *asked.pop(str(self._rest), ()), **asked)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
+                if self._row.name == "KernelShap" and "probs" in str(error):
+                    needs = "KernelShap needs at least 2 groups of features: expected a feature_mask with more"
+                    raise InputError(needs) from error
                 if "has no rule defined" not in str(error):
                     raise
                 kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]

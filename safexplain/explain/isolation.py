@@ -94,15 +94,9 @@ def lend(
     originals: tuple[nn.Module, ...] | None = None,
     trains: bool | None = None,
 ) -> Iterator[Attribution]:
-    """Lend a native explainer with these attributes that no other call uses, with modules that nobody else uses where
-    it touches them.
-
-    Args:
-        native: its class.
-        state: its attributes.
-        originals: what `modules_in` finds there, where that is known.
-        trains: whether a part of them is in training mode, where that is known.
-    """
+    """Lend an explainer of a native class with these attributes that no other call uses, with modules that nobody else
+    uses where it touches them. Where it is known: `originals`, as `modules_in` finds them, and whether one is in
+    training mode."""
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
     touch = touch_of(native, state)
