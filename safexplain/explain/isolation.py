@@ -3,7 +3,7 @@
 GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every other thread
 that uses these modules meanwhile gets a wrong answer and no error. So they are given new modules with the same
 parameters and cloned buffers. LRP, whose rules put other weights into a layer, gets new parameters in the same memory:
-what is put in place of a parameter's data changes nobody else's, and Captum writes back the same numbers. A copy for
+what is put in place of a parameter's data changes nobody else's. A copy for
 each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for every method: its
 forward pass would move its running statistics, and with them the model's digest.
 
@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import IntEnum
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -110,7 +111,11 @@ def lend(
     private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=aliases)
     with nullcontext() if private is not None else one_at_a_time(originals):
         explainer.__dict__.update(own_state(state) if private is None else private)
-        _give_gradients((explainer, *explainers_in(vars(explainer))), gradients)  # not in blocks: hooks may count rows
+        own = (explainer, *explainers_in(vars(explainer)))
+        _give_gradients(own, gradients)  # not in blocks: hooks may count rows
+        for inner in own:
+            if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
+                inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
 
 
@@ -133,6 +138,13 @@ def _aliases(modules: tuple[nn.Module, ...]) -> dict[int, nn.Parameter]:
     """New parameters in the memory of the modules' own, by the identities of these."""
     own = {id(p): p for module in modules for p in module.parameters() if type(p) is nn.Parameter}
     return {key: nn.Parameter(p.data, requires_grad=p.requires_grad) for key, p in own.items() if not p.is_inference()}
+
+
+def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            if (alias := aliases.get(id(parameter))) is not None:
+                alias.data = parameter.data
 
 
 @contextmanager

@@ -210,4 +210,4 @@ def test_the_default_hardening_is_the_recommended_one() -> None:
     pytest.importorskip("shap")
     from safexplain.shap import TreeExplainer
 
-    assert TreeExplainer(MODEL).hardening == Hardening.recommended()
+    assert TreeExplainer(MODEL).hardening == Hardening.recommended(ordered=True)
