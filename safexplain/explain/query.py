@@ -21,17 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from captum.attr import (
-    Attribution,
-    DeepLiftShap,
-    GradientShap,
-    LayerDeepLiftShap,
-    LayerGradCam,
-    LayerGradientShap,
-    NeuronDeepLiftShap,
-    NeuronGradientShap,
-    Saliency,
-)
+from captum import attr
+from captum.attr import Attribution
 from torch import Tensor, nn
 
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, modules_of
@@ -59,8 +50,11 @@ ROWS = 2
 MOST_MERGES = 32
 MOST_KEPT = 4096
 
-_DRAW_BASELINES = (GradientShap, LayerGradientShap, NeuronGradientShap)
-_AVERAGE_BASELINES = (DeepLiftShap, LayerDeepLiftShap, NeuronDeepLiftShap)
+_OF_SETS = (
+    *(attr.GradientShap, attr.LayerGradientShap, attr.NeuronGradientShap),
+    *(attr.DeepLiftShap, attr.LayerDeepLiftShap, attr.NeuronDeepLiftShap),
+)
+"""Methods that draw baselines from a set, or average over one."""
 
 Tensors = tuple[Tensor, ...]
 Shape = tuple[int, ...]
@@ -161,8 +155,7 @@ def _references(
     baselines are drawn, or over which they are averaged, is named by its rows and how many of them are alike: another
     order, or every row twice, asks the same.
     """
-    kinds = (*_DRAW_BASELINES, *_AVERAGE_BASELINES)
-    of_set = any(isinstance(e, kinds) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
+    of_set = any(isinstance(e, _OF_SETS) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
     rows: Tensors = ()
     words = []
     for name in ("baselines", "layer_baselines"):
@@ -175,16 +168,14 @@ def _references(
         given = value if isinstance(value, tuple) else (value,)
         if value is None or not any(bool(torch.as_tensor(b).any()) for b in given):
             continue
-        if name != "baselines" or len(given) != len(inputs):
-            words.append(f"{name} {_digest_of(given)}")
-            continue
         try:
-            tensors = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in zip(given, inputs, strict=True)]
+            pairs = list(zip(given, inputs if name == "baselines" else (), strict=True))
+            tensors = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in pairs]
             if of_set:
                 words.append(f"baselines {_digest_of_set(tensors, inputs)}")
             else:
                 rows = tuple(t.expand_as(x) for t, x in zip(tensors, inputs, strict=True))
-        except RuntimeError:  # a shape that the method will refuse
+        except (RuntimeError, ValueError):  # they are a layer's, or of a shape that the method will refuse
             words.append(f"{name} {_digest_of(given)}")
     return rows, words
 
@@ -206,22 +197,19 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
     rows: list[Tensor] = []
 
     def read(value: Any) -> str:
-        if isinstance(value, bool | int | float | complex | np.ndarray | np.generic | Tensor):
-            try:
-                numbers = torch.as_tensor(value)
-            except (TypeError, RuntimeError, OverflowError):  # text or objects in an array; a number past 64 bits
-                return repr(value)
-            own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
-            numbers = numbers if own else numbers[None]
-            rows.append(numbers.expand(batch, *numbers.shape[1:]))
-            return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
         if isinstance(value, dict):
             return f"{{{', '.join(f'{key!r}: {read(value[key])}' for key in sorted(value, key=repr))}}}"
         if isinstance(value, tuple | list):
             return f"[{', '.join(map(read, value))}]"
-        if value is None or isinstance(value, str | bytes):
-            return repr(value)
-        return f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+        try:
+            numbers = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or one past 64 bits
+            plain = value is None or isinstance(value, int | str | bytes | np.ndarray | np.generic)
+            return repr(value) if plain else f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+        own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
+        numbers = numbers if own else numbers[None]
+        rows.append(numbers.expand(batch, *numbers.shape[1:]))
+        return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
 
     words = [read(value) for value in values]
     return tuple(rows), words
@@ -265,7 +253,7 @@ def _method(explainer: Attribution) -> str:
     return f"{name}({', '.join(inner)}){local}"
 
 
-_SAME: dict[Any, Any] = {Gradient: Saliency, GradCAM: LayerGradCam}
+_SAME: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGradCam}
 """Classes whose answers are those of another class, whose options tell the rest."""
 
 

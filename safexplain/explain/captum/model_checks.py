@@ -135,18 +135,14 @@ def check_modules(explainer: Attribution) -> None:
         raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
     if not isinstance(explainer, _KINDS):
         return
-    model = explainer.forward_func
-    parts = list(model.modules())
-    known = any(isinstance(part, tuple(SUPPORTED_NON_LINEAR)) for part in parts)
-    if any(isinstance(part, GraphModule) for part in parts) and not known:
+    parts = list(explainer.forward_func.modules())
+    found = {type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}
+    if not any(isinstance(part, tuple(SUPPORTED_NON_LINEAR)) for part in parts):
+        found |= {"an exported graph" for part in parts if isinstance(part, GraphModule)}
+    if found:
         raise RefusedError(
-            "DeepLift changes what activation modules pass back, and an exported graph has none. Use"
-            " HardenedInputXGradient, or load the model from its state_dict and architecture"
-        )
-    if found := sorted({type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}):
-        raise RefusedError(
-            f"DeepLift has no rule for {', '.join(found)} in {_name(model)}: the answer would silently be"
-            " another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
+            f"DeepLift has no rule for {', '.join(sorted(found))} in {_name(explainer.forward_func)}: the answer would"
+            " silently be another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
         )
 
 
