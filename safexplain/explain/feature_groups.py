@@ -1,10 +1,9 @@
 """Groups of features: superpixels and squares of images, words of texts, and hardening at the resolution of what was
 computed. And how a set of pixels is drawn.
 
-Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. An
-explanation of such groups, or of windows, is a few numbers, written into all the places of each group. Noise on each
-place would average away over a group. So the numbers are read from the native map, hardened as the few numbers that
-they are, and written back.
+Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. A map of
+groups, or of windows, is a few numbers, written into all places of each group, over which noise on each place would
+average away. So the few numbers are read from the native map, hardened, and written back.
 """
 
 from __future__ import annotations
@@ -65,17 +64,9 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
         from skimage.segmentation import slic
     masks = []
     for image in images.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0):
-        span = image.amax() - image.amin()
-        pixels = ((image - image.amin()) / span if span > 0 else torch.zeros_like(image)).movedim(0, -1).numpy()
-        colour = pixels.shape[-1] == 3
-        found = slic(
-            pixels if colour else pixels[..., 0],
-            n_segments=n_segments,
-            compactness=compactness,
-            sigma=sigma,
-            start_label=0,
-            channel_axis=-1 if colour else None,
-        )
+        shifted = image - image.amin()
+        pixels = (shifted / shifted.amax() if bool(shifted.any()) else shifted).movedim(0, -1).numpy()
+        found = slic(pixels, n_segments=n_segments, compactness=compactness, sigma=sigma, start_label=0)
         mask = torch.from_numpy(found).long()
         side = max(2, math.isqrt(n_segments))
         masks.append(mask if bool((mask != mask[0, 0]).any()) else grid_segments(image[None], side)[0, 0])
@@ -98,11 +89,10 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
     """
     if inputs.dim() < 3 or side < 1:
         raise InputError(f"expected inputs (batch, channels, ...) and side >= 1, got {tuple(inputs.shape)} and {side}")
-    mask = torch.zeros(1, 1, *inputs.shape[2:], dtype=torch.long, device=inputs.device)
-    for axis, length in enumerate(inputs.shape[2:]):
+    mask = torch.zeros(1, 1, dtype=torch.long, device=inputs.device)
+    for length in inputs.shape[2:]:
         pieces = min(side, length)
-        index = torch.arange(length, device=inputs.device) * pieces // max(length, 1)
-        mask = mask * pieces + index.view(*[-1 if i == axis else 1 for i in range(inputs.dim() - 2)])
+        mask = mask[..., None] * pieces + torch.arange(length, device=inputs.device) * pieces // max(length, 1)
     return mask
 
 
@@ -147,9 +137,7 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
             f" {pixels.shape} and {named.shape}: one image of a batch, and maps of layers enlarged by interpolate_mode="
         )
     if (named < 0).any():
-        raise InputError(
-            "expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by matplotlib's imshow"
-        )
+        raise InputError("expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by imshow")
     height, width = named.shape[-2:]
     grey, share = pixels.reshape(-1, height, width).mean(0), named.reshape(-1, height, width).max(0)
     grey = (grey - grey.min()) / (np.ptp(grey) or 1.0)
@@ -186,19 +174,19 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
     for name in ("feature_mask", "layer_mask"):
         if (mask := options.get(name)) is not None:
             return Groups(mask if isinstance(mask, tuple) else (mask,))
-    if (shapes := options.get("sliding_window_shapes")) is not None:
-        strides = options.get("strides")
-        several = isinstance(shapes[0], tuple)
-        windows = shapes if several else (shapes,)
-        steps = strides if several and strides is not None else (strides,) * len(windows)
-        asked = [_for_each_axis(*one) for one in zip(tensors, windows, steps, strict=True)]
-        covered = [_covered(t, *one) for t, one in zip(tensors, asked, strict=True)]
-        cells = [_cells(t, of_axes) for t, of_axes in zip(tensors, covered, strict=True)]
-        words = [
-            [c for c, n in zip(o, t.shape[1:], strict=True) if n != 1] for t, o in zip(tensors, covered, strict=True)
-        ]
-        return Groups(tuple(c + sum(map(Tensor.numel, cells[:i])) for i, c in enumerate(cells)), f"{words}")
-    return None
+    if (shapes := options.get("sliding_window_shapes")) is None:
+        return None
+    strides = options.get("strides")
+    several = isinstance(shapes[0], tuple)
+    windows = shapes if several else (shapes,)
+    steps = strides if several and strides is not None else (strides,) * len(windows)
+    members, words, count = list[Tensor](), [], 0
+    for tensor, window, step in zip(tensors, windows, steps, strict=True):
+        covered = _covered(tensor.shape[1:], window, step)
+        members.append(count + _cells(covered, tensor.shape[1:]))
+        words.append([places for places, n in zip(covered, tensor.shape[1:], strict=True) if n != 1])
+        count += members[-1].numel()
+    return Groups(tuple(members), f"{words}")
 
 
 def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
@@ -225,11 +213,9 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
     widths = [t[:1].numel() for t in tensors]
     flat = torch.cat([t.flatten(1) for t in plain(tensors)], 1)
     released = torch.empty_like(flat)
-    alike = len(groups) == 1
-    for i in range(1 if alike else len(flat)):
-        part = slice(0, len(flat)) if alike else slice(i, i + 1)
-        values = _values(flat[part], groups[i])
-        released[part] = harden(values, part)[:, groups[i]]
+    for i, own in enumerate(groups):
+        rows = slice(0, len(flat)) if len(groups) == 1 else slice(i, i + 1)
+        released[rows] = harden(_values(flat[rows], own), rows)[:, own]
     pieces = torch.split(released, widths, 1)
     return tuple(p.reshape(t.shape).to(t.dtype).clone() for p, t in zip(pieces, tensors, strict=True))
 
@@ -241,8 +227,8 @@ def names_of(groups: Tensor) -> Tensor:
 
 
 def _values(rows: Tensor, groups: Tensor) -> Tensor:
-    first = _first_places(groups)
-    values = rows[:, first]
+    """(rows, k) the value of each group."""
+    values = rows[:, torch.from_numpy(np.unique(groups.cpu(), return_index=True)[1]).to(rows.device)]
     spread = (rows - values[:, groups]).abs().nan_to_num(0.0, 0.0, 0.0).amax() if rows.numel() else 0.0
     if bool(spread > _TOLERANCE * rows.nan_to_num(0.0, 0.0, 0.0).abs().amax()):
         raise RefusedError(
@@ -253,43 +239,26 @@ def _values(rows: Tensor, groups: Tensor) -> Tensor:
 
 
 def _by_first_occurrence(row: Tensor) -> Tensor:
-    _, index = torch.unique(row, return_inverse=True)
-    order = _first_places(index).argsort()
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=row.device)
-    return rank[index]
+    _, first, index = np.unique(row.cpu(), return_index=True, return_inverse=True)
+    return torch.from_numpy(first.argsort().argsort()[index]).to(row.device)
 
 
-def _first_places(index: Tensor) -> Tensor:
-    """First place of each group, for groups 0 to k - 1."""
-    places = torch.arange(len(index), device=index.device)
-    count = int(index.max()) + 1 if len(index) else 0
-    return places.new_full((count,), len(index)).scatter_reduce(0, index, places, "amin")
-
-
-def _for_each_axis(tensor: Tensor, window: Any, step: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of a window, however they were written."""
-    axes = tensor.dim() - 1
+def _covered(shape: Sequence[int], window: Any, step: Any) -> list[list[tuple[int, int]]]:
+    """Of each axis the places where windows start and end, however sizes and strides were written; other strides that
+    give the same windows are the same."""
     sizes = window if isinstance(window, tuple | list) else (window,)
-    steps = step if isinstance(step, tuple | list) else (1 if step is None else step,) * axes
-    return tuple(map(int, sizes)), tuple(map(int, steps))
-
-
-def _covered(tensor: Tensor, window: tuple[int, ...], steps: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-    """Of each axis the places where windows start and end; other strides that give the same windows are the same."""
+    steps = step if isinstance(step, tuple | list) else (1 if step is None else step,) * len(shape)
     found = []
-    for length, size, stride in zip(tensor.shape[1:], window, steps, strict=True):
-        starts = range(0, max(length - size, 0) + stride, stride) if length > size else range(1)
+    for length, size, stride in zip(shape, map(int, sizes), map(int, steps), strict=True):
+        starts = range(0, max(length - size, 0) + stride, stride)
         found.append([(s, min(s + size, length)) for s in starts if s < length])
     return found
 
 
-def _cells(tensor: Tensor, covered: list[list[tuple[int, int]]]) -> Tensor:
-    """Cells between the edges of all windows: places of one cell are covered by the same windows."""
-    shape = tensor.shape[1:]
-    cells = torch.zeros(1, *shape, dtype=torch.long, device=tensor.device)
-    for axis, (length, places) in enumerate(zip(shape, covered, strict=True)):
+def _cells(covered: list[list[tuple[int, int]]], shape: Sequence[int]) -> Tensor:
+    """(1, ...) the cell between the edges of all windows that a place is in: those of one cell are covered alike."""
+    cells = torch.zeros(1, dtype=torch.long)
+    for length, places in zip(shape, covered, strict=True):
         edges = sorted({0, length}.union(*places))
-        index = torch.bucketize(torch.arange(length), torch.tensor(edges[1:]), right=True).to(tensor.device)
-        cells = cells * len(edges) + index.view(*[-1 if i == axis else 1 for i in range(len(shape))])
+        cells = cells[..., None] * len(edges) + torch.bucketize(torch.arange(length), torch.tensor(edges), right=True)
     return cells

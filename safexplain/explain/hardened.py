@@ -257,8 +257,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 explainer._refuse_inside(outer=type(self).__name__)
         model_checks.check_mode(getattr(self, "forward_func", None), stacklevel=5)
         for explainer in (self, *inner):
-            model_checks.check_relus(explainer)
-            model_checks.check_deeplift(explainer)
+            model_checks.check_modules(explainer)
 
     def _refuse_inside(
         self, *args: Any, outer: str = "NoiseTunnel, TCAV and the layer wrappers", **kwargs: Any

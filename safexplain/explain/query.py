@@ -2,42 +2,37 @@
 
 Whatever asks another question has other noise. Whatever only estimates the same answer again has the same, and so has
 every other way of writing the same question: what leaves the native answer as it is, bit for bit, leaves the noise.
+
+The same numbers can be sent in many shapes, too. A model that begins by flattening them gives one explanation for all
+shapes, so that all must have one noise, or asking in 400 shapes averages it away. A model that can tell shapes apart
+gives different explanations, whose differences would be free of noise under one noise, so there each shape has its own.
+Which of the two holds the model is asked, once for each shape, with numbers that nobody outside chooses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from captum.attr import (
-    Attribution,
-    DeepLiftShap,
-    GradientShap,
-    LayerDeepLiftShap,
-    LayerGradCam,
-    LayerGradientShap,
-    NeuronDeepLiftShap,
-    NeuronGradientShap,
-    Saliency,
-)
+from captum import attr
+from captum.attr import Attribution
 from torch import Tensor, nn
 
-from safexplain._digest import explained_digest, modules_of
+from safexplain._digest import OPAQUE_DIGEST, explained_digest, modules_of
 from safexplain._digest.model_state import network_of
 from safexplain.errors import RefusedError
 from safexplain.explain.captum.explainers import GradCAM, Gradient
-from safexplain.explain.isolation import explainers_in
-from safexplain.explain.shapes import Seen, look
+from safexplain.explain.isolation import Lend, explainers_in
 from safexplain.hardening.noise import as_hashed, targets_of
 
-__all__ = ["NUMBERS", "SELECTS", "as_asked", "query_of"]
+__all__ = ["NUMBERS", "SELECTS", "as_asked", "look", "query_of"]
 
 SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
@@ -49,12 +44,20 @@ say how well the same thing is estimated, and share the noise, which could be av
 NUMBERS = ("baselines", "layer_baselines", "additional_forward_args")
 """Arguments that hold numbers which the noise is a function of, beside the inputs."""
 
-MOST_POSITIONS = 64
+ROWS = 2
+"""Examples of a question to the model; batch normalisation in training mode refuses a single one."""
 
-_DRAW_BASELINES = (GradientShap, LayerGradientShap, NeuronGradientShap)
-_AVERAGE_BASELINES = (DeepLiftShap, LayerDeepLiftShap, NeuronDeepLiftShap)
+MOST_MERGES = 32
+MOST_KEPT = 4096
+
+_OF_SETS = (
+    *(attr.GradientShap, attr.LayerGradientShap, attr.NeuronGradientShap),
+    *(attr.DeepLiftShap, attr.LayerDeepLiftShap, attr.NeuronDeepLiftShap),
+)
+"""Methods that draw baselines from a set, or average over one."""
 
 Tensors = tuple[Tensor, ...]
+Shape = tuple[int, ...]
 
 
 def as_asked(value: Any) -> Any:
@@ -65,22 +68,15 @@ def as_asked(value: Any) -> Any:
         sparse = value.copy()
         sparse.data = as_asked(value.data)
         return sparse
-    if isinstance(value, float):
-        return float(as_hashed(torch.tensor(value, dtype=torch.float64)))
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fc":
+    if isinstance(value, float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "fc":
         rounded = as_hashed(torch.from_numpy(np.array(value))).numpy()
-        return rounded if isinstance(value, np.ndarray) else rounded[()]
+        return rounded if isinstance(value, np.ndarray) else type(value)(rounded.item())
     if type(value) in (tuple, list):
         return type(value)(map(as_asked, value))
     return {key: as_asked(part) for key, part in value.items()} if type(value) is dict else value
 
 
-def query_of(
-    explainer: Attribution,
-    inputs: Tensors,
-    options: Mapping[str, Any],
-    lend: Callable[[], AbstractContextManager[Attribution]],
-) -> dict[str, Any]:
+def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any], lend: Lend) -> dict[str, Any]:
     """Arguments of `Hardening.__call__` for a call of a hardened explainer with these options, numbers in them as
     `as_asked` gives them; `lend` gives the native explainer with a model that may be run.
 
@@ -110,34 +106,32 @@ def query_of(
 
 
 def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], seen: Seen) -> list[str]:
+    """The arguments that select what is explained, and their values, given or by default."""
     after = {"interpolate_mode"} if hasattr(explainers[0], "enlarge") else set()  # enlarging comes after the noise
-    selects = SELECTS - after
-    chosen = {name: value for name, value in options.items() if name in selects}
-    for explainer in explainers:
-        for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
-            if name in selects and isinstance(parameter.default, bool):
-                chosen[name] = bool(chosen.get(name, parameter.default))
-            elif name in selects and parameter.default is not parameter.empty:
-                chosen.setdefault(name, parameter.default)
+    defaults: dict[str, Any] = {}
+    for explainer in reversed(explainers):
+        parameters = inspect.signature(type(explainer).attribute).parameters.values()
+        defaults |= {p.name: p.default for p in parameters if p.name in SELECTS - after and p.default is not p.empty}
+    chosen = {**defaults, **{name: options[name] for name in (SELECTS - after) & options.keys()}}
     selector = chosen.get("neuron_selector")
     if selector is not None and not callable(selector):
         shape = seen.neurons[0 if chosen.get("attribute_to_neuron_input") else 1]
         chosen["neuron_selector"] = _positions(selector, shape) or selector
-    return [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
+    words = []
+    for name, value in sorted(chosen.items()):
+        value = bool(value) if isinstance(defaults.get(name), bool) else value
+        words.append(f"{name}={getattr(value, '__qualname__', value)}")
+    return words
 
 
-def _targets(target: Any, batch: int, outputs: tuple[int, ...] | None) -> Any:
+def _targets(target: Any, batch: int, outputs: Shape | None) -> Any:
     """The explained outputs of each example as positions among its outputs, however they were written."""
-    single = target.item() if isinstance(target, Tensor) and target.numel() == 1 else target
-    each = single.tolist() if isinstance(single, Tensor) and single.dim() == 1 else single
-    if isinstance(each, list):
-        found = [_positions(one, outputs) for one in each] if len(each) == batch else [None]
-    else:
-        found = [_positions(() if each is None else each, outputs)] * batch
-    return targets_of(target, batch) if None in found else found
+    labels = targets_of(target, batch)
+    positions = {label: _positions(label, outputs) for label in set(labels)}
+    return labels if None in positions.values() else [positions[label] for label in labels]
 
 
-def _positions(index: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _positions(index: Any, shape: Shape | None) -> tuple[int, ...] | None:
     """Which of the numbers of a shape an index selects, counted in order; None where it selects none.
 
     >>> _positions(-1, (10,)), _positions((1, -1), (2, 3)), _positions((), (1,)), _positions(3, (2,))
@@ -146,14 +140,10 @@ def _positions(index: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | N
     if shape is None:
         return None
     try:
-        index = index if isinstance(index, tuple | list) else (index,)
-        chosen = torch.arange(math.prod(shape)).view(shape)[tuple(index)].flatten()
+        index = tuple(index) if isinstance(index, tuple | list) else (index,)
+        return tuple(torch.arange(math.prod(shape)).view(shape)[index].flatten().tolist()) or None
     except (IndexError, TypeError):
         return None
-    if len(chosen) > MOST_POSITIONS:
-        digest = hashlib.blake2b(chosen.numpy().tobytes(), digest_size=8).digest()
-        return (len(chosen), int.from_bytes(digest, "little"))
-    return tuple(chosen.tolist()) or None
 
 
 def _references(
@@ -165,8 +155,7 @@ def _references(
     baselines are drawn, or over which they are averaged, is named by its rows and how many of them are alike: another
     order, or every row twice, asks the same.
     """
-    kinds = (*_DRAW_BASELINES, *_AVERAGE_BASELINES)
-    of_set = any(isinstance(e, kinds) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
+    of_set = any(isinstance(e, _OF_SETS) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
     rows: Tensors = ()
     words = []
     for name in ("baselines", "layer_baselines"):
@@ -179,16 +168,14 @@ def _references(
         given = value if isinstance(value, tuple) else (value,)
         if value is None or not any(bool(torch.as_tensor(b).any()) for b in given):
             continue
-        if name != "baselines" or len(given) != len(inputs):
-            words.append(f"{name} {_digest_of(given)}")
-            continue
         try:
-            tensors = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in zip(given, inputs, strict=True)]
+            pairs = list(zip(given, inputs if name == "baselines" else (), strict=True))
+            tensors = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in pairs]
             if of_set:
                 words.append(f"baselines {_digest_of_set(tensors, inputs)}")
             else:
                 rows = tuple(t.expand_as(x) for t, x in zip(tensors, inputs, strict=True))
-        except RuntimeError:  # a shape that the method will refuse
+        except (RuntimeError, ValueError):  # they are a layer's, or of a shape that the method will refuse
             words.append(f"{name} {_digest_of(given)}")
     return rows, words
 
@@ -210,22 +197,19 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
     rows: list[Tensor] = []
 
     def read(value: Any) -> str:
-        if isinstance(value, bool | int | float | complex | np.ndarray | np.generic | Tensor):
-            try:
-                numbers = torch.as_tensor(value)
-            except (TypeError, RuntimeError, OverflowError):  # text or objects in an array; a number past 64 bits
-                return repr(value)
-            own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
-            numbers = numbers if own else numbers[None]
-            rows.append(numbers.expand(batch, *numbers.shape[1:]))
-            return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
         if isinstance(value, dict):
             return f"{{{', '.join(f'{key!r}: {read(value[key])}' for key in sorted(value, key=repr))}}}"
         if isinstance(value, tuple | list):
             return f"[{', '.join(map(read, value))}]"
-        if value is None or isinstance(value, str | bytes):
-            return repr(value)
-        return f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+        try:
+            numbers = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or one past 64 bits
+            plain = value is None or isinstance(value, int | str | bytes | np.ndarray | np.generic)
+            return repr(value) if plain else f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+        own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
+        numbers = numbers if own else numbers[None]
+        rows.append(numbers.expand(batch, *numbers.shape[1:]))
+        return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
 
     words = [read(value) for value in values]
     return tuple(rows), words
@@ -269,5 +253,112 @@ def _method(explainer: Attribution) -> str:
     return f"{name}({', '.join(inner)}){local}"
 
 
-_SAME: dict[Any, Any] = {Gradient: Saliency, GradCAM: LayerGradCam}
+_SAME: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGradCam}
 """Classes whose answers are those of another class, whose options tell the rest."""
+
+
+class Seen(NamedTuple):
+    """What a model showed for inputs of certain shapes.
+
+    Args:
+        shapes: for each input its axes, neighbours merged as far as the model does not notice, without axes of size 1
+            and without the first, which the count of numbers tells; empty where the model flattens it.
+        outputs: shape of the output for one example; None where the model gives no tensor with a row for each.
+        neurons: the same of the input and the output of the explained layer, where there is one.
+    """
+
+    shapes: tuple[Shape, ...]
+    outputs: Shape | None = None
+    neurons: tuple[Shape | None, Shape | None] = (None, None)
+
+
+_seen: dict[Any, Seen] = {}
+
+
+def look(lend: Lend, digest: bytes, method: str, inputs: Tensors, extra: tuple[Any, ...]) -> Seen:
+    """Ask the model of this digest about inputs, (batch, ...) each, and additional forward arguments, or remember what
+    it answered; `lend` gives the native explainer, with a model that may be run and hooked."""
+    if digest == OPAQUE_DIGEST or any(x.dim() == 0 or len(x) == 0 for x in inputs):
+        return Seen(((),) * len(inputs))
+    others = tuple((tuple(v.shape[1:]), v.dtype) if isinstance(v, Tensor) else type(v) for v in extra)
+    key = (digest, method, tuple((tuple(x.shape[1:]), x.dtype) for x in inputs), others)
+    if (found := _seen.get(key)) is None:
+        with lend() as explainer:
+            found = _look(explainer, inputs, extra)
+        if len(_seen) >= MOST_KEPT:
+            _seen.clear()
+        _seen[key] = found
+    return found
+
+
+def _look(explainer: Attribution, inputs: Tensors, extra: tuple[Any, ...]) -> Seen:
+    batch = len(inputs[0])
+    extra = tuple(_repeated(v) if isinstance(v, Tensor) and v.dim() and len(v) == batch else v for v in extra)
+    layer, neurons = getattr(explainer, "layer", None), list[tuple[Shape | None, Shape | None]]()
+
+    def ask(rows: Tensors) -> Tensor | None:
+        try:
+            devices = sorted({x.get_device() for x in rows if x.is_cuda})
+            with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices):
+                torch.manual_seed(0)  # dropout, where it is on, drops the same
+                answer = explainer.forward_func(*(x.clone() for x in rows), *extra)
+        except Exception:  # whatever a model raises for a shape or numbers that it does not take
+            return None
+        return answer if isinstance(answer, Tensor) and answer.dim() and len(answer) == ROWS else None
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        neurons.append((_shape_of(given), _shape_of(output)))
+
+    handle = layer.register_forward_hook(keep) if isinstance(layer, nn.Module) else None
+    rows = tuple(map(_probe, inputs))
+    try:
+        answer = ask(rows)
+        outputs = ask(tuple(map(_repeated, inputs))) if answer is None else answer
+    finally:
+        if handle is not None:
+            handle.remove()
+    shapes = list[Shape]()
+    for i, x in enumerate(rows if answer is not None else ()):
+        asked = ((s, ask((*rows[:i], x.reshape(ROWS, *s), *rows[i + 1 :]))) for s in _merges(tuple(x.shape[1:])))
+        shape = next((s for s, other in asked if _alike(answer, other)), tuple(x.shape[1:]))
+        shapes.append(tuple(n for n in shape if n != 1)[1:])
+    of_one = None if outputs is None else tuple(outputs.shape[1:])
+    return Seen(tuple(shapes) or ((),) * len(rows), of_one, neurons[0] if neurons else (None, None))
+
+
+def _shape_of(value: Any) -> Shape | None:
+    value = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    return tuple(value.shape[1:]) if isinstance(value, Tensor) else None
+
+
+def _probe(x: Tensor) -> Tensor:
+    """Two examples of an input's shape, the same for the same count of numbers: normal, or zeros and ones."""
+    shape, generator = (ROWS, *x.shape[1:]), torch.Generator().manual_seed(0)
+    count = math.prod(shape)
+    normal = x.is_floating_point() or x.is_complex()
+    numbers = torch.randn(count, generator=generator) if normal else torch.randint(0, 2, (count,), generator=generator)
+    return numbers.to(x.device, x.dtype).reshape(shape)
+
+
+def _repeated(x: Tensor) -> Tensor:
+    return x.detach()[:1].expand(ROWS, *x.shape[1:]).clone()
+
+
+def _merges(shape: Shape) -> Iterator[Shape]:
+    """A shape with runs of neighbouring axes made one, fewest axes first, without the shape itself.
+
+    >>> list(_merges((2, 3, 4)))
+    [(24,), (2, 12), (6, 4)]
+    """
+    n = len(shape)
+    cuts = itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n - 1))
+    for cut in itertools.islice(cuts, MOST_MERGES):
+        edges = (0, *cut, n)
+        yield tuple(math.prod(shape[a:b]) for a, b in itertools.pairwise(edges))
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two answers of a model are the same numbers, up to the rounding of another order of sums."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return torch.allclose(one, other, 1e-4, 0.0, equal_nan=True)

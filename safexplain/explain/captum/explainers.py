@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from captum._utils.common import _format_additional_forward_args
 from captum._utils.gradient import compute_layer_gradients_and_eval
 from captum.attr import GradientAttribution, LayerAttribution, LayerGradCam, LayerIntegratedGradients, Saliency
 from captum.log import log_usage
@@ -22,20 +23,15 @@ Inputs = Tensor | tuple[Tensor, ...]
 
 
 class Gradient(Saliency):  # type: ignore[misc]
-    """The signed gradient of the output with respect to the input: Captum's Saliency with `abs=False` by
-    default.
+    """The signed gradient of the output with respect to the input: Captum's Saliency with `abs=False` by default.
 
-    SmoothGrad and VarGrad are defined on this (arXiv 1706.03825 and 1810.03307): averaging
-    magnitudes instead lets the noise that the average should remove add up.
+    SmoothGrad and VarGrad are defined on this (arXiv 1706.03825 and 1810.03307): averaging magnitudes instead lets the
+    noise that the average should remove add up.
     """
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
-        self,
-        inputs: Inputs,
-        target: Any = None,
-        abs: bool = False,
-        additional_forward_args: object = None,
+        self, inputs: Inputs, target: Any = None, abs: bool = False, additional_forward_args: object = None
     ) -> Inputs:
         """Gradients of the same structure and shapes as `inputs`; arguments as in `captum.attr.Saliency`."""
         gradients: Inputs = Saliency.attribute.__wrapped__(self, inputs, target, abs, additional_forward_args)
@@ -49,12 +45,11 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
     transformers give maps, and the map can be enlarged to the input.
 
     Args:
-        forward_func: the model, or a function around one.
-        layer: the layer; None: `safexplain.explain.default_layer`, the last convolution.
+        forward_func, device_ids: as in Captum.
+        layer: None: `safexplain.explain.default_layer`, the last convolution.
         device_ids: for a DataParallel model, as in Captum.
-        reshape_transform: how the layer's output is laid out: "channels_first", "channels_last", "tokens" (batch,
-            tokens, channels), "auto", or a function to (batch, channels, height, width). See
-            `safexplain.explain.captum.layers.as_map`.
+        reshape_transform: how the layer's output is laid out: a layout of `safexplain.explain.captum.layers.as_map`, or
+            a function to (batch, channels, height, width).
     """
 
     def __init__(
@@ -89,8 +84,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             relu_attributions: True for the paper's map, without negative values.
             attr_dim_summation: False to keep a map for each channel.
             grad_kwargs: for torch.autograd.grad.
-            interpolate_mode: enlarge to the (first) input's size: "nearest", "area", "bilinear", "bicubic" and what
-                else torch.nn.functional.interpolate takes. None: the layer's own size.
+            interpolate_mode: of torch.nn.functional.interpolate, to the (first) input's size. None: the layer's own.
 
         Returns:
             (batch, 1, height, width), or a tuple of such where the layer gives several tensors.
@@ -99,15 +93,12 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             InputError: the layer's output is no map, see `reshape_transform`; or a map that cannot be enlarged.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        arguments = additional_forward_args
-        if arguments is not None and not isinstance(arguments, tuple):
-            arguments = (arguments,)
         gradients, activations = compute_layer_gradients_and_eval(
             self.forward_func,
             self.layer,
             given,
             target,
-            arguments,
+            _format_additional_forward_args(additional_forward_args),
             device_ids=self.device_ids,
             attribute_to_layer_input=attribute_to_layer_input,
             grad_kwargs=grad_kwargs,
@@ -119,8 +110,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             weighted = self.weights(g, a) * a
             found = weighted.sum(1, keepdim=True) if attr_dim_summation else weighted
             maps.append(found.relu() if relu_attributions else found)
-        result = tuple(maps) if len(maps) > 1 else maps[0]
-        return self.enlarge(result, inputs, interpolate_mode)
+        return self.enlarge(tuple(maps) if len(maps) > 1 else maps[0], inputs, interpolate_mode)
 
     def weights(self, gradients: Tensor, activations: Tensor) -> Tensor:
         """Weight of each channel, (batch, channels, 1, 1): its mean gradient."""
@@ -132,13 +122,12 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
         if interpolate_mode is None:
             return maps
         size = tuple((inputs[0] if isinstance(inputs, tuple) else inputs).shape[2:])
+        each = maps if isinstance(maps, tuple) else (maps,)
         try:
-            if isinstance(maps, tuple):
-                return tuple(LayerAttribution.interpolate(m, size, interpolate_mode) for m in maps)
-            larger: Tensor = LayerAttribution.interpolate(maps, size, interpolate_mode)
+            larger = tuple(LayerAttribution.interpolate(m, size, interpolate_mode) for m in each)
         except (ValueError, NotImplementedError) as error:
             raise InputError(f"interpolate_mode={interpolate_mode!r} does not fit maps to {size}: {error}") from None
-        return larger
+        return larger if isinstance(maps, tuple) else larger[0]
 
     def _laid_out(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
         if callable(self.reshape_transform):
@@ -203,8 +192,8 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
             feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`): each
                 gets the sum of the word. None: tokens stand for themselves.
             additional_forward_args: as in Captum.
-            n_steps: points on the way from the baseline to the input.
-            method: rule of the integral, as in `captum.attr.IntegratedGradients`.
+            n_steps: points of the integral, as in `captum.attr.IntegratedGradients`.
+            method: its rule, as there.
             internal_batch_size: at most so many points in one call of the model; None: all.
 
         Returns:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
@@ -14,6 +13,10 @@ from safexplain.errors import InputError
 __all__ = ["as_map", "default_embedding", "default_layer", "whole_layer"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _parts_of(forward_func: object) -> list[nn.Module]:
+    return [part for module in modules_of(forward_func) for part in module.modules()]
 
 
 def default_layer(forward_func: object) -> nn.Module:
@@ -27,7 +30,7 @@ def default_layer(forward_func: object) -> nn.Module:
         InputError: neither exists, or the last convolution cuts an image into patches, as at the start of a
             transformer.
     """
-    parts = [part for module in modules_of(forward_func) for part in module.modules()]
+    parts = _parts_of(forward_func)
     convolutions = [part for part in parts if isinstance(part, _CONVOLUTIONS)]
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     size: Any = convolutions[-1].kernel_size if convolutions else ()
@@ -35,15 +38,11 @@ def default_layer(forward_func: object) -> nn.Module:
         return convolutions[-1]
     if not convolutions and len(linear) > 1:
         return linear[-2]
-    if any(isinstance(part, GraphModule) for part in parts):
-        raise InputError(
-            "no layer to choose: an exported graph calls functions and has no layers. Load the model from its"
-            " state_dict and architecture"
-        )
     raise InputError(
-        "no layer to choose: expected a model with convolutions up to its last layers, or with two linear layers. Give"
-        " layer=, for a vision transformer the first normalisation of its last block: layer=model.blocks[-1].norm1 of"
-        " timm's, layer=model.model.vit.encoder.layer[-1].layernorm_before of a ViT of transformers"
+        "no layer to choose: expected a model with convolutions up to its last layers or two linear layers, and no"
+        " exported graph. Give layer=, for a vision transformer the first normalisation of its last block:"
+        " layer=model.blocks[-1].norm1 of timm's, layer=model.model.vit.encoder.layer[-1].layernorm_before of a ViT of"
+        " transformers"
     )
 
 
@@ -53,10 +52,9 @@ def default_embedding(forward_func: object) -> nn.Module:
     Raises:
         InputError: it has none.
     """
-    for module in modules_of(forward_func):
-        for part in module.modules():
-            if isinstance(part, nn.Embedding):
-                return part
+    for part in _parts_of(forward_func):
+        if isinstance(part, nn.Embedding):
+            return part
     raise InputError("expected a model of texts, with an nn.Embedding of its tokens: found none. Give embedding=")
 
 
@@ -105,8 +103,7 @@ def as_map(features: Tensor, layout: str, forward_func: object = None, size: tup
 
 
 def _looks_last(features: Tensor, forward_func: object, size: tuple[int, ...]) -> bool:
-    parts = (part for module in modules_of(forward_func) for part in module.modules())
-    norms = {tuple(getattr(part, "normalized_shape", ())) for part in parts}
+    norms = {tuple(getattr(part, "normalized_shape", ())) for part in _parts_of(forward_func)}
     if features.dim() != 4 or len(size) != 2 or features.shape[3:] not in norms:
         return False
     last, first = (abs(math.log(h * size[1] / (w * size[0]))) for h, w in (features.shape[1:3], features.shape[2:]))
@@ -114,9 +111,8 @@ def _looks_last(features: Tensor, forward_func: object, size: tuple[int, ...]) -
 
 
 def _prefix(forward_func: object, tokens: int) -> int:
-    for module in modules_of(forward_func):
-        for part in module.modules():
-            count: Any = getattr(part, "num_prefix_tokens", None)
-            if isinstance(count, int):
-                return count
+    for part in _parts_of(forward_func):
+        count: Any = getattr(part, "num_prefix_tokens", None)
+        if isinstance(count, int):
+            return count
     return tokens - math.isqrt(tokens) ** 2

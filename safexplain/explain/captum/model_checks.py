@@ -1,24 +1,19 @@
 """Is a method itself on this model? The model must be in evaluation mode, DeepLift's rule must reach all of its
 activations, and GuidedBackprop and Deconvolution need ReLU modules to change.
 
-In training mode dropout draws anew for each call, and batch statistics mix the examples of a batch: answers to the same
-question differ, so that asking again averages, noise and all. That gets a warning, once for each model, wherever an
-explainer is made or asked.
-
 Captum gives DeepLift's rescale rule to the activation modules that it knows. On all others (GELU, ReLU6, normalisation
 layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
 else under DeepLift's name. GuidedBackprop and Deconvolution without any nn.ReLU module are the plain gradient.
 
-What the model alone shows, its modules, is looked at when an explainer is made. Whether functions are called in place
-of modules shows only with data: in DeepLift's sum, which must be the difference from the baseline (arXiv 1704.02685,
-"summation-to-delta"), and in whether a ReLU runs. That is looked at once for each model, at its first call; the
-calls after it are not slowed down.
+Modules are looked at when an explainer is made. Functions in place of modules show only with data: in DeepLift's sum,
+which must be the difference from the baseline (arXiv 1704.02685, "summation-to-delta"), and in which ReLUs run. That is
+looked at once for each model, at its first call.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -43,15 +38,7 @@ from safexplain.errors import RefusedError, TrainingModeWarning
 from safexplain.native_maps import inside
 from safexplain.outputs import EstimatorModule, Logits, Probability
 
-__all__ = [
-    "check_deeplift",
-    "check_first_call",
-    "check_mode",
-    "check_modes",
-    "check_relus",
-    "in_training_mode",
-    "is_estimator",
-]
+__all__ = ["check_first_call", "check_mode", "check_modes", "check_modules", "in_training_mode", "is_estimator"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _RELU_KINDS = (GuidedBackprop, Deconvolution)
@@ -61,7 +48,6 @@ _UNSUPPORTED: tuple[type[nn.Module], ...] = (
     *(nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
     *(nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase),
 )
-_SUPPORTED: tuple[type[nn.Module], ...] = tuple(SUPPORTED_NON_LINEAR)
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _RELU_FUNCTIONS = frozenset({nn.functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_})
 _TOLERANCE = 1e-3
@@ -71,17 +57,14 @@ _TWO_LINES = """
 """What gives a model modules in place of functions, as messages show it."""
 
 _SHELLS = frozenset(
-    {
-        nn.Sequential,
-        nn.ModuleList,
-        nn.ModuleDict,
-        nn.DataParallel,
-        nn.parallel.DistributedDataParallel,
-        Probability,
-        Logits,
-    }
+    {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.DataParallel, nn.parallel.DistributedDataParallel}
+    | {Probability, Logits}
 )
 """Modules that only hold or call others, so that their own flag tells nothing."""
+
+_FIXED = ("torch.fx", "torch.export", "torch._dynamo", "torch.ao.nn.quantized")
+"""Where the classes of modules come from that compute the same in both modes, or wrap others: exported graphs, what
+torch.compile makes, and quantized layers."""
 
 _warned: WeakSet[nn.Module] = WeakSet()
 _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -99,34 +82,17 @@ def in_training_mode(model: nn.Module) -> list[str]:
     >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
     ([], ['model.0', 'model.1'])
     """
-    modes = [part.training for part in model.modules()]
-    return list(_training_parts(model, "")) if True in modes else []
+    if True not in [part.training for part in model.modules()]:
+        return []
+    return [name or type(part).__name__ for name, part in model.named_modules() if part.training and _has_mode(part)]
 
 
-def _training_parts(part: nn.Module, name: str) -> Iterator[str]:
-    if _is_exported(part):
-        return
-    if part.training and not _has_no_mode(part):
-        yield name or type(part).__name__
-    for step, inner in part.named_children():
-        yield from _training_parts(inner, f"{name}.{step}" if name else step)
-
-
-def _is_exported(part: nn.Module) -> bool:
-    """Whether a graph calls no modules: its mode is that of its export; copies lose `train`, which says so."""
-    if not isinstance(part, torch.fx.GraphModule):
-        return "train" in vars(part)  # torch.export puts it there
-    return all(node.op != "call_module" or node.target == "_guards_fn" for node in part.graph.nodes)
-
-
-def _has_no_mode(part: nn.Module) -> bool:
-    if type(part) in _SHELLS or "_orig_mod" in part._modules:  # torch.compile's wrapper
-        return True
-    if type(part).__module__.startswith("torch.ao.nn.quantized"):  # made for predictions alone
-        return True
-    holds = part._parameters or part._buffers or part._modules
-    of_torch = type(part).__module__.startswith("torch.nn.modules")
-    return of_torch and not holds and not isinstance(part, _CHANGED_BY_TRAINING)
+def _has_mode(part: nn.Module) -> bool:
+    kind = type(part)
+    if kind in _SHELLS or kind.__module__.startswith(_FIXED):
+        return False
+    holds = bool(part._parameters or part._buffers or part._modules)
+    return holds or isinstance(part, _CHANGED_BY_TRAINING) or not kind.__module__.startswith("torch.nn.modules")
 
 
 def check_mode(explained: object, *, stacklevel: int = 4) -> None:
@@ -158,28 +124,25 @@ def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
     return trains
 
 
-def check_deeplift(explainer: Attribution) -> None:
-    """Look for modules that the rule does not reach.
+def check_modules(explainer: Attribution) -> None:
+    """Look for modules that DeepLift's rule does not reach, and for those that the methods of ReLUs change.
 
     Raises:
         RefusedError: the explainer is a DeepLift, and there are some, or the model is an exported graph without
-            modules.
+            modules; or it needs ReLU modules and there are none.
     """
+    if isinstance(explainer, _RELU_KINDS) and not _relus(explainer.model):
+        raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
     if not isinstance(explainer, _KINDS):
         return
-    model = explainer.forward_func
-    parts = list(model.modules())
-    known = any(isinstance(part, _SUPPORTED) for part in parts)
-    if any(isinstance(part, GraphModule) for part in parts) and not known:
+    parts = list(explainer.forward_func.modules())
+    found = {type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}
+    if not any(isinstance(part, tuple(SUPPORTED_NON_LINEAR)) for part in parts):
+        found |= {"an exported graph" for part in parts if isinstance(part, GraphModule)}
+    if found:
         raise RefusedError(
-            "DeepLift changes what activation modules pass back, and an exported graph has none, so the answer would"
-            " silently be input x gradient. Use HardenedInputXGradient, or load the model from its state_dict and"
-            " architecture"
-        )
-    if found := sorted({type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}):
-        raise RefusedError(
-            f"DeepLift has no rule for {', '.join(found)} in {_name(model)}: the answer would silently be"
-            " another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
+            f"DeepLift has no rule for {', '.join(sorted(found))} in {_name(explainer.forward_func)}: the answer would"
+            " silently be another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
         )
 
 
@@ -198,16 +161,17 @@ def check_first_call(explainer: Attribution, original: nn.Module, options: Mappi
 
 def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
     """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
-    without baselines (they are zero) and once with some. Methods of neurons, which have no target, are checked at any
-    output. The sums may differ by 0.1 % of the attributions' total size (and by what rounding explains).
+    without baselines (they are zero) and once with some; methods of neurons, which have no target, at the first output.
+    The sums may differ by 0.1 % of the attributions' total size (and by what rounding explains).
     """
     model, given = explainer.forward_func, options.get("baselines")
     case = "given baselines" if given is not None and not callable(given) else "zeros"
     if case in _checked.get(original, ()) or _trains(model):
         return
     rows, arguments = tuple(x.requires_grad_() for x in _rows(options)), options.get("additional_forward_args")
-    of_neuron = isinstance(explainer, NeuronAttribution)
-    target = _first_output(model, rows, arguments) if of_neuron else options.get("target")
+    target = options.get("target")
+    if isinstance(explainer, NeuronAttribution):
+        target = (0,) * (_output(model, rows, arguments).dim() - 1) or None
     found, delta = DeepLift(model).attribute(
         rows,
         baselines=_one_for_each(given, len(rows[0])) if case == "given baselines" else None,
@@ -252,21 +216,6 @@ def _output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tenso
     with torch.no_grad():
         output: Tensor = model(*rows, *extra)
     return output
-
-
-def _first_output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> tuple[int, ...] | None:
-    """The first output as a target; None where there is one output."""
-    return (0,) * (_output(model, rows, arguments).dim() - 1) or None
-
-
-def check_relus(explainer: Attribution) -> None:
-    """Look for ReLU modules.
-
-    Raises:
-        RefusedError: the method needs some and the model has none.
-    """
-    if isinstance(explainer, _RELU_KINDS) and not _relus(explainer.model):
-        raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
 
 
 def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:

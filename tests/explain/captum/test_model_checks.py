@@ -1,7 +1,5 @@
 """A method is itself on a model, or it is refused: DeepLift by the sum of its values, others by ReLU modules."""
 
-from collections import OrderedDict
-
 import captum.attr
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 
 from safexplain import HardenedDeepLift, HardenedSmoothGrad
 from safexplain.errors import RefusedError
-from safexplain.explain import harden, shapes
+from safexplain.explain import harden, query
 from safexplain.explain.wrap import HardenedDeepLiftShap
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
@@ -245,7 +243,7 @@ def forward_calls(model):
 
 @pytest.mark.parametrize("name", ["HardenedDeepLift", "NoiseTunnel", "LayerDeepLift", "GuidedBackprop"])
 def test_a_model_is_looked_at_once(name, monkeypatch):
-    monkeypatch.setattr(shapes, "_seen", OrderedDict())
+    monkeypatch.setattr(query, "_seen", {})
     model = net(nn.ReLU())
     others = {"HardenedDeepLift": lambda m: HardenedDeepLift(m, hardening=NOISY), "GuidedBackprop": GuidedBackprop}
     make, options = WRAPPED[name] if name in WRAPPED else (others[name], {"target": 1})
