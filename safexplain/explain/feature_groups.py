@@ -259,6 +259,6 @@ def _cells(covered: list[list[tuple[int, int]]], shape: Sequence[int]) -> Tensor
     """(1, ...) the cell between the edges of all windows that a place is in: those of one cell are covered alike."""
     cells = torch.zeros(1, dtype=torch.long)
     for length, places in zip(shape, covered, strict=True):
-        edges = sorted({0, length}.union(*places))
+        edges = sorted({0, length}.union(*places))[1:]
         cells = cells[..., None] * len(edges) + torch.bucketize(torch.arange(length), torch.tensor(edges), right=True)
     return cells

@@ -223,6 +223,12 @@ def test_an_occlusion_of_an_image_and_a_vector_is_hardened_cell_by_cell():
             assert len(noise[0][0].flatten().mul(1e5).round().unique()) == 4
 
 
+def test_places_of_two_inputs_are_never_in_one_cell():
+    tensors = (torch.zeros(1, 2, 2), torch.zeros(1, 2))
+    groups = find_groups({"sliding_window_shapes": ((1, 1), (1,))}, tensors)
+    assert groups.canonical(tensors).tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_layers_map_is_hardened_by_its_layer_mask(seed):
     model, x = image_net(), images()
