@@ -317,13 +317,16 @@ def _look(explainer: Attribution, inputs: Tensors, extra: tuple[Any, ...]) -> Se
     finally:
         if handle is not None:
             handle.remove()
-    shapes = list[Shape]()
-    for i, x in enumerate(rows if answer is not None else ()):
+    of_one = None if outputs is None else tuple(outputs.shape[1:])
+    of_layer = neurons[0] if neurons else (None, None)
+    if answer is None:
+        return Seen(((),) * len(rows), of_one, of_layer)
+    shapes = []
+    for i, x in enumerate(rows):
         asked = ((s, ask((*rows[:i], x.reshape(ROWS, *s), *rows[i + 1 :]))) for s in _merges(tuple(x.shape[1:])))
         shape = next((s for s, other in asked if _alike(answer, other)), tuple(x.shape[1:]))
         shapes.append(tuple(n for n in shape if n != 1)[1:])
-    of_one = None if outputs is None else tuple(outputs.shape[1:])
-    return Seen(tuple(shapes) or ((),) * len(rows), of_one, neurons[0] if neurons else (None, None))
+    return Seen(tuple(shapes), of_one, of_layer)
 
 
 def _shape_of(value: Any) -> Shape | None:
@@ -357,8 +360,6 @@ def _merges(shape: Shape) -> Iterator[Shape]:
         yield tuple(math.prod(shape[a:b]) for a, b in itertools.pairwise(edges))
 
 
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+def _alike(one: Tensor, other: Tensor | None) -> bool:
     """Whether two answers of a model are the same numbers, up to the rounding of another order of sums."""
-    if one is None or other is None or one.shape != other.shape:
-        return False
-    return torch.allclose(one, other, 1e-4, 0.0, equal_nan=True)
+    return other is not None and one.shape == other.shape and torch.allclose(one, other, 1e-4, 0.0, equal_nan=True)

@@ -135,11 +135,9 @@ def _module_of(node: fx.Node) -> tuple[nn.Module | None, bool]:
     for kind, names, calls in _ACTIVATIONS:
         if node.args and node.target in calls:
             options = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
-            in_place = (
-                bool(options.pop("inplace", False)) or getattr(node.target, "__name__", str(node.target))[-1] == "_"
-            )
+            in_place = options.pop("inplace", False) or getattr(node.target, "__name__", str(node.target)).endswith("_")
             if not any(isinstance(value, fx.Node) for value in options.values()):
-                return kind(**options), in_place
+                return kind(**options), bool(in_place)
     return None, False
 
 
@@ -153,8 +151,7 @@ def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...])
     with torch.no_grad():
         for rows in batches:
             try:
-                expected = model(*(x.clone() for x in rows))
-                found = rewritten(*(x.clone() for x in rows))
+                expected, found = (network(*(x.clone() for x in rows)) for network in (model, rewritten))
             except Exception as error:  # any error of a stranger's network
                 raise InputError(
                     f"{type(model).__name__} does not take inputs of shape {[tuple(x.shape) for x in rows]}:"
