@@ -217,12 +217,9 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
 
 def _digest_of(values: tuple[Any, ...]) -> str:
     """Of numbers for all examples alike; equal ones are as one."""
-    digest = hashlib.blake2b()
-    for value in values:
-        numbers = torch.as_tensor(value).detach().double().reshape(-1)
-        alike = numbers.numel() > 0 and bool((numbers == numbers[0]).all())
-        digest.update((numbers[:1] if alike else numbers).cpu().numpy().tobytes())
-    return digest.hexdigest()
+    numbers = [torch.as_tensor(value).detach().double().cpu().flatten() for value in values]
+    once = [n[:1] if len(n) and bool((n == n[0]).all()) else n for n in numbers]
+    return hashlib.blake2b(b"".join(n.numpy().tobytes() for n in once)).hexdigest()
 
 
 def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
@@ -232,10 +229,7 @@ def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
     flat = torch.cat([as_hashed(p).reshape(count, -1).to("cpu", torch.float32) for p in parts], 1).numpy()
     counts = Counter(hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in flat)
     once = math.gcd(*counts.values())
-    whole = hashlib.blake2b()
-    for row in sorted(counts):
-        whole.update(row + (counts[row] // once).to_bytes(8, "little"))
-    return whole.hexdigest()
+    return hashlib.blake2b(b"".join(r + (counts[r] // once).to_bytes(8, "little") for r in sorted(counts))).hexdigest()
 
 
 def _method(explainer: Attribution) -> str:
