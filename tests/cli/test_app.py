@@ -437,8 +437,8 @@ def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None
 
 
 def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
-    for name, meant in (("recommended", Hardening.recommended()), ("none", Hardening.none())):
-        assert parse_hardening(name) == meant
+    assert parse_hardening("recommended") is None  # it depends on what is explained
+    assert parse_hardening("none") == Hardening.none()
     assert parse_hardening("deepleak") == Hardening.deepleak()
     written = Hardening.deepleak().to_json()
     (tmp_path / "hardening.json").write_text(written)
