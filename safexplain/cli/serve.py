@@ -69,10 +69,11 @@ class ServeOptions:
         given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in NOT_SETTINGS}
         given["limits"] = {"questions": self.questions, "looks": self.looks, "period": self.period}
         given["device"] = str(device_of(self.device))
-        if self.hardening not in (None, "recommended"):
+        if self.hardening is not None:
             from safexplain.cli.run.question import parse_hardening
 
-            given["hardening"] = parse_hardening(self.hardening)
+            parsed = parse_hardening(self.hardening)
+            given["hardening"] = None if parsed is None else parsed.to_json()
         if self.input_range is not None:
             try:
                 low, high = map(float, self.input_range.split(":"))
