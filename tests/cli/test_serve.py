@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from served_digits import certified, digits, exported, trained
 
 from safexplain import Hardening
 from safexplain.cli import _run
+from safexplain.cli.serve import ServeOptions
 from safexplain.ledger import Ledger
 from safexplain.loading import load_model
 
@@ -157,3 +159,14 @@ def test_what_may_not_be_served_is_refused_in_one_sentence(folder, tmp_path, cap
     assert "expected 16 random ones" in refused(capfd, folder, "--model", model, "--certificate", noisy)
     assert "LOW:HIGH" in refused(capfd, folder, "--model", model, "--certificate", good, "--input-range", "1")
     assert "period" in refused(capfd, folder, "--model", model, "--certificate", good, "--period", "hour")
+
+
+def test_the_hardening_of_a_service_before_its_audit_is_named_as_in_an_audit() -> None:
+    defaults = {field.name: field.default.default for field in fields(ServeOptions)}
+
+    def asked(text: str | None) -> str | None:
+        options = ServeOptions(**{**defaults, "model": Path("model.pt2"), "hardening": text})
+        return json.loads(options.settings()).get("hardening")
+
+    assert asked("recommended") is asked(None) is None  # what is usual for the method and the model
+    assert Hardening.from_json(asked("deepleak")) == Hardening.deepleak()
