@@ -30,7 +30,7 @@ from safexplain.explain.feature_groups import by_name, find_groups, harden_group
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
 from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for, turns_first
 from safexplain.explain.query import NUMBERS, as_asked, query_of
-from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default, plain
+from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
@@ -247,7 +247,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
         table = model_checks.is_estimator(getattr(self, "forward_func", None))
-        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
+        self.hardening = hardening_or_default(hardening, ordered=table)
         self._model_digest = checked_digest(model_digest)
         if hasattr(self, "is_delta_supported"):
             self.is_delta_supported = False

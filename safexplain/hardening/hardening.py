@@ -369,18 +369,19 @@ class Hardening:
         return rows
 
 
-def hardening_or_default(hardening: object, default: Callable[[], Hardening] = Hardening.recommended) -> Hardening:
-    """The hardening that was given, or the default for None; ConfigurationTypeError: something else was given."""
+def hardening_or_default(
+    hardening: object, default: Callable[[], Hardening] | None = None, *, ordered: bool = False
+) -> Hardening:
+    """The hardening that was given; for None the default, or `Hardening.recommended(ordered=...)`.
+
+    Raises:
+        ConfigurationTypeError: something else was given.
+    """
     if hardening is None:
-        return default()
+        return Hardening.recommended(ordered=ordered) if default is None else default()
     if not isinstance(hardening, Hardening):
         raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
     return hardening
-
-
-def ordered_default() -> Hardening:
-    """Of explainers of rows of tables: `Hardening.recommended(ordered=True)`."""
-    return Hardening.recommended(ordered=True)
 
 
 def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ from safexplain.explain.libraries import load
 from safexplain.explain.orientation import PROBABILITY, Direction, decided
 from safexplain.explain.query import as_asked
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
@@ -119,8 +119,7 @@ class _HardenedLime(OfTables):
         return self
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        table = self._row is not None
-        self.hardening = hardening_or_default(hardening, ordered_default if table else Hardening.recommended)
+        self.hardening = hardening_or_default(hardening, ordered=self._row is not None)
         self._explainer = _private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
         self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 

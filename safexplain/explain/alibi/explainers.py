@@ -37,7 +37,7 @@ from safexplain.explain.query import as_asked
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
-from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import EstimatorModule
@@ -107,7 +107,7 @@ class HardenedAlibi(OfTables):
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         load("alibi")
         check_mode(vars(native))
-        self.hardening = hardening_or_default(hardening, ordered_default)
+        self.hardening = hardening_or_default(hardening, ordered=True)
         self._explainer, self._model_digest = native, checked_digest(model_digest)
 
 

@@ -35,7 +35,7 @@ from safexplain.explain.orientation import (
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
-from safexplain.hardening.hardening import Hardening, hardening_or_default, ordered_default
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
@@ -108,7 +108,7 @@ class HardenedShap(OfTables):
         return self
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None) -> None:
-        self.hardening = hardening_or_default(hardening, ordered_default)
+        self.hardening = hardening_or_default(hardening, ordered=True)
         self._model_digest = checked_digest(model_digest)
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
