@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate
 
 __all__ = [
-    *("Audited", "Pinned", "Predict", "check_options", "check_subject", "check_unchanged", "checked_model", "keyed"),
+    *(
+        "Audited",
+        "Pinned",
+        "Predict",
+        "at",
+        "check_options",
+        "check_subject",
+        "check_unchanged",
+        "checked_model",
+        "keyed",
+    ),
     *("load_audited", "pin", "refuse_others", "subject_of"),
 ]
 
@@ -45,6 +55,11 @@ _FEWEST_DIFFERENT = 5
 """Different bytes of a key; of 16 random bytes, or 32 random hexadecimal digits, there are more but once in 1e9."""
 
 
+def at(model: nn.Module, x: Tensor) -> Tensor:
+    """Inputs where a model is, detached."""
+    return x.detach().to(next((p.device for p in model.parameters()), x.device))
+
+
 @dataclass(frozen=True, eq=False)
 class Predict:
     """What is asked of a model, or of its probabilities: (n, d) numbers -> (n, classes), float64."""
@@ -55,7 +70,7 @@ class Predict:
         """The output for each row, as float32."""
         x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
         with torch.no_grad():
-            out: Tensor = self.forward(x.to(next((p.device for p in self.forward.parameters()), x.device)))
+            out: Tensor = self.forward(at(self.forward, x))
         return np.asarray(out.double().cpu().numpy())
 
 

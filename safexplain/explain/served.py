@@ -26,7 +26,7 @@ from safexplain.explain.alibi import HardenedAnchorTabular
 from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
-from safexplain.explain.certified import check_unchanged, checked_model, keyed, load_audited, pin
+from safexplain.explain.certified import at, check_unchanged, checked_model, keyed, load_audited, pin
 from safexplain.explain.hardened import Asked
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
@@ -103,7 +103,7 @@ class Release:
             InputError: its scores of an input are NaN.
         """
         with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
-            scores: Tensor = self._model(_at(self._model, x).clone())  # some write into their input
+            scores: Tensor = self._model(at(self._model, x).clone())  # some write into their input
         if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(x) or not scores.shape[1]:
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             raise RefusedError(f"expected a model that returns ({len(x)}, classes) scores of these inputs, got {got}")
@@ -125,7 +125,7 @@ class Release:
         Raises:
             RefusedError: the model is no longer the audited one.
         """
-        x = _at(self._model, x)
+        x = at(self._model, x)
         answers = {name: answer(x, target.to(x.device)) for name, answer in self._answers.items()}
         if len(answers) == 1:
             return next(iter(answers.values()))
@@ -268,11 +268,6 @@ def _asked(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
     return drawn if row.stochastic and not row.mixes_batch else maps
 
 
-def _at(model: nn.Module, x: Tensor) -> Tensor:
-    """Inputs where a model is."""
-    return x.detach().to(next((p.device for p in model.parameters()), x.device))
-
-
 def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
     """Whether a model's outputs, of numbers drawn at random, are probabilities already."""
     if shape is None:
@@ -280,7 +275,7 @@ def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            return are_probabilities(model(_at(model, x)))
+            return are_probabilities(model(at(model, x)))
     except (RuntimeError, ValueError, TypeError) as error:
         raise InputError(
             f"the model fails on inputs of shape {tuple(shape)}: {str(error).splitlines()[0]:.120}"
