@@ -17,11 +17,11 @@ from safexplain.ledger.storage.schema import Execute, rows_of
 
 @dataclass(frozen=True)
 class Stored:
-    """An answer that exists, as JSON; `owned` says whether this principal was given it before."""
+    """An answer that exists, as JSON; `paid` is the number of this principal's charge, None where there is none yet."""
 
     text: str
     release: Release
-    owned: bool
+    paid: int | None
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Batch:
             " ON c.question = a.question AND c.principal = ? WHERE a.question IN"
         )
         rows = rows_of(execute, query, (self.principal,), self.wanted)
-        return {q: Stored(text, from_json(release), number is not None) for q, text, release, number in rows}
+        return {q: Stored(text, from_json(release), number) for q, text, release, number in rows}
 
     def is_free(self, found: Mapping[str, Stored]) -> bool:
         """Whether this principal has been given every answer before."""
-        return all(q in found and found[q].owned for q in self.wanted)
+        return all(q in found and found[q].paid is not None for q in self.wanted)
 
     def entries(self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None) -> list[Entry]:
         """What is to be charged, in the order of the questions; `made` are new answers as JSON, None before."""
@@ -88,7 +88,7 @@ class Batch:
         for q, entry in self.wanted.items():
             if (stored := found.get(q)) is None:
                 entries.append(replace(entry, digest=sha256((made or {}).get(q, ""))))
-            elif not stored.owned:
+            elif stored.paid is None:
                 entries.append(replace(entry, release=stored.release, digest=sha256(stored.text), repeated=True))
         return entries
 
@@ -136,7 +136,8 @@ class Batch:
         """In the order of the questions; a charge stands where its question is asked first."""
         texts = {**(made or {}), **{q: stored.text for q, stored in found.items()}}
         charged = {c.question: c for c in charges}
-        return tuple(Answer(json.loads(texts[q]), charged.pop(q, None)) for q in self.questions)
+        paid = {q: stored.paid for q, stored in found.items()} | {q: c.id for q, c in charged.items()}
+        return tuple(Answer(json.loads(texts[q]), charged.pop(q, None), paid[q]) for q in self.questions)
 
 
 def question_digest(question: str | bytes) -> str:

@@ -144,10 +144,12 @@ class Answer:
     Args:
         value: as JSON gives it back.
         charge: None where it was free: this principal had been given it before.
+        paid: number of the charge that paid for it, now or then.
     """
 
     value: Any
     charge: Charge | None
+    paid: int
 
 
 CHARGE_COLUMNS = "id, principal, period, time, mechanism, parameters, release, question, digest, repeated"

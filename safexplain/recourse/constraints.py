@@ -34,7 +34,7 @@ from safexplain.recourse.feature_names import (
     positions,
     width_of,
 )
-from safexplain.recourse.result import Floats, first_of
+from safexplain.recourse.found import Floats, first_of
 
 FLOAT32 = 2.0**-24
 """Relative error of rounding to float32."""

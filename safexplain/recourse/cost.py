@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safexplain._validate import check_number, real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.feature_names import Features, column_names, is_mapping, limits
-from safexplain.recourse.result import Floats
+from safexplain.recourse.found import Floats
 
 Scale = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64]
 

@@ -40,8 +40,8 @@ from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import L1, L2, Cost, Percentile, check_cost
+from safexplain.recourse.found import Floats, as_rows, first_of
 from safexplain.recourse.frames import close_to, columns_of, is_missing, kind_of, numbers_of, values_of, written
-from safexplain.recourse.result import Floats, as_rows, first_of
 
 Range = tuple[float | None, float | None]
 Label = str | int | float | bool
@@ -129,7 +129,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             them is the same as naming the feature under `missing`.
         missing: names of the features that may be missing (None, NaN, NA).
         units: name -> unit of a numeric feature, for messages and reasons.
-        labels: name -> what sentences call a feature ("revolving balance"), for reasons.
+        describe: name -> what sentences and letters call a feature ("revolving balance").
 
     Attributes:
         features: names of the person's features, (F,).
@@ -161,7 +161,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     special: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     missing: Sequence[str] = ()
     units: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
+    describe: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: _mapping(name, getattr(self, name)) for name in _MAPPINGS}
@@ -175,7 +175,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ConfigurationError(
                 f"{twice[0]}: declared more than once; a feature is numeric, categories or ordinal, one of these"
             )
-        for what in ("special", "missing", "units", "labels"):
+        for what in ("special", "missing", "units", "describe"):
             unknown = [name for name in given[what] if name not in names]
             if unknown:
                 raise ConfigurationError(
@@ -196,9 +196,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, unit in given["units"].items():
             if not isinstance(unit, str) or name not in given["numeric"]:
                 raise ConfigurationError(f"units: expected the unit of a numeric feature as text, got {name}: {unit!r}")
-        for name, label in given["labels"].items():
+        for name, label in given["describe"].items():
             if not isinstance(label, str) or not label:
-                raise ConfigurationError(f"labels: expected what to call a feature as text, got {name}: {label!r}")
+                raise ConfigurationError(f"describe: expected what to call a feature as text, got {name}: {label!r}")
         for name, value in given.items():
             object.__setattr__(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
         _ = self.columns  # finds names that two columns would share
@@ -495,7 +495,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "special": {name: list(values) for name, values in self.special.items()},
             "missing": list(self.missing),
             "units": dict(self.units),
-            "labels": dict(self.labels),
+            "labels": dict(self.describe),
         }
 
     @classmethod
@@ -506,6 +506,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ConfigurationError: other names, or as the constructor.
         """
         given = dict(plain)
+        given["describe"] = given.pop("labels", {})
         order = given.pop("features", [])
         unknown = sorted(set(given) - {*_MAPPINGS, "missing"})
         if unknown:
@@ -678,7 +679,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return values
 
 
-_MAPPINGS = ("numeric", "categories", "ordinal", "special", "units", "labels")
+_MAPPINGS = ("numeric", "categories", "ordinal", "special", "units", "describe")
 
 
 def _kept(array: NDArray[Any]) -> NDArray[Any]:

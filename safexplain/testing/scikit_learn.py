@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 LABELS = "classes is a public list, and the check brings labels that are not in it"
-WIDTH = "direction is public, for a fixed number of columns, and the check brings others"
 COLUMNS = "its columns are declared by name, and the check brings others; it learns nothing of data"
 SCORE = "score(x) is the noised logit of a query, and not the accuracy of predictions"
 MADE = "parameters are checked when a mechanism is made, before anything is trained, charged or released"
 DEFAULTS = "the default cost is an object, and scikit-learn expects numbers, texts and the like"
-COPIED = "a public vector is copied, so that nobody writes to it afterwards"
 KEPT = "what is public is part of a guarantee and does not change"
 
 _TWO_CLASSES = """
@@ -34,10 +32,6 @@ check_positive_only_tag_during_fit check_readonly_memmap_input
 """
 _THREE_CLASSES = """
 check_dtype_object check_classifiers_classes check_classifiers_train check_decision_proba_consistency
-"""
-_ONE_WIDTH = """
-check_complex_data check_estimator_sparse_array check_estimator_sparse_matrix check_estimator_sparse_tag
-check_estimators_empty_data_messages check_estimators_nan_inf check_estimators_pickle check_fit2d_1sample
 """
 _DECLARED = """
 check_complex_data check_dict_unchanged check_dtype_object check_estimator_sparse_tag check_estimators_dtypes
@@ -55,12 +49,8 @@ _SCORES = "check_fit_score_takes_y check_n_features_in_after_fitting check_pipel
 
 EXPECTED: dict[str, dict[str, str]] = {
     "DPLogisticRegression": dict.fromkeys(_THREE_CLASSES.split(), LABELS),
-    "PrivateModelRecourse": _MECHANISM,
+    "DPModelRecourse": _MECHANISM,
     "LaplaceScore": dict.fromkeys(_TWO_CLASSES.split(), LABELS) | dict.fromkeys(_SCORES.split(), SCORE) | _MECHANISM,
-    "PublicDirection": dict.fromkeys(_TWO_CLASSES.split(), LABELS)
-    | dict.fromkeys(_ONE_WIDTH.split(), WIDTH)
-    | {"check_set_params": COPIED}
-    | _MECHANISM,
     "Preprocessing": dict.fromkeys(_DECLARED.split(), COLUMNS)
     | {
         "check_do_not_raise_errors_in_init_or_set_params": MADE,
@@ -73,7 +63,7 @@ EXPECTED: dict[str, dict[str, str]] = {
 with a private model with five, 0 to 4; with others, `expected_failed_checks` adds the checks that bring labels which
 are not listed then."""
 
-_LISTED = {"DPLogisticRegression": range(3), "PrivateModelRecourse": range(5)}
+_LISTED = {"DPLogisticRegression": range(3), "DPModelRecourse": range(5)}
 _OTHER_LABELS = f"""{_TWO_CLASSES}
 check_classifier_data_not_an_array check_estimators_nan_inf check_estimators_pickle check_fit2d_1sample
 check_fit_check_is_fitted check_fit_idempotent check_n_features_in check_supervised_y_2d

@@ -9,16 +9,9 @@ from torch import nn
 from safexplain import HardenedCounterfactual
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse import (
-    Constraints,
-    DPModelRecourse,
-    LaplaceScore,
-    OutputPerturbation,
-    PublicDirection,
-    linear_recourse,
-    search_recourse,
-)
+from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore
 from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.linear.solve import linear_recourse
 
 pd = pytest.importorskip("pandas")
 

@@ -14,16 +14,7 @@ from torch import nn
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse import (
-    L1,
-    MAD,
-    Constraints,
-    DPModelRecourse,
-    Plausibility,
-    Preprocessing,
-    SearchOptions,
-    search_recourse,
-)
+from safexplain.recourse import L1, MAD, Constraints, DPModelRecourse, Plausibility, Preprocessing, SearchOptions
 from tests.helpers.evidence import DATA, needs
 
 

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse import L1, L2, Constraints, Percentile, Preprocessing, Rule
+from safexplain.recourse import L1, L2, Constraints, Preprocessing, Rule
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")

@@ -10,7 +10,7 @@ import torch
 
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.result import as_rows
+from safexplain.recourse.found import as_rows
 
 NUMBERS = {
     "list": ([[1, 2.5]], [1, 2.5]),

@@ -5,14 +5,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from safexplain.recourse.reasons import LANGUAGES, Change, advise, number_text, sentence
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from safexplain.errors import ConfigurationError, RefusedError
-from safexplain.recourse import L1, Constraints, DPModelRecourse, Preprocessing, Recourse, search_recourse
-from safexplain.recourse.reasons import LANGUAGES, Change, advise, number_text, sentence
+from safexplain.recourse import L1, Constraints, DPModelRecourse, Preprocessing, Recourse
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},

@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from safexplain.recourse import (
-    DPModelRecourse,
-    LaplaceScore,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    PublicDirection,
-    Recourse,
-    linear_recourse,
-)
+from safexplain.recourse import DPModelRecourse, LaplaceScore, Recourse
+from safexplain.recourse.linear.solve import linear_recourse
 
 from .as_published import AsPublishedLaplace
 from .tasks import Floats, Task

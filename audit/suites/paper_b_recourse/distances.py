@@ -26,7 +26,8 @@ from scipy.stats import ks_2samp
 
 from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.audit.collect_recourse import explained
-from safexplain.recourse import DPModelRecourse, LaplaceScore, Recourse, linear_recourse
+from safexplain.recourse import DPModelRecourse, LaplaceScore, Recourse
+from safexplain.recourse.linear.solve import linear_recourse
 
 from ...shared.run import (
     Parts,

@@ -26,7 +26,7 @@ from safexplain.audit.certify import certify
 from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
-from safexplain.recourse import DPModelRecourse, Recourse, search_recourse
+from safexplain.recourse import DPModelRecourse, Recourse
 
 from ...shared.run import Progress, concluded, destination, finish, provenance, rounded, table, write_json
 from .cells import attacked, rows_of

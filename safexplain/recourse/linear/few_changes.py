@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.recourse.constraints import Mask
+from safexplain.recourse.found import Floats
 from safexplain.recourse.linear.lagrangian import Items, bracket
-from safexplain.recourse.result import Floats
 
 SETS = 500
 """Sets of features tried for one query; where more could hold the cheapest answer, an integer program is faster."""

@@ -29,9 +29,9 @@ from itertools import pairwise
 import numpy as np
 
 from safexplain.recourse.constraints import Mask
+from safexplain.recourse.found import Floats
 from safexplain.recourse.linear.lagrangian import Ints, Items, bracket
 from safexplain.recourse.linear.water_filling import WaterFilling
-from safexplain.recourse.result import Floats
 
 EFFORTS = ((8, 4), (64, 16), (128, 128), (2048, 16))
 """States kept for each query and step counts tried by each state, attempt by attempt."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.recourse.found import Floats
 from safexplain.recourse.linear.water_filling import WaterFilling
-from safexplain.recourse.result import Floats
 
 Ints = NDArray[np.intp]
 

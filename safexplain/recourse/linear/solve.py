@@ -23,12 +23,12 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
 from safexplain.recourse.cost import EUCLIDEAN, L1, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.linear.few_changes import Savings
 from safexplain.recourse.linear.knapsack import CLOSE, missing, solve
 from safexplain.recourse.linear.lagrangian import Items
 from safexplain.recourse.linear.water_filling import WaterFilling
 from safexplain.recourse.program.solve import Linear, solve_program
-from safexplain.recourse.result import Floats, Recourse, as_rows
 
 ROWS = 4096
 """Constrained queries solved at a time."""
@@ -45,7 +45,7 @@ def linear_recourse(
     frozen: ArrayLike | None = None,
     within: Box | None = None,
     time_limit: float = 10.0,
-) -> Recourse:
+) -> Found:
     """Cheapest change of each query that brings w.x + b to the target.
 
     Args:
@@ -117,7 +117,7 @@ def linear_recourse(
     lost = ~np.isfinite(distance)
     found.row[lost], found.valid[lost], found.proven[lost], distance[lost] = rows[lost], favourable[lost], False, 0.0
     censored = np.zeros(len(rows), dtype=bool)
-    return Recourse(rows, found.row, found.valid, distance, score, favourable, censored, proven=found.proven)
+    return Found(rows, found.row, found.valid, distance, score, favourable, censored, proven=found.proven)
 
 
 def _part(given: Any, part: NDArray[np.intp]) -> Any:

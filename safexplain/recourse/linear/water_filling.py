@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.recourse.result import Floats
+from safexplain.recourse.found import Floats
 
 
 @dataclass(frozen=True, eq=False)

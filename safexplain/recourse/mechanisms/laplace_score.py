@@ -1,21 +1,89 @@
-"""Recourse from a noised logit and public weights."""
+"""Recourse from a noised logit and public weights: each answer pays.
+
+The weights v come from `safexplain.dp.linear.mechanisms`: on
+neighbouring data sets |v - v'| <= S, the solver's error included. A query x counts as u = (x / norm_bound, c) / sqrt(1
++ c^2), c the constant column; it may be longer than 1, as queries are not shortened. The score is f(x) = <v, u>, so
+that by Cauchy and Schwarz
+
+    |f(x) - f'(x)| <= |u| S.
+
+Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
+Algorithms, section 3.1). |v| has a bound that holds for any n records (`largest_weight`); `fit` refuses unless the
+error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `safexplain.recourse.mechanisms.laplace` adds 1e-6
+for it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_X_y
 
-from safexplain._validate import check_number, readable
-from safexplain.errors import ConfigurationError, InputError
+from safexplain._validate import check_number, readable, real_numbers
+from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
+from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
+from safexplain.dp.linear.solver import largest_weight
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.recourse.found import Floats, Found
+from safexplain.recourse.guarantee import PRIVATE_GEOMETRY, PUBLIC_GEOMETRY, UNCHARGED, Guarantee, Per, assumptions
 from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
 from safexplain.recourse.mechanisms.laplace import laplace_release
-from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
-from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
-from safexplain.recourse.result import Floats, Recourse
+from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
+from safexplain.recourse.mechanisms.private_model import on_table, private_model
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+EVALUATION_ERROR = 1e-7
+"""Largest rounding error of a score, over what a record may change it by."""
+
+LONGEST = 1e100
+"""Longest query, in norm bounds: beyond, float64 would overflow, and the answer would tell where."""
+
+LOGIT_NOISE = 0.1
+"""Scale of the noise on the logit of a record of norm `norm_bound`, where the regularization is not given."""
+
+
+@dataclass(frozen=True, eq=False)
+class StableScore:
+    """A trained logit. It holds the private weights: neither they nor what is computed here may leave without noise.
+
+    Args:
+        weights: (d + 1,) v, in the units of lifted rows.
+        norm_bound: of training rows.
+        constant: the constant column.
+        stability: S, how far v may lie from that of a neighbouring data set.
+    """
+
+    weights: Floats
+    norm_bound: float
+    constant: float
+    stability: float
+
+    def __repr__(self) -> str:
+        return f"StableScore(norm_bound={self.norm_bound!r}, stability={self.stability!r})"
+
+    def check_length(self, x: Floats) -> None:
+        """Raise InputError for (n, d) queries so long that their score could overflow."""
+        with np.errstate(over="ignore"):
+            length = np.linalg.norm(x / self.norm_bound, axis=1)
+        if not (length < LONGEST).all():
+            raise InputError(f"x: rows more than {LONGEST:g} times as long as norm_bound; check their units")
+
+    def lifted(self, x: Floats) -> Floats:
+        """(n, d + 1) rows u of (n, d) queries whose length was checked."""
+        column = np.full((len(x), 1), self.constant)
+        joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
+        return joined
+
+    def sensitivity(self, lifted: Floats) -> Floats:
+        """(n,) what one record may change the scores of lifted rows by; for a row of zeros a tiny number."""
+        length: Floats = np.linalg.norm(lifted, axis=1)  # squares that underflow are far below the floor
+        return np.maximum(length, 1e-12) * self.stability
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,17 +93,18 @@ class NoisyScores:
     score: Floats
     favourable: NDArray[np.bool_]
     censored: NDArray[np.bool_]
+    guarantee: Guarantee
 
 
 @dataclass(eq=False, kw_only=True)
-class LaplaceScore(StableScoreMechanism, DiverseAnswers):
+class LaplaceScore(RecourseMechanism):
     """Releases the logit of a query with Laplace noise, and nothing else of the model: each answer is epsilon-private.
 
     Statement. For neighbouring training sets D and D', any query x and any set A of answers,
     Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
 
     Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column
-    (`safexplain.recourse.mechanisms.stable_score`; S from `safexplain.dp.linear.mechanisms`, the solver's error and
+    (see the module; S from `safexplain.dp.linear.mechanisms`, the solver's error and
     rounding included). Clipping it to the public [-score_bound, score_bound] does not increase that.
     `safexplain.recourse.mechanisms.laplace` adds the noise for it, on a grid, by integers. Decision, flag and
     counterfactual are functions of the released number, of x and of public weights, constraints and costs:
@@ -53,6 +122,9 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             Or a linear model that was trained on the same records with differential privacy, which carries its
             statement (a `DPLogisticRegression`, a fitted `DPModelRecourse`): `MeteredRecourse` charges that once too.
         score_bound: public bound on released logits.
+        regularization: L, of the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
+            public. None: 10 k / epsilon, k = 2 under substitution and else 1, with which the noise on the logit of a
+            record of norm `norm_bound` has scale .1.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -67,24 +139,110 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         (True, False)
     """
 
-    name: ClassVar[str] = "logit with Laplace noise on a grid (LaplaceScore)"
-    released: ClassVar[str] = (
-        "the noised logit, within a public range; the rest follows from it and from public weights"
-    )
-    why: ClassVar[str] = (
-        "a record changes the logit of a regression with regularised weights by at most a known amount (Chaudhuri,"
-        " Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are never used otherwise"
-    )
-    vector: ClassVar[str] = "public_weights"
+    per: ClassVar[Per] = "answer"
 
     public_weights: Any = None
     score_bound: float = 10.0
+    regularization: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.regularization is not None:
+            check_number("regularization", self.regularization, above=0)
+        if len(self.classes) != 2:
+            raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
         bound = check_number("score_bound", self.score_bound, above=0)
         if not -bound <= self.target <= bound:
             raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
+        given = self.public_weights
+        if isinstance(given, DPModelRecourse) or hasattr(given, "coef_") or hasattr(given, "get_params"):
+            weights, statement = self._of_model(given)
+            self._set(weights=weights, statement=statement)
+        elif given is not None and self.preprocessing is not None:
+            self._set(weights=self.preprocessing.vector(given, "public_weights"))
+        elif given is not None:
+            object.__setattr__(self, "public_weights", public_vector(given))
+            self._set(weights=self.public_weights)
+
+    def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement]:
+        """(D,) the logits a unit of each column of a model that was trained with differential privacy, and its
+        statement.
+
+        Raises:
+            RefusedError: it carries no statement of its own, or one about other weights.
+            ConfigurationError: not a linear model of this mechanism's two classes and columns.
+        """
+        if isinstance(given, DPModelRecourse):
+            if given.preprocessing != self.preprocessing:
+                raise ConfigurationError("public_weights: expected a mechanism with the same preprocessing")
+            _ = given.features
+            model, statement = given.private, given.statement
+            people = self.preprocessing
+        else:
+            model, statement, people = given, getattr(given, "privacy_", None), self.preprocessing
+        if not hasattr(model, "coef_"):
+            raise ConfigurationError(
+                "public_weights: expected numbers, or a fitted linear model that was trained with differential privacy;"
+                f" {type(given).__name__} is not fitted, or not linear"
+            )
+        if statement is None:
+            raise RefusedError(
+                f"public_weights: {type(given).__name__} carries no privacy statement. Of a model of public data give"
+                " the weights, public_weights=model.coef_[0]; one of the training data must be trained with"
+                " differential privacy, as by DPLogisticRegression"
+            )
+        found = on_table(private_model(model, statement, self.classes[1], self.adjacency), people)
+        if found.weights is None:
+            raise ConfigurationError("public_weights: expected a linear model of two classes")
+        return public_vector(found.weights), statement
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
+
+        Raises:
+            ConfigurationError: `norm_bound` is missing, or the constraints are for other data.
+            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
+            RefusedError: more records or features than float64 can certify.
+            ValueError: X or y has a wrong shape, or holds NaN or infinity.
+        """
+        bound = check_bound(self._get("bound"))
+        constant = float(self.intercept_scaling)
+        rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
+        penalty = self._penalty()
+        spread = stability(penalty, self.adjacency)
+        _check_precision(len(rows), rows.shape[1] + 1, penalty, spread)
+        signs = 2.0 * positions(labels, np.asarray(self.classes)) - 1.0
+        weights = stable_minimiser(in_unit_ball(rows, bound, constant) * signs[:, None], penalty)
+        model = StableScore(weights, bound, constant, spread)
+        self._set(width=rows.shape[1], columns=self._columns_of(X), model=model, generator=None)
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Epsilon of each answer; see the class for the proof."""
+        assumed = assumptions(
+            seeded=self.random_state is not None, noised=True, preprocessed=self.preprocessing is not None
+        )
+        why = (
+            "a record changes the logit of a regression with regularised weights by at most a known amount (Chaudhuri,"
+            " Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are never used"
+            " otherwise. Answers add up: n of them spend n epsilon"
+        )
+        if (statement := self._get("statement")) is not None:
+            why += "; the model that public_weights come from spent, once, what its own statement says"
+            assumed = tuple(PRIVATE_GEOMETRY if line == PUBLIC_GEOMETRY else line for line in assumed)
+        return Guarantee(
+            mechanism="logit with Laplace noise on a grid (LaplaceScore)",
+            per="answer",
+            epsilon=float(self.epsilon),
+            delta=0.0,
+            adjacency=self.adjacency,
+            released="the noised logit, within a public range; the rest follows from it and from public weights",
+            why=why,
+            statement=statement,
+            assumptions=(*assumed, UNCHARGED),
+            preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
+        )
 
     def score(self, x: ArrayLike) -> NoisyScores:
         """Noised logits of (n, d) or (d,) queries, for the price of an answer each.
@@ -104,8 +262,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             records: number of rows that the mechanism itself is trained on, so that both are regularised as strongly.
 
         Returns:
-            (d,) for `public_weights`, with a preprocessing one a column of the table; their norm is the slope of
-            `PublicDirection` along them.
+            (d,) for `public_weights`, with a preprocessing one a column of the table.
 
         Raises:
             ConfigurationError: as `fit`.
@@ -117,8 +274,29 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             raise InputError(f"y: expected (m,) labels, got shape {shape}")
         penalty = self._penalty() * shape[0] / records
         model = replace(self, public_weights=None, regularization=penalty).fit(X, y)._trained()
-        per_unit = model.weights[:-1] * model.moved(np.ones(len(model.weights) - 1))[:-1]
+        per_unit = model.weights[:-1] / (model.norm_bound * math.hypot(1.0, model.constant))
         return per_unit if self.preprocessing is None else per_unit / self.preprocessing.scale
+
+    def _check_width(self, width: int) -> None:
+        super()._check_width(width)
+        given = self._get("weights")
+        if given is not None and len(given) != width:
+            raise ConfigurationError(f"public_weights: expected one number a feature, {width}, got {len(given)}")
+
+    def rows(self, x: ArrayLike) -> Floats:
+        """See `RecourseMechanism.rows`."""
+        rows = super().rows(x)
+        self._trained().check_length(self._scaled(rows))
+        return rows
+
+    def _penalty(self) -> float:
+        if self.regularization is not None:
+            return float(self.regularization)
+        return stability(1.0, self.adjacency) / (LOGIT_NOISE * self.epsilon)
+
+    def _trained(self) -> StableScore:
+        model: StableScore = self._get("model")
+        return model
 
     def _release(self, rows: Floats) -> NoisyScores:
         model = self._trained()
@@ -126,9 +304,9 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         noised, censored = laplace_release(
             lifted @ model.weights, model.sensitivity(lifted), self.epsilon, -bound, bound, self._noise()
         )
-        return NoisyScores(noised, noised >= self.target, censored)
+        return NoisyScores(noised, noised >= self.target, censored, self.guarantee)
 
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Found]:
         if self.public_weights is None:
             raise ConfigurationError(
                 "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
@@ -137,12 +315,12 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             )
         return self.solver_of(rows, self._release(rows))
 
-    def solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Recourse]:
+    def solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Found]:
         """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
-        weights: Floats = self._get("vector")
+        weights: Floats = self._get("weights")
         bias = released.score - rows @ weights
 
-        def solve(frozen: Frozen) -> Recourse:
+        def solve(frozen: Frozen) -> Found:
             found = linear_recourse(
                 weights,
                 bias,
@@ -165,3 +343,33 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             )
 
         return solve
+
+
+def _check_precision(records: int, p: int, penalty: float, spread: float) -> None:
+    longest = largest_weight(records, penalty) + GRADIENT_ERROR / penalty
+    error = (p + 4) * 2.0**-53 * longest
+    if error > EVALUATION_ERROR * spread:
+        raise RefusedError(
+            f"with {records:,} records and {p:,} weights, scores in float64 may be off by {error / spread:.1g} of what"
+            f" a record may change them by; the proof needs {EVALUATION_ERROR:g}. Use less regularization, or"
+            " DPModelRecourse"
+        )
+
+
+def public_vector(given: ArrayLike) -> Floats:
+    """(d,) finite numbers that are not all 0, which nobody can write to."""
+    found = real_numbers(given, "public_weights", ConfigurationError)
+    if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
+        raise ConfigurationError(
+            f"public_weights: expected d finite numbers that are not all 0, got shape {found.shape}"
+        )
+    if (
+        isinstance(given, np.ndarray)
+        and given.dtype == found.dtype
+        and given.base is None
+        and not given.flags.writeable
+    ):
+        return given  # made here before: scikit-learn looks for the same one
+    found = np.array(found)
+    found.flags.writeable = False
+    return found

@@ -1,8 +1,7 @@
 """What every recourse mechanism promises, takes, and how it answers.
 
 A mechanism is a frozen set of public parameters. Everything that can be wrong with them, with training data or with
-queries is found before anything is trained, drawn or charged. Its `Guarantee` says in numbers and in words what the
-answers tell: for ledgers, certificates and compliance officers.
+queries is found before anything is trained, drawn or charged. `_returned` is where an answer gets its guarantee.
 """
 
 from __future__ import annotations
@@ -12,117 +11,29 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
-from dataclasses import FrozenInstanceError, asdict, dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
-from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
-from safexplain._secure_random.generators import GENERATOR, Randomness
+from safexplain._privacy_loss import Adjacency, check_adjacency
+from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.found import Floats, Found, as_rows, first_of
 from safexplain.recourse.frames import is_missing, kind_of, numbers_of
-from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING, Preprocessing
-from safexplain.recourse.result import Floats, Recourse, as_rows, first_of
-from safexplain.verdict.privacy_statement import PUBLIC, PrivacyStatement, randomness
-
-Per = Literal["model", "answer"]
-"""Spent once, by training, however many answers follow; or by each answer anew."""
+from safexplain.recourse.guarantee import Guarantee, Per
+from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.result import Recourse
 
 Infeasible = Literal["raise", "mark"]
 Frozen = NDArray[np.bool_] | None
-
-PUBLIC_GEOMETRY = (
-    "the cost and its scales, the constraints, the target, the norm bound, the clamp and public weights or directions"
-    " were not computed from the training data"
-)
-PRIVATE_GEOMETRY = (
-    "the cost and its scales, the constraints, the target, the norm bound and the clamp were not computed from the"
-    " training data; weights or directions were, by a training with differential privacy, which counts once besides"
-)
-UNTIMED = (
-    "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
-    " answers at fixed intervals"
-)
-UNTOLD = "whether training failed, with which error or warning, is not told to who is given answers"
-PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """Differential privacy of recourse, as its parameters give it.
-
-    Args:
-        mechanism: its name and source.
-        is_private: whether there is a guarantee at all.
-        per: what spends epsilon: "model" (training, once) or "answer" (each query's answer; n answers at most n times).
-        epsilon: bound on the privacy loss; None where there is no guarantee.
-        delta: of the same; None where there is no guarantee.
-        adjacency: what a neighbouring training set differs in.
-        released: what leaves.
-        why: the proof in a sentence, or why there is no guarantee.
-        statement: of the trained model, or of the model that public weights or a direction come from, which spends
-            once besides the answers; None before `fit`, and where there is no model that was trained privately.
-        assumptions: what must hold.
-        preprocessing: digest of the public preprocessing between people's frames and the rows that it holds for; None
-            where rows come as they are.
-
-    Raises:
-        ConfigurationError: a guarantee without numbers, or numbers without a guarantee.
-    """
-
-    mechanism: str
-    is_private: bool
-    per: Per
-    epsilon: float | None
-    delta: float | None
-    adjacency: Adjacency
-    released: str
-    why: str
-    statement: PrivacyStatement | None = None
-    assumptions: tuple[str, ...] = ()
-    preprocessing: str | None = None
-
-    def __post_init__(self) -> None:
-        check_adjacency(self.adjacency)
-        if self.is_private != (self.epsilon is not None) or self.is_private != (self.delta is not None):
-            raise ConfigurationError("a guarantee has an epsilon and a delta, and without one there are neither")
-
-    @property
-    def protects(self) -> str:
-        """What an observer of the answers cannot tell, up to epsilon and delta; "" where nothing is promised."""
-        return PROTECTS[self.adjacency] if self.is_private else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        plain = {**asdict(self), "assumptions": list(self.assumptions), "protects": self.protects}
-        return {**plain, "statement": None if self.statement is None else self.statement.to_dict()}
-
-    def __str__(self) -> str:
-        if not self.is_private:
-            return f"{self.mechanism}: NOT private. {self.why}"
-        once = "once, for any number of answers" if self.per == "model" else "for each answer"
-        return f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
-
-
-def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
-    """What every mechanism of this package assumes.
-
-    Args:
-        seeded: whether noise comes from a seed that the user gave; None: a statement says where it came from.
-        noised: each answer has noise of its own.
-        preprocessed: there is a `Preprocessing`.
-    """
-    timing = (UNTIMED,) if noised else ()
-    ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()
-    drawn = () if seeded is None else (randomness("" if seeded else GENERATOR, seeded=seeded, whole=noised),)
-    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, UNTOLD, *timing, *drawn)
 
 
 def check_infeasible(infeasible: Any) -> None:
@@ -320,7 +231,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return int(width)
 
     @abstractmethod
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Found]:
         """Draw the noise of an answer, once, and return what answers given the columns that must not change."""
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
@@ -341,6 +252,34 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         rows = self.rows(x)
         result = self._returned(self._solver(rows)(self._held(rows)), x)
         return result.required() if infeasible == "raise" else result
+
+    def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
+        """Several answers to each query that differ in what they change, as by `diverse`; the noise is drawn once.
+
+        Raises:
+            InputError: as `explain`.
+            ConfigurationError: fewer than one answer, or `fit` has not been called.
+        """
+        wanted = whole_number("answers", answers, 1)  # before noise is drawn
+        rows = self.rows(x)
+        return self.several(self._solver(rows), rows, x, wanted)
+
+    def several(
+        self,
+        solve: Callable[[Frozen], Found],
+        rows: Floats,
+        x: ArrayLike,
+        wanted: int,
+        guarantee: Guarantee | None = None,
+    ) -> tuple[Recourse, ...]:
+        """Answers to rows that were read from x, by a solver whose noise is drawn."""
+        held = self._held(rows)
+
+        def besides(frozen: NDArray[np.bool_]) -> Found:
+            return solve(frozen if held is None else frozen | held)
+
+        found = diverse(besides, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
+        return tuple(self._returned(one, x, guarantee) for one in found)
 
     @property
     def labels(self) -> tuple[Any, Any]:
@@ -426,21 +365,18 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         held = None if self.preprocessing is None else self.preprocessing.held(rows)
         return held if held is not None and held.any() else None
 
-    def _returned(self, found: Recourse, x: Any) -> Recourse:
-        """An answer with what gives it back as the frame that came."""
+    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+        """The answer: with its guarantee, and with what gives it back as the frame that came."""
         people = self.preprocessing
-        if people is None:
-            return replace(found, like=x)
-        bad = people.misread(found.counterfactual) & ~found.favourable
-        if bad.any():  # a number that stands for something else is no answer
-            found = replace(
+        if people is not None and (bad := people.misread(found.counterfactual) & ~found.favourable).any():
+            found = replace(  # a number that stands for something else is no answer
                 found,
                 counterfactual=np.where(bad[:, None], found.x, found.counterfactual),
                 valid=found.valid & ~bad,
                 distance=np.where(bad, 0.0, found.distance),
                 proven=found.proven & ~bad,
             )
-        return replace(found, table=people, like=x)
+        return Recourse(**vars(found), guarantee=guarantee or self.guarantee, table=people, like=x)
 
     def _scaled(self, rows: Floats) -> Floats:
         """(n, D) rows as training sees them."""
@@ -495,13 +431,13 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 def diverse(
-    solve: Callable[[NDArray[np.bool_]], Recourse],
+    solve: Callable[[NDArray[np.bool_]], Found],
     x: ArrayLike,
     answers: int,
     *,
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
-) -> tuple[Recourse, ...]:
+) -> tuple[Found, ...]:
     """Answers that each leave alone what was the largest share of the cost of every earlier one.
 
     Args:
@@ -533,7 +469,7 @@ def diverse(
     return tuple(results)
 
 
-def _largest_share(found: Recourse, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
+def _largest_share(found: Found, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
     """(n, d) bool, the column that made up most of each answer's cost, or one of its group; none where nothing changed.
 
     To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
@@ -552,30 +488,3 @@ def _check_numbers(frame: Any) -> None:
             numbers_of(frame.iloc[:, place] if kind_of(frame) == "pandas" else frame.to_series(place), str(name))
         except InputError as error:
             raise InputError(f"{error} of preprocessing=Preprocessing(numeric=..., categories=...)") from None
-
-
-class DiverseAnswers(RecourseMechanism):
-    """A mechanism whose released score and public geometry allow for several answers at the price of one."""
-
-    def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
-        """Several answers to each query that differ in what they change, as by `diverse`; the noise is drawn once.
-
-        Raises:
-            InputError: as `explain`.
-            ConfigurationError: fewer than one answer, or `fit` has not been called.
-        """
-        wanted = whole_number("answers", answers, 1)  # before noise is drawn
-        rows = self.rows(x)
-        return self._several(self._solver(rows), rows, x, wanted)
-
-    def _several(
-        self, solve: Callable[[Frozen], Recourse], rows: Floats, x: ArrayLike, wanted: int
-    ) -> tuple[Recourse, ...]:
-        """Answers to rows that were read from x, by a solver whose noise is drawn."""
-        held = self._held(rows)
-
-        def besides(frozen: NDArray[np.bool_]) -> Recourse:
-            return solve(frozen if held is None else frozen | held)
-
-        found = diverse(besides, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
-        return tuple(self._returned(one, x) for one in found)

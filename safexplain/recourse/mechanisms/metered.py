@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from safexplain._validate import whole_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.ledger.releases import Pure
+from safexplain.recourse.found import Found
+from safexplain.recourse.guarantee import UNCHARGED, Guarantee
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
-from safexplain.recourse.mechanisms.mechanism import (
-    DiverseAnswers,
-    Guarantee,
-    Infeasible,
-    RecourseMechanism,
-    check_infeasible,
-)
+from safexplain.recourse.mechanisms.mechanism import Infeasible, RecourseMechanism, check_infeasible
 from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
@@ -50,7 +47,6 @@ class MeteredRecourse:
         ledger: where releases are recorded.
 
     Raises:
-        RefusedError: the mechanism is not private: a ledger that charged it would state what is not so.
         ConfigurationError: the ledger counts releases about other neighbours than the mechanism's.
         ConfigurationTypeError: not a mechanism, or not a ledger.
     """
@@ -60,8 +56,6 @@ class MeteredRecourse:
             raise ConfigurationTypeError(
                 f"expected a mechanism of safexplain.recourse, such as LaplaceScore, got {type(mechanism).__name__}"
             )
-        if not mechanism.guarantee.is_private:
-            raise RefusedError(f"{type(mechanism).__name__} cannot be charged: {mechanism.guarantee.why}")
         if not callable(getattr(ledger, "answer_many", None)) or isinstance(ledger, type):
             raise ConfigurationTypeError(
                 f"ledger: expected an open Ledger, such as Ledger(url), got {type(ledger).__name__} {ledger!r}"
@@ -77,8 +71,9 @@ class MeteredRecourse:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The mechanism's, of each answer or of the model."""
-        return self.mechanism.guarantee
+        """The mechanism's, of each answer or of the model; that of an answer names the charges too."""
+        own = self.mechanism.guarantee
+        return replace(own, assumptions=tuple(line for line in own.assumptions if line != UNCHARGED))
 
     def explain(self, x: ArrayLike, *, principal: str | None, infeasible: Infeasible = "raise") -> Recourse:
         """Answers to the rows of x as the mechanism's, charged to the principal who asks: all of them or none.
@@ -117,61 +112,58 @@ class MeteredRecourse:
             As `LaplaceScore.explain_diverse`: `answers` results, valid=False where the options have run out.
 
         Raises:
-            ConfigurationError: fewer than one answer, or a mechanism with one answer to a question.
+            ConfigurationError: fewer than one answer.
             BudgetExhausted, InputError, LedgerError: as `explain`.
         """
         wanted = whole_number("answers", answers, 1)
         mechanism = self.mechanism
-        if not isinstance(mechanism, DiverseAnswers):
-            raise ConfigurationError(
-                f"{type(mechanism).__name__} has one answer to a question, along its direction; explain_diverse is for"
-                " LaplaceScore and for models that were trained with differential privacy"
-            )
         if not isinstance(mechanism, LaplaceScore):
-            if self.guarantee.per != "model":
-                raise ConfigurationError(f"{type(mechanism).__name__}: only explain is metered")
-            mechanism.rows(x)  # what cannot be answered is not charged
-            self._charge_training()
-            return mechanism.explain_diverse(x, wanted)
+            rows = mechanism.rows(x)  # what cannot be answered is not charged
+            guarantee = self._charged()
+            return mechanism.several(mechanism._solver(rows), rows, x, wanted, guarantee)
         first = self._answered(x, principal)
-        solve = mechanism.solver_of(first.x, NoisyScores(first.score, first.favourable, first.censored))
-        return (first, *mechanism._several(solve, first.x, x, wanted)[1:])
+        released = NoisyScores(first.score, first.favourable, first.censored, first.guarantee)
+        solve = mechanism.solver_of(first.x, released)
+        return (first, *mechanism.several(solve, first.x, x, wanted, first.guarantee)[1:])
 
     def _answered(self, x: ArrayLike, principal: str | None) -> Recourse:
         """Charged and stored, or repeated; queries without recourse are marked."""
-        guarantee = self.guarantee
-        if guarantee.per == "answer" and principal is None:
+        mechanism = self.mechanism
+        if mechanism.per == "answer" and principal is None:
             raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
-        rows = self.mechanism.rows(x)  # looks at the names of columns too; what cannot be answered is not charged
-        if guarantee.per == "model":
-            self._charge_training()
-            return self.mechanism.explain(x, infeasible="mark")
-        costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(x)]
-        self._charge_training()
+        rows = mechanism.rows(x)  # looks at the names of columns too; what cannot be answered is not charged
+        guarantee = self._charged()
+        if mechanism.per == "model":
+            return mechanism._returned(mechanism._solver(rows)(mechanism._held(rows)), x, guarantee)
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
-            found = self.mechanism.explain(rows[positions], infeasible="mark")
+            found = mechanism.explain(rows[positions], infeasible="mark")
             return [{name: getattr(found, name)[i].tolist() for name in FIELDS} for i in range(len(positions))]
 
         stored = self.ledger.answer_many(
             principal or "",
             [self._question(row) for row in rows],
             compute,
-            costs,
-            mechanism=type(self.mechanism).__name__,
-            parameters={"model": self.mechanism.identity, "adjacency": guarantee.adjacency},
+            Pure(float(mechanism.epsilon)),
+            mechanism=type(mechanism).__name__,
+            parameters={"model": mechanism.identity, "adjacency": guarantee.adjacency},
             adjacency=guarantee.adjacency,
         )
         columns: dict[str, Any] = {
             name: np.array([answer.value.get(name, False) for answer in stored], kind) for name, kind in FIELDS.items()
         }
         columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
-        return Recourse(x=rows, **columns, table=self.mechanism.preprocessing, like=x)
+        charges = (*guarantee.charges, *(answer.paid for answer in stored))
+        charged = replace(guarantee, ledger=self.ledger.identity if charges else "", charges=charges)
+        return mechanism._returned(Found(x=rows, **columns), x, charged)
 
-    def _charge_training(self) -> None:
-        """Of the model that answers, or that public weights come from, once."""
-        if (statement := self.guarantee.statement) is not None:
-            self.ledger.charge_training(statement, adjacency=self.guarantee.adjacency)
+    def _charged(self) -> Guarantee:
+        """The guarantee, once the training of the model that answers, or that public weights come from, is charged."""
+        guarantee = self.guarantee
+        if guarantee.statement is None:
+            return guarantee
+        charge = self.ledger.charge_training(guarantee.statement, adjacency=guarantee.adjacency)
+        return replace(guarantee, ledger=self.ledger.identity, charges=(charge.id,))
 
     def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
         """The fit, with its frozen parameters, and the query; zeros of either sign are one question."""

@@ -38,10 +38,10 @@ from safexplain.errors import ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
 from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, chosen_categories, improved, rounded
 from safexplain.recourse.networks.score import NetworkScore, Score, evaluation_mode
-from safexplain.recourse.result import Floats, Recourse, as_rows
 
 _SCATTERED = 256
 """Points around a query that are scored where its first search finds nothing."""
@@ -87,7 +87,7 @@ def network_recourse(
     frozen: ArrayLike | None = None,
     within: Box | None = None,
     options: SearchOptions = DEFAULT,
-) -> Recourse:
+) -> Found:
     """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
     Args:
@@ -147,7 +147,7 @@ def network_recourse(
                 limits = constraints.bounds(rows[part], own, None if box is None else (box[0][part], box[1][part]))
                 counterfactual[part], valid[part] = search.answers(rows[part], *limits)
                 proven[part] = ~search.possible(*limits)
-    return Recourse(
+    return Found(
         x=rows,
         counterfactual=counterfactual,
         valid=valid,

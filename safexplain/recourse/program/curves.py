@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from safexplain.recourse.result import Floats
+from safexplain.recourse.found import Floats
 
 PIECES = 12
 """Pieces of a cost that is not convex, to begin with."""

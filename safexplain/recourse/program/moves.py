@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L2, Cost, Percentile
+from safexplain.recourse.found import Floats
 from safexplain.recourse.program.curves import Curve, Polyline, Square
 from safexplain.recourse.program.mixed_integer import Program
-from safexplain.recourse.result import Floats
 
 COST = 1e3
 """What the dearest answer that is looked for costs in the program, so that HiGHS's tolerances are small beside it."""

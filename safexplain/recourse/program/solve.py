@@ -16,11 +16,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.linear.water_filling import WaterFilling
 from safexplain.recourse.program.moves import CLOSE, COST, Answer, Moves, Query
-from safexplain.recourse.result import Floats, Recourse, as_rows
-from safexplain.recourse.trees.forest import Forest
-from safexplain.recourse.trees.program import solve_forest
 
 SCORE = 1e3
 """What the score has to rise by, in the program: HiGHS's tolerance of 1e-6 is a 1e-9 share of it."""
@@ -33,7 +31,7 @@ WIDEST = 1e12
 
 
 def solve_program(
-    model: Linear | Forest,
+    model: Linear,
     x: ArrayLike,
     *,
     target: float = 0.0,
@@ -42,7 +40,7 @@ def solve_program(
     frozen: ArrayLike | None = None,
     within: tuple[ArrayLike, ArrayLike] | None = None,
     time_limit: float = 10.0,
-) -> Recourse:
+) -> Found:
     """Cheapest change of each query that brings a model's score to the target, one program a query.
 
     Args:
@@ -68,7 +66,7 @@ def solve_program(
     check_constraints(constraints)
     check_number("time_limit", time_limit, above=0.0)
     check_number("target", target)
-    if not isinstance(model, Linear | Forest):
+    if not isinstance(model, Linear):
         raise ConfigurationTypeError(f"model: expected Linear(weights, bias) or Forest.of(model), got {model!r}")
     rows = as_rows(x, model.width)
     if constraints is not None:
@@ -96,8 +94,6 @@ def solve_program(
             query = Query.of(rows[at], cost, rules, None if held is None else held[at], sides)
             if query.empty:
                 answer = Answer(None, np.inf, np.inf)
-            elif isinstance(model, Forest):
-                answer = solve_forest(model, query, target, time_limit)
             else:
                 answer = _LinearSearch(model, query, at, target, time.monotonic() + time_limit).run()
             proven[at] = answer.proven
@@ -105,7 +101,7 @@ def solve_program(
                 counterfactual[at], valid[at] = answer.row, True
         progress("recourse by integer program", len(todo), len(todo))
     distance = cost.distance(counterfactual - rows, rows)
-    return Recourse(
+    return Found(
         rows, counterfactual, valid, distance, score, favourable, np.zeros(len(rows), dtype=bool), proven=proven
     )
 

@@ -21,7 +21,6 @@ from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recou
 from safexplain.audit.references.training import train_one
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
-from safexplain.recourse import search_recourse
 from safexplain.recourse.result import Recourse
 from safexplain.verdict.stats import auc_interval, roc
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from safexplain.recourse import L1, Constraints, linear_recourse
+from safexplain.recourse import L1, Constraints
+from safexplain.recourse.linear.solve import linear_recourse
 
 
 def test_steps_are_counted_from_the_query_where_its_box_does_not_hold_it():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse import L1, L2, MAD, linear_recourse
+from safexplain.recourse import L1, L2, MAD
+from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import plain_classes, wanted_label
 
 

@@ -10,13 +10,7 @@ import pytest
 from recourse_privacy_oracle import NotPrivate, two_gaussians
 
 from safexplain.errors import ConfigurationError
-from safexplain.recourse import (
-    DPModelRecourse,
-    LaplaceScore,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    PublicDirection,
-)
+from safexplain.recourse import DPModelRecourse, LaplaceScore
 from safexplain.recourse.mechanisms.mechanism import Guarantee
 
 BY_MODEL = {

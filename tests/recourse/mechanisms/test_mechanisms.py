@@ -20,18 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain._digest import weights_digest
 from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps, make_private
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
-from safexplain.recourse import (
-    L1,
-    Constraints,
-    DPModelRecourse,
-    LaplaceScore,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    Plausibility,
-    PublicDirection,
-    Recourse,
-    linear_recourse,
-)
+from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, Plausibility, Recourse
+from safexplain.recourse.linear.solve import linear_recourse
 
 BY_MODEL = {"dp": DPModelRecourse, "output": OutputPerturbation, "objective": ObjectivePerturbation}
 each_mechanism = pytest.mark.parametrize("name", BY_MODEL)

@@ -20,16 +20,7 @@ from safexplain.errors import (
     RefusedError,
 )
 from safexplain.ledger import Ledger
-from safexplain.recourse import (
-    Constraints,
-    DPModelRecourse,
-    LaplaceScore,
-    MeteredRecourse,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    Preprocessing,
-    PublicDirection,
-)
+from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse, Preprocessing
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 2, 400)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from evidence import DATA, needs
+from safexplain.recourse.counterfactual import HardenedCounterfactual
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -18,18 +19,7 @@ from torch import nn
 from safexplain.dp import DPFineTuner, DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.ledger import Ledger
-from safexplain.recourse import (
-    L1,
-    Constraints,
-    DPModelRecourse,
-    LaplaceScore,
-    MeteredRecourse,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    Preprocessing,
-    PublicDirection,
-)
-from safexplain.recourse.counterfactual import HardenedCounterfactual
+from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse, Preprocessing
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")

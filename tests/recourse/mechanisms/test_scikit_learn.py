@@ -22,15 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError
-from safexplain.recourse import (
-    L1,
-    Constraints,
-    DPModelRecourse,
-    LaplaceScore,
-    ObjectivePerturbation,
-    OutputPerturbation,
-    PublicDirection,
-)
+from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.testing.scikit_learn import EXPECTED, LABELS, WIDTH, expected_failed_checks
 

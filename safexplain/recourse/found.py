@@ -1,0 +1,81 @@
+"""Rows of queries, and what a solver finds for them. It has no privacy of its own: only a mechanism makes an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain._validate import real_numbers
+from safexplain.errors import InputError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a solver found for n queries of d columns; nothing in it is NaN or infinite, and nothing of it is private.
+
+    Args:
+        x: (n, d) the queries, as they came.
+        counterfactual: (n, d) what to change x to; x itself where it is favourable already, and where nothing was
+            found.
+        valid: (n,) bool, whether the counterfactual reaches the target, within the constraints, by the scores that the
+            answer is made from.
+        distance: (n,) cost of the change, in the units of the cost.
+        score: (n,) score of x that was used: the logit of the favourable outcome.
+        favourable: (n,) bool, the decision about x; nothing needs to change there.
+        censored: (n,) bool, whether the score was moved to the end of its public range.
+        proven: (n,) bool, whether no allowed change costs less, or, where nothing was found, none reaches the target,
+            by these scores and up to rounding. None: for no query.
+    """
+
+    x: Floats
+    counterfactual: Floats
+    valid: NDArray[np.bool_]
+    distance: Floats
+    score: Floats
+    favourable: NDArray[np.bool_]
+    censored: NDArray[np.bool_]
+    proven: NDArray[np.bool_] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.proven is None:
+            object.__setattr__(self, "proven", np.zeros(len(self.x), dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def change(self) -> Floats:
+        """(n, d) counterfactual - x."""
+        return self.counterfactual - self.x
+
+
+def first_of(rows: NDArray[np.intp]) -> str:
+    """Numbers of rows, as messages list them: the first five."""
+    return ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
+
+
+def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
+    """(n, d) float64 copy of queries; one row may be given as (d,).
+
+    Raises:
+        InputError: not finite real numbers, not one or two dimensions, or another number of features.
+    """
+    rows = real_numbers(
+        x,
+        "x",
+        expected="expected numbers, one column a feature; encode categories (one column each) and dates first, or give"
+        " the mechanism or the search a preprocessing=Preprocessing(...) that reads people's frames",
+    )
+    shape = rows.shape
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or (features is not None and rows.shape[1] != features):
+        expected = "(n, d)" if features is None else f"(n, {features}) or ({features},)"
+        raise InputError(f"x: expected shape {expected}, got {shape}")
+    if not np.isfinite(rows).all():
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        raise InputError(f"x: NaN or infinite numbers in {len(bad)} rows (first: {bad[0]}); fill or leave them out")
+    return rows

@@ -1,0 +1,206 @@
+"""A model that carries a privacy statement; it answers by geometry where it is linear, by search otherwise."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.pipeline import Pipeline
+from torch import nn
+
+from safexplain._privacy_loss import Adjacency
+from safexplain._validate import whole_number
+from safexplain.dp.sgd.make_private import without_hooks
+from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.cost import Cost
+from safexplain.recourse.found import Floats, Found
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.mechanism import Frozen, wanted_label
+from safexplain.recourse.networks.score import scores_of
+from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
+from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateModel:
+    """A model as it was given, its statement, and the score that is wanted high.
+
+    That is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or a column of a network's
+    output, which does not know its width d. The network is a copy, as the statement is about these weights.
+    """
+
+    model: Any
+    statement: PrivacyStatement
+    vouched: bool
+    """Whether the statement came beside the model, or is about a loop of the owner's: it is then the owner's word."""
+    width: int | None
+    weights: Floats | None = None
+    bias: float = 0.0
+    network: Any = None
+    column: int = 1
+    labels: tuple[Any, ...] = ()
+    search: SearchOptions = DEFAULT
+
+    def solve(
+        self,
+        rows: Floats,
+        *,
+        target: float,
+        cost: Cost,
+        constraints: Constraints | None,
+        frozen: Frozen,
+        margin: Floats | None = None,
+    ) -> Found:
+        """Cheapest rows by geometry for a linear logit, (n,) margins beyond the target; by search for anything else."""
+        asked: dict[str, Any] = {"target": target, "cost": cost, "constraints": constraints, "frozen": frozen}
+        if self.weights is not None:
+            return linear_recourse(self.weights, self.bias if margin is None else self.bias - margin, rows, **asked)
+        return network_recourse(self.network, rows, favourable=self.column, options=self.search, **asked)
+
+    def scores(self, rows: Floats) -> Floats:
+        """(n,) score of the favourable outcome."""
+        if self.weights is not None:
+            return np.asarray(rows @ self.weights + self.bias)
+        return scores_of(self.network, rows, favourable=self.column, batch_size=self.search.batch_size)
+
+
+def private_model(
+    model: Any,
+    privacy: PrivacyStatement | None,
+    favourable: Any,
+    adjacency: Adjacency = "substitute",
+    search: SearchOptions = DEFAULT,
+) -> PrivateModel:
+    """What answers from a model, if it is private; arguments as in `DPModelRecourse`.
+
+    Raises:
+        RefusedError: no statement, one about other weights, about none or about a part of the model, one without a
+            finite epsilon, or under add/remove one that tells the number of records.
+        ConfigurationError: not a fitted linear model or a torch module, or it is not clear which class is favourable.
+    """
+    own = getattr(model, "privacy_", None) or getattr(model, "statement", None)
+    if own is not None and privacy is not None and own != privacy:
+        raise RefusedError("privacy: the model carries a statement of its own, and it is another one; leave it out")
+    if isinstance(model, Pipeline):
+        learnt = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in model.steps[:-1])
+        raise RefusedError(
+            f"model: the steps before the {type(model.steps[-1][1]).__name__} were fitted on the same records:"
+            f" {learnt}; every answer would publish what they have learned (means, ranges, categories). Put a public"
+            " Preprocessing(numeric={name: (low, high)}, ...) in their place, which learns nothing:"
+            " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
+        )
+    linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
+    network = getattr(model, "model", model)
+    if not linear and not isinstance(network, nn.Module):
+        raise ConfigurationError(
+            f"model: expected a fitted linear model or a torch module that was trained with differential privacy, got"
+            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), or search"
+            " other models with another library (DiCE, Alibi, OCEAN): nothing would protect their training records"
+        )
+    statement = own or privacy
+    if not isinstance(statement, PrivacyStatement):
+        raise RefusedError(
+            f"{type(model).__name__} comes without a PrivacyStatement: answers from a model that was not trained with"
+            " differential privacy publish its training data's influence, its direction above all. Train it with"
+            " safexplain.dp, or pass privacy=statement"
+        )
+    statement.check_model(model if linear else network)
+    _check_promise(statement, adjacency)
+    vouched = own is None or statement.own_loop
+    if linear:
+        return _linear(model, statement, vouched, favourable, search)
+    column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
+    copied = without_hooks(deepcopy(network)).eval()
+    return PrivateModel(model, statement, vouched, None, network=copied, column=column, search=search)
+
+
+def _check_promise(statement: PrivacyStatement, adjacency: Adjacency) -> None:
+    """Raise RefusedError unless the statement promises something under this adjacency."""
+    if not math.isfinite(statement.epsilons.of(adjacency)):
+        raise RefusedError(f"the model's statement promises nothing under {adjacency}: its epsilon is infinite")
+    if adjacency == "add_remove" and not statement.count_noised:
+        raise RefusedError(
+            "the model's statement tells the true number of records, so that nothing hides whether one was added: ask"
+            ' for adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
+            ' DPLogisticRegression(adjacency="add_remove")'
+        )
+
+
+def _linear(
+    model: Any, statement: PrivacyStatement, vouched: bool, favourable: Any, search: SearchOptions
+) -> PrivateModel:
+    labels = np.asarray(getattr(model, "classes_", ())).tolist()
+    weights = _dense(model.coef_)
+    bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
+    if len(labels) == len(weights) == 2:  # a score for each
+        weights, bias = np.diff(weights, axis=0), np.diff(bias)
+    pairwise = hasattr(model, "support_vectors_") and len(labels) > 2
+    if len(labels) < 2 or len(weights) != (1 if len(labels) == 2 else len(labels)) or pairwise:
+        raise ConfigurationError(
+            f"model: expected a linear classifier with one score for each class, got {type(model).__name__} with"
+            f" {len(labels)} classes and {len(weights)} rows of coefficients{', each for a pair of classes' * pairwise}"
+        )
+    column, width = labels.index(wanted_label(labels, favourable)), weights.shape[1]
+    if len(labels) == 2:
+        sign = 1.0 if column == 1 else -1.0
+        pair = (labels[1 - column], labels[column])
+        return PrivateModel(model, statement, vouched, width, sign * weights[0], float(sign * bias[0]), labels=pair)
+    layer = linear_layer(weights, bias)
+    return PrivateModel(model, statement, vouched, width, network=layer, column=column, search=search)
+
+
+def linear_layer(weights: ArrayLike, bias: ArrayLike) -> nn.Linear:
+    """A layer with these weights (classes, d) and intercepts (classes,), in float64."""
+    given = np.array(weights, dtype=np.float64)
+    layer = nn.Linear(given.shape[1], len(given), dtype=torch.float64).requires_grad_(False)
+    layer.weight.copy_(torch.from_numpy(given))
+    layer.bias.copy_(torch.from_numpy(np.array(bias, dtype=np.float64)))
+    return layer
+
+
+def _dense(coefficients: Any) -> Floats:
+    """(rows, d) the coefficients of a scikit-learn model, which may be sparse, or one row."""
+    held = coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
+    return np.atleast_2d(np.asarray(held, dtype=np.float64))
+
+
+class _FromTable(nn.Module):
+    """A layer before a network: rows of the table, in float64 as `Preprocessing.transform` reads them, become what the
+    network was trained on, in its type."""
+
+    def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.from_numpy(people.offset.copy()).to(like.device), requires_grad=False)
+        self.scale = nn.Parameter(torch.from_numpy(people.scale.copy()).to(like.device), requires_grad=False)
+        self.dtype = like.dtype
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return ((rows - self.offset) / self.scale).to(self.dtype)
+
+
+def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
+    """A model of scaled rows as one of rows of the table; the same scores, but for rounding.
+
+    Raises:
+        ConfigurationError: a model of another number of columns.
+    """
+    if people is None:
+        return found
+    if found.width not in (None, len(people.columns)):
+        raise ConfigurationError(
+            f"model: trained on {found.width} columns, but the preprocessing gives {len(people.columns)}; train it on"
+            " preprocessing.transform(frame)"
+        )
+    if found.weights is not None:
+        weights = found.weights / people.scale
+        return replace(found, weights=weights, bias=found.bias - float(people.offset @ weights))
+    like = next((p for p in found.network.parameters() if p.is_floating_point()), torch.zeros(()))
+    layer = _FromTable(people, like.detach())
+    return replace(found, width=len(people.columns), network=nn.Sequential(layer, found.network).eval())
