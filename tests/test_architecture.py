@@ -195,7 +195,7 @@ def test_every_part_of_the_package_has_a_rule():
         ("verdict.certificate.read", "from safexplain.audit.signals import Signals"),
         ("dp.accounting.calibration", "from safexplain.audit.canaries import audit_training"),
         ("recourse.result", "import safexplain.audit"),
-        ("ledger.ledger", "from safexplain.recourse import LaplaceScore"
+        ("ledger.ledger", "from safexplain.recourse import LaplaceScore"),
         ("errors", "from safexplain.hardening import Hardening"),
         ("audit.run", "from safexplain.serve import Service"),
         ("serve.service", "from safexplain.audit import certify"),
