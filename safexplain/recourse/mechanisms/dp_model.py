@@ -289,9 +289,9 @@ class DPModelRecourse(RecourseMechanism):
             share,
         )
 
-    def _returned(self, found: Found, x: Any) -> Recourse:
+    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
         """With how it may be put in words, which the released model tells; see `linear_advice`."""
-        answer, model = super()._returned(found, x), self._get("model")
+        answer, model = super()._returned(found, x, guarantee), self._get("model")
         if model.weights is None:
             return answer
         advice = linear_advice(
