@@ -574,7 +574,6 @@ def trained_digest(model: Any) -> str:
     """64 hexadecimal digits that name what was trained, read anew at each call: one changed number changes them.
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
-    - XGBoost and LightGBM, boosters and their scikit-learn wrappers: of the library's own file, and the labels.
     - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them.
     - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
 
@@ -585,19 +584,12 @@ def trained_digest(model: Any) -> str:
         inner = getattr(model, "estimator", None)
         alone = inner is not None and next(iter(model.parameters()), None) is None
         return trained_digest(inner) if alone else weights_digest(model)
-    libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
-    if not (libraries & {"xgboost", "lightgbm"} or linear or is_estimator(model)):
+    if not (linear or is_estimator(model)):
         raise ConfigurationError(
-            f"expected a torch module, a fitted linear model, estimator or booster, got {type(model).__name__}"
+            f"expected a torch module, a fitted linear model or estimator, got {type(model).__name__}"
         )
     try:
-        if "xgboost" in libraries:
-            booster = model.get_booster() if hasattr(model, "get_booster") else model
-            return _hexadecimal("xgboost", bytes(booster.save_raw(raw_format="ubj")), _labels(model))
-        if "lightgbm" in libraries:
-            booster = model.booster_ if hasattr(type(model), "booster_") else model
-            return _hexadecimal("lightgbm", booster.model_to_string(num_iteration=-1).encode(), _labels(model))
         if linear:
             return _hexadecimal("linear", *_coefficients(model), _labels(model))
         import_module("sklearn.utils.validation").check_is_fitted(model)

@@ -48,18 +48,12 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)), np.arange(60) % 3
 
 
-def boosted(library, name, **options):
-    return lambda: getattr(pytest.importorskip(library), name)(n_estimators=3, **options)
-
-
 MAKERS = {
     "linear": LogisticRegression,
     "regression": Ridge,
     "forest": lambda: ExtraTreesClassifier(3, random_state=0),
     "histograms": lambda: HistGradientBoostingClassifier(max_iter=3, random_state=0),
     "pipeline": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
-    "XGBoost": boosted("xgboost", "XGBClassifier"),
-    "LightGBM": boosted("lightgbm", "LGBMClassifier", verbose=-1, min_child_samples=5),
 }
 each_kind = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
@@ -78,15 +72,6 @@ def test_a_trained_model_keeps_its_digest_in_a_file_and_another_training_has_ano
 def test_what_is_not_fitted_has_none(make):
     with pytest.raises(ConfigurationError, match="fit"):
         trained_digest(clone(make()))
-
-
-@pytest.mark.parametrize(("library", "maker"), [("xgboost", "XGBoost"), ("lightgbm", "LightGBM")])
-def test_a_booster_without_its_wrapper_is_named_by_its_library(library, maker):
-    pytest.importorskip(library)
-    one, other = (MAKERS[maker]().fit(X * s, Y) for s in (1.0, -2.0))
-    boosters = [m.get_booster() if maker == "XGBoost" else m.booster_ for m in (one, other)]
-    assert trained_digest(boosters[0]) == trained_digest(pickle.loads(pickle.dumps(boosters[0])))
-    assert trained_digest(boosters[0]) != trained_digest(boosters[1])
 
 
 def test_linear_models_are_their_numbers_and_labels_whoever_holds_them():
