@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from safexplain.recourse.mechanisms.laplace import laplace_grid
-from safexplain.recourse.mechanisms.mechanism import Guarantee, RecourseMechanism
 from safexplain.verdict.stats import epsilon_from_errors
 
 
@@ -69,18 +66,3 @@ def two_gaussians(n, d, seed=0, distance=1.51):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, n)
     return rng.normal(size=(n, d)) + np.outer(2 * y - 1, np.full(d, distance / np.sqrt(d))), y
-
-
-@dataclass(eq=False, kw_only=True)
-class NotPrivate(RecourseMechanism):
-    """A mechanism that says that it is not private."""
-
-    @property
-    def guarantee(self):
-        return Guarantee("none", False, "answer", None, None, self.adjacency, "everything", "it is a plain model")
-
-    def fit(self, X, y):
-        return self
-
-    def _solver(self, rows):
-        raise AssertionError("nothing is to be asked of it")

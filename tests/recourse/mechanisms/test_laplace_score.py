@@ -13,7 +13,6 @@ from scipy.stats import kstest, laplace
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import Constraints, LaplaceScore
 from safexplain.recourse.mechanisms import laplace_score as module
-from safexplain.recourse.mechanisms import stable_score
 from safexplain.recourse.mechanisms.laplace_score import NoisyScores
 
 UP = np.array([1.0, 0.0])
@@ -353,6 +352,6 @@ def test_public_data_need_a_label_a_row():
 
 
 def test_scores_that_float64_cannot_compute_closely_enough_are_refused(monkeypatch):
-    monkeypatch.setattr(stable_score, "EVALUATION_ERROR", 1e-16)
+    monkeypatch.setattr(module, "EVALUATION_ERROR", 1e-16)
     with pytest.raises(RefusedError, match="scores in float64"):
         mechanism().fit(*two_gaussians(50, 2))
