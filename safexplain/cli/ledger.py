@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,8 @@ from safexplain.cli.options import JSON, option
 from safexplain.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
-    from safexplain._privacy_loss import Adjacency
     from safexplain.ledger import Account, Ledger
+    from safexplain.serve.questions import Questions
 
 ledger_app = typer.Typer(
     help="Show, set and export privacy budgets.",
@@ -26,7 +26,6 @@ ledger_app = typer.Typer(
 )
 
 NO_LIMIT = "no limit", "no limit"
-BY_SERVICE = "by service", "by service"
 
 Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, postgresql://..., or a path.")]
 
@@ -44,54 +43,58 @@ def show_command(
     from safexplain.cli.run.tables import result_table
     from safexplain.ledger.inspection import charge_as_json
 
-    with _opened(ledger) as opened:
-        accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
-        charges = deque(opened.charges(principal) if principal is not None else (), maxlen=10)
-        trainings, services = opened.trainings(), opened.services()
-        unknown = principal is not None and accounts[0].principal not in {a.principal for a in opened.accounts()}
-        total = opened.total()
-        checked = opened.verify() if verify else None
-    if json_:
-        content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
+    with _opened(ledger) as questions:
+        asked, granted, services = questions.counts(), questions.grants(), questions.services()
+        numbered = questions.verify() if verify else 0
+    if principal is not None:
+        asked = {name: number for name, number in asked.items() if name == principal}
+    content: dict[str, Any] = {"questions": asked, "granted": granted, "services": services}
+    about: list[str] = []
+    console = Console()
+    if (budgets := _budgets(ledger)) is not None:
+        with budgets as opened:
+            accounts = [opened.account(principal)] if principal is not None else opened.accounts()
+            charges = deque(opened.charges(principal) if principal is not None else (), maxlen=10)
+            trainings, total = opened.trainings(), opened.total()
+            unknown = principal is not None and accounts[0].principal not in {a.principal for a in opened.accounts()}
+            checked = opened.verify() if verify else None
+        content |= {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
         content["trainings"] = [{**charge_as_json(c), "statement": s.to_dict()} for c, s in trainings]
-        content["services"] = services
         if principal is not None:
             content["charges"] = [charge_as_json(c) for c in charges]
         if checked is not None:
             content["verified"] = checked
+        for charge, statement in trainings:
+            what = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
+            weights = f"weights {statement.weights[:16]}..."
+            about.append(f"Training: {what}; {weights}; counts in every account of its period and in the total")
+        about += ["This principal was never charged or granted anything."] if unknown else []
+        about += [f"{c.time:%Y-%m-%d %H:%M:%S} UTC  {c.release}  {c.mechanism}".rstrip() for c in charges]
+        if checked is not None:
+            about.append(f"{checked:,} records add up to what the accounts say.")
+    if json_:
         typer.echo(json.dumps(content, allow_nan=False))
         return 0
-    console = Console()
-    shown = accounts if principal is not None else [*accounts, total]
-    counts = bool(services) or any(account.questions or account.most_questions for account in accounts)
-    if not counts or any(account.epsilon or account.charges for account in accounts):
+    if budgets is not None:
         sums = ("spent", "remaining", "budget", "delta", "charges")
         table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
-        for a in shown:
+        for a in accounts if principal is not None else [*accounts, total]:
             left, limit = (f"{a.remaining:.4f}", f"{a.epsilon:g}") if math.isfinite(a.epsilon) else NO_LIMIT
             table.add_row(*_whose(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
         console.print(table)
-    for charge, statement in trainings:
-        about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
-        about += f"; weights {statement.weights[:16]}...; counts in every account of its period and in the total"
-        console.print(f"Training: {about}", highlight=False, markup=False, soft_wrap=True)
-    if counts:
-        table = result_table("Distinct questions", ("principal", "period", "renews"), ("asked", "remaining", "limit"))
-        for a in shown:
-            n, unlimited = a.most_questions, BY_SERVICE if services and a.principal else NO_LIMIT
-            left, limit = unlimited if n is None else (f"{max(0, n - a.questions):,}", f"{n:,}")
-            table.add_row(*_whose(a), f"{a.questions:,}", left, limit)
+    if asked or granted or services or budgets is None:
+        table = result_table("Distinct questions", ("principal",), ("asked", "granted a period"))
+        for name in [*asked, *(name for name in granted if name not in asked)]:
+            limit = f"{granted[name]:,}" if name in granted else "by service"
+            table.add_row(name or "everybody else", f"{asked.get(name, 0):,}" if name else "", limit)
         console.print(table)
     for name, limits in services.items():
-        about = ", ".join(f"{limit} {value}" for limit, value in limits.items() if value is not None)
-        console.print(f"Service {name}, for each client: {about}", highlight=False, markup=False, soft_wrap=True)
-    if unknown:
-        console.print("This principal was never charged or granted anything, and never asked.", highlight=False)
-    for charge in charges:
-        about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {charge.mechanism}"
-        console.print(about.rstrip(), highlight=False, markup=False)
-    if checked is not None:
-        console.print(f"{checked:,} records add up to what the accounts say.", highlight=False)
+        each = ", ".join(f"{limit} {value}" for limit, value in limits.items() if value is not None)
+        about.append(f"Service {name}, for each client: {each}")
+    if verify and numbered:
+        about.append(f"{numbered:,} questions are numbered without a gap.")
+    for line in about:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -117,14 +120,22 @@ def grant_command(
         )
     if (total and questions is not None) or (everybody and epsilon is not None):
         raise ConfigurationError("--total goes with --epsilon, and --everybody with --questions")
-    with _opened(ledger) as opened:
-        account = opened.grant(principal, epsilon=epsilon, delta=delta, note=note, questions=questions)
+    if epsilon is None and (questions is None or delta is not None):
+        raise ConfigurationError("give --epsilon, with or without --delta, or --questions, or both")
+    told: dict[str, Any] = {}
+    if questions is not None:
+        with _opened(ledger) as opened:
+            opened.grant(principal, questions, note)
+        told["questions"] = questions
+    if epsilon is not None:
+        with _charged(ledger) as budgets:
+            account = budgets.grant(principal, epsilon, delta, note)
+        told |= _plain(account)
     if json_:
-        typer.echo(json.dumps(_plain(account), allow_nan=False))
+        typer.echo(json.dumps(told, allow_nan=False))
         return 0
     if questions is not None:
-        asked = "" if everybody else f", {account.questions:,} asked in this one"
-        typer.echo(f"{principal or 'everybody'}: {questions:,} questions in each period{asked}.")
+        typer.echo(f"{principal or 'everybody'}: {questions:,} questions in each period.")
     if epsilon is not None:
         left = f"{account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g})"
         typer.echo(f"{principal or 'all together'}: {left} remain.")
@@ -137,7 +148,6 @@ def training_command(
     statement: Annotated[
         Path, typer.Argument(metavar="STATEMENT", help="Privacy statement (JSON) with the digest of the weights.")
     ],
-    adjacency: str | None = option(None, "NAME", "substitute or add_remove.  \\[default: the ledger's]"),
     json_: bool = JSON,
 ) -> int:
     """Charge a training that was done elsewhere, once, to every account."""
@@ -145,8 +155,8 @@ def training_command(
     from safexplain.verdict.privacy_statement import PrivacyStatement
 
     content = PrivacyStatement.load(statement)
-    with _opened(ledger) as opened:
-        charge = opened.charge_training(content, adjacency=cast("Adjacency | None", adjacency))
+    with _charged(ledger) as opened:
+        charge = opened.charge_training(content)
         total = opened.total()
     if json_:
         typer.echo(json.dumps({"charge": charge_as_json(charge), "total": _plain(total)}, allow_nan=False))
@@ -163,7 +173,7 @@ def export_command(
     format_: str = option("jsonl", "NAME", "Format: jsonl or csv.", None, "--format"),
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
-    with _opened(ledger) as opened:
+    with _charged(ledger) as opened:
         opened.export(sys.stdout if out is None else out, format=format_)
     return 0
 
@@ -179,15 +189,37 @@ def backup_command(
     return 0
 
 
-def _opened(url: str) -> Ledger:
-    """A ledger that exists: none is made here."""
+def _opened(ledger: str) -> Questions:
+    """A ledger that exists, for what services count in it: none is made here."""
+    from safexplain.serve.questions import Questions
+
+    file = Path(_url(ledger).removeprefix("sqlite:///"))
+    if _url(ledger).startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
+        raise InputError(f"expected a ledger at {file}, got no such file; it is created by the service that charges it")
+    return Questions(_url(ledger))
+
+
+def _budgets(ledger: str) -> Ledger | None:
+    """The budgets of epsilon in a ledger that exists; None: it counts questions alone."""
     from safexplain.ledger import Ledger
 
-    url = url if "://" in url else f"sqlite:///{url}"
-    file = Path(url.removeprefix("sqlite:///"))
-    if url.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
-        raise InputError(f"expected a ledger at {file}, got no such file; it is created by the service that charges it")
-    return Ledger(url)
+    try:
+        return Ledger(_url(ledger))
+    except ConfigurationError:
+        return None
+
+
+def _charged(ledger: str) -> Ledger:
+    _opened(ledger).close()
+    if (found := _budgets(ledger)) is None:
+        raise ConfigurationError(
+            "this ledger counts questions and has no budget of epsilon; make one with Ledger(url, epsilon=...)"
+        )
+    return found
+
+
+def _url(ledger: str) -> str:
+    return ledger if "://" in ledger else f"sqlite:///{ledger}"
 
 
 def _plain(account: Account) -> dict[str, Any]:

@@ -16,17 +16,16 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any
 
-from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain._validate import check_number, check_whole
+from safexplain._privacy_loss import check_adjacency
+from safexplain._validate import check_number
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger.composition import FAILURES, Budget, Composition, amount, budgeted, charged, epsilon_alone
 from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
-from safexplain.ledger.releases import Gaussian, Release, Training, from_json, to_json
-from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import VERSION, Execute, identity_of, migrate, name_ledger
+from safexplain.ledger.releases import Release, Training, from_json, to_json
+from safexplain.ledger.storage.schema import Execute
 
 NOTHING = Composition()
 TOTAL = ""
@@ -34,7 +33,7 @@ TOTAL = ""
 
 ACCOUNT_COLUMNS = (
     "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, losses, unbounded, charges,"
-    " granted_epsilon, granted_delta, questions, granted_questions"
+    " granted_epsilon, granted_delta"
 )
 _NAMES = ACCOUNT_COLUMNS.split(", ")
 _ROW = f"({', '.join('?' * len(_NAMES))})"
@@ -55,7 +54,6 @@ class Settings:
     period: str | None = None
     total_epsilon: float | None = None
     total_delta: float | None = None
-    questions: float | None = None
     adjacency: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,19 +69,16 @@ class Settings:
             raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
         if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
             raise ConfigurationError("total_delta= needs total_epsilon=: without it there is no limit on the total")
-        if self.questions is not None and self.questions != math.inf:
-            check_whole("questions", self.questions, 1)
 
     def completed(self) -> Settings:
         """With defaults in place of what was not given.
 
         Raises:
-            ConfigurationError: neither epsilon nor questions, or only parts of a budget of epsilon.
+            ConfigurationError: no epsilon.
         """
-        if self.epsilon is None and (self.questions is None or self.delta or self.total_epsilon or self.total_delta):
+        if self.epsilon is None:
             raise ConfigurationError(
-                "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0,"
-                ' delta=1e-6), or Ledger(url, questions=1000, period="day") to count questions alone'
+                "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0, delta=1e-6)"
             )
         delta = self.delta or 0.0
         total_delta = delta if self.total_delta is None else self.total_delta
@@ -92,6 +87,7 @@ class Settings:
             delta=delta,
             period=self.period or "lifetime",
             total_delta=None if self.total_epsilon is None else total_delta,
+            adjacency=self.adjacency or "substitute",
         )
 
     def save(self, execute: Execute) -> None:
@@ -144,8 +140,6 @@ class Balance:
         time: of the last charge.
         sums: of this period.
         granted: a budget of its own, or None.
-        questions: distinct ones counted, over all time.
-        granted_questions: a limit of its own on those of a period, or None; of the total, everybody's.
     """
 
     principal: str
@@ -153,8 +147,6 @@ class Balance:
     time: int = 0
     sums: Composition = NOTHING
     granted: Budget | None = None
-    questions: int = 0
-    granted_questions: int | None = None
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Balance:
@@ -163,7 +155,7 @@ class Balance:
         Raises:
             LedgerError: its sums are not numbers.
         """
-        principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta, questions, most = row
+        principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta = row
         try:
             prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
             losses = tuple(map(int, sums[4].split()))
@@ -171,7 +163,7 @@ class Balance:
             granted = None if epsilon is None else Budget(float(epsilon), float(delta))
         except (TypeError, ValueError):
             raise LedgerError(f"the account of {principal!r} is damaged; restore the ledger from a backup") from None
-        return cls(principal, period, time, found, granted, questions, most)
+        return cls(principal, period, time, found, granted)
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -179,58 +171,8 @@ class Balance:
         s = self.sums
         granted = (None, None) if self.granted is None else (self.granted.epsilon, self.granted.delta)
         head = (self.principal, self.period, self.time, s.rule, s.order)
-        asked = (self.questions, self.granted_questions)
         sums = map(str, (s.prefix_epsilon, s.prefix_delta, s.epsilon, s.delta))
-        return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted, *asked)
-
-
-def agree_on_neighbours(execute: Execute, adjacency: str, *, stated: bool = False) -> None:
-    """Inside a transaction: one adjacency a ledger. The first that is named is kept, and another one refused.
-
-    Releases that name none are the ledger's. Where there are such before anything is named, they count as about
-    "substitute", as everything in this package is unless it says otherwise.
-
-    Args:
-        execute: runs SQL.
-        adjacency: of a release; "" for one that names none.
-        stated: whether it is said of the ledger, whatever its releases leave open.
-
-    Raises:
-        ConfigurationError: the ledger, or one of its releases, is about other neighbours.
-    """
-    if not adjacency:
-        return
-    check_adjacency(adjacency)
-    rows = execute("SELECT value FROM ledger_settings WHERE name = 'adjacency'", ())
-    stored, fix = json.loads(rows[0][0]) if rows else None, ""
-    if stored is None:
-        stored = _spoken_of(execute, adjacency, stated)
-        if stored == adjacency:
-            execute("DELETE FROM ledger_settings WHERE name = 'adjacency'", ())
-            execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (json.dumps(adjacency),))
-        elif not stated:
-            fix = (
-                f"; earlier releases named none, which counts as {stored}: if they were about {adjacency} too, open"
-                f' the ledger once with adjacency="{adjacency}"'
-            )
-    if stored != adjacency:
-        raise ConfigurationError(
-            f"adjacency: the release is about neighbours under {adjacency}, this ledger about {stored}: sums of both"
-            f" would mean nothing. State the release under {stored}, or keep two ledgers{fix}"
-        )
-
-
-def _spoken_of(execute: Execute, adjacency: str, stated: bool) -> str:
-    """What the records of a ledger are about that has not settled it; as is said, if they do not contradict it."""
-
-    def recorded(condition: str, name: str) -> bool:
-        sql = f"SELECT 1 FROM ledger_charges WHERE parameters {condition} ? LIMIT 1"
-        return bool(execute(sql, (f'%"adjacency": "{name}"%',)))
-
-    for other in get_args(Adjacency):
-        if other != adjacency and recorded("LIKE", other):
-            return str(other)
-    return "substitute" if not stated and recorded("NOT LIKE", adjacency) else adjacency
+        return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted)
 
 
 def save_balances(execute: Execute, *balances: Balance) -> None:
@@ -241,7 +183,7 @@ def save_balances(execute: Execute, *balances: Balance) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A release to charge; fields as in Charge, parameters as JSON; adjacency: None for the ledger's."""
+    """A release to charge; fields as in Charge, parameters as JSON."""
 
     release: Release
     mechanism: str = ""
@@ -249,23 +191,6 @@ class Entry:
     question: str | None = None
     digest: str | None = None
     repeated: bool = False
-    adjacency: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.adjacency is not None:
-            check_adjacency(self.adjacency)
-
-    @property
-    def neighbours(self) -> str:
-        """What it is about; "" for the ledger's.
-
-        Raises:
-            ConfigurationError: the release says something else than the entry.
-        """
-        own = getattr(self.release, "adjacency", "")
-        if own and self.adjacency and own != self.adjacency:
-            raise ConfigurationError(f"adjacency: the release is about {own}, not {self.adjacency}; leave it out")
-        return own or self.adjacency or ""
 
 
 def told(execute: Execute, since: int) -> list[Release]:
@@ -320,8 +245,7 @@ class Balances:
         time = max(now, found[TOTAL].time)
         mine, begun = found.get(principal, Balance(principal)), begins(settings.period or "", time)
         if principal != TOTAL and (mine.period != begun or principal not in found):
-            sums = added_up(trainings(begun), mine.granted or settings.each) if settings.epsilon else NOTHING
-            mine = replace(mine, period=begun, sums=sums)
+            mine = replace(mine, period=begun, sums=added_up(trainings(begun), mine.granted or settings.each))
         return cls(settings, time, found[TOTAL], mine)
 
     @property
@@ -354,21 +278,18 @@ class Balances:
 
         Raises:
             BudgetExhausted: one of them does not fit.
-            ConfigurationError: a Gaussian release or a Renyi curve without delta.
+            ConfigurationError: a Renyi curve without delta, or a release about other neighbours than the ledger's.
         """
-        if self.settings.epsilon is None and self.mine.granted is None:
-            raise ConfigurationError(
-                "this ledger counts questions and has no budget of epsilon; make another one with epsilon=, or give"
-                " this principal one with `safexplain ledger grant`"
-            )
         mine, total = self.mine.sums, self.total.sums
         limit, opening = self.total_budget, self.opening
         for entry in entries:
-            if isinstance(entry.release, Gaussian | Concentrated | Renyi) and not (
+            check_neighbours(entry.release, self.settings)
+            if isinstance(entry.release, Concentrated | Renyi) and not (
                 self.budget.delta and (limit.delta or limit is not opening)
             ):
-                what = "a Gaussian release" if isinstance(entry.release, Gaussian) else "a Renyi curve"
-                raise ConfigurationError(f"{what} needs a budget with delta above 0, as Ledger(..., delta=1e-6)")
+                raise ConfigurationError(
+                    "a Gaussian release or a Renyi curve needs a budget with delta above 0, as Ledger(..., delta=1e-6)"
+                )
             mine = self.checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
                 total = self.checked(total.add(entry.release, opening), total, limit, entry, TOTAL)
@@ -409,13 +330,7 @@ class Balances:
         )  # fmt: skip
 
     def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
-        """Store both accounts and record the entries that brought them here.
-
-        Raises:
-            ConfigurationError: a release speaks of other neighbours than the ledger.
-        """
-        for neighbours in {entry.neighbours for entry in entries}:
-            agree_on_neighbours(execute, neighbours)
+        """Store both accounts and record the entries that brought them here."""
         self.save(execute)
         who = self.mine.principal
         return [
@@ -429,42 +344,19 @@ class Balances:
             for e in entries
         ]  # fmt: skip
 
-    def granted(self, budget: Budget | None, questions: int | None) -> Balances:
-        """The balances after a grant; what is None stays."""
-
-        def with_grant(balance: Balance) -> Balance:
-            limit = balance.granted_questions if questions is None else questions
-            return replace(balance, granted=budget or balance.granted, granted_questions=limit)
-
+    def granted(self, budget: Budget) -> Balances:
+        """The balances after a grant."""
         total = replace(self.total, time=self.time)
         if self.mine.principal == TOTAL:
-            return replace(self, total=with_grant(total))
-        return replace(self, mine=with_grant(self.mine), total=total)
-
-    def asked(self, new: int) -> Balances:
-        """The balances after so many new questions."""
-        mine = replace(self.mine, time=self.time, questions=self.mine.questions + new)
-        return replace(self, mine=mine, total=replace(self.total, time=self.time, questions=self.total.questions + new))
-
-    @property
-    def were_questions_granted(self) -> bool:
-        """Whether a limit on them was granted, to the principal or to everybody."""
-        return self.mine.granted_questions is not None or self.total.granted_questions is not None
-
-    @property
-    def most_questions(self) -> int | None:
-        """Of the principal in a period; None: no limit."""
-        limits = (self.mine.granted_questions, self.total.granted_questions, self.settings.questions)
-        found = next((limit for limit in limits if limit is not None), math.inf)
-        return None if found == math.inf else int(found)
+            return replace(self, total=replace(total, granted=budget))
+        return replace(self, mine=replace(self.mine, granted=budget), total=total)
 
     def save(self, execute: Execute) -> None:
         """Write both accounts back."""
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
-    def account(self, questions: int, trainings: Sequence[Release] = ()) -> Account:
-        """How the principal stands, with this many questions in this period, and these trainings; of all together where
-        these were opened for the total."""
+    def account(self, trainings: Sequence[Release] = ()) -> Account:
+        """How the principal stands, with these trainings; of all together where these were opened for the total."""
         whole = self.mine.principal == TOTAL
         balance, budget = (self.total, self._total_told) if whole else (self.mine, self.budget)
         alone = added_up(trainings, self.opening if whole else budget)
@@ -472,41 +364,15 @@ class Balances:
         return Account(
             balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
             budget.delta, balance.sums.charges, period, renews(period, self.time), balance.sums.rule,
-            balance.questions if whole else questions, None if whole else self.most_questions,
             alone.charges, alone.spent(budget),
         )  # fmt: skip
 
 
-def prepare(storage: Storage, given: Settings) -> Settings:
-    """The settings that hold for the ledger in a storage, which is made if it is not there.
-
-    Raises:
-        ConfigurationError: there is no ledger and no budget for one, or other settings are stored.
-        LedgerError: the database cannot be used, or is of a newer version.
-    """
-    if not storage.lasting and (given.questions is None or given.epsilon is not None):
+def check_neighbours(release: Release, settings: Settings) -> None:
+    """Raise ConfigurationError for a release that names other neighbours than the ledger is about."""
+    own = getattr(release, "adjacency", "")
+    if own and own != settings.adjacency:
         raise ConfigurationError(
-            "a ledger in memory would forget what was spent; it counts questions alone: questions= without epsilon="
+            f"adjacency: the release is about neighbours under {own}, this ledger about {settings.adjacency}: sums of"
+            f" both would mean nothing. State the release under {settings.adjacency}, or keep two ledgers"
         )
-    at = storage.version()
-    if at is None:
-        given.completed()  # before a file is made
-        storage.make()
-    if at != VERSION:
-        with storage.transaction() as execute:
-            at = storage.version(execute)  # somebody may have been faster
-            if at != VERSION:
-                migrate(execute, storage.identity, at)
-                name_ledger(execute)
-            if at is None:
-                given.completed().save(execute)
-                save_balances(execute, Balance(TOTAL))
-    storage.ledger, _ = identity_of(storage.read)
-    stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
-    if given.adjacency and stored.adjacency is None:
-        with storage.transaction() as execute:
-            storage.lock(execute)
-            agree_on_neighbours(execute, given.adjacency, stated=True)
-        stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
-    given.agree(stored)
-    return stored

@@ -46,7 +46,6 @@ class Batch:
         release: Release | Sequence[Release],
         mechanism: str,
         parameters: str,
-        adjacency: str | None,
         keyed: Callable[[bytes], bytes],
     ) -> Batch:
         """Check and digest what was asked; `keyed` is that of the ledger.
@@ -66,7 +65,7 @@ class Batch:
             )
         wanted: dict[str, Entry] = {}
         for digest, one in zip(digests, each, strict=True):
-            wanted.setdefault(digest, Entry(one, mechanism, parameters, digest, adjacency=adjacency))
+            wanted.setdefault(digest, Entry(one, mechanism, parameters, digest))
         return cls(principal, digests, wanted)
 
     def look_up(self, execute: Execute) -> dict[str, Stored]:

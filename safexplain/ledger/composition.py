@@ -3,7 +3,7 @@
 Who asks chooses each release, its kind and its parameters after seeing all earlier answers, and may stop at any time.
 The ledger sees only the parameters. A filter is right for (E, D) if, whatever the asker does, everything that was
 answered is (E, D)-differentially private. (Fixed-sequence accounting is not: Rogers, Roth, Ullman and Vadhan 2016,
-arXiv 1605.08294.) There are three rules:
+arXiv 1605.08294.) There are two rules:
 
 **basic**: sum of epsilons <= E and sum of deltas <= D.
 
@@ -11,24 +11,20 @@ arXiv 1605.08294.) There are three rules:
 <= R, R being the divergence that implies (E, D / 2); or the same of one of eight other orders and (E, D / 32). The
 eight serve streams that turn out different from their beginning, and tell how much of a large budget is spent.
 
-Trainings and other releases that are known by their Renyi divergences (`safexplain.ledger.curves`) are added up under
-the renyi rule, to which an account changes when one comes. Under the gaussian rule, or where no delta is left for a
-change, they count as the (epsilon, delta) that they imply at a delta of their own.
+Gaussian answers, trainings and other releases that are known by their Renyi divergences (`safexplain.ledger.curves`)
+are added up under the renyi rule, to which an account changes when one comes. Where no delta is left for a change, they
+count as the (epsilon, delta) that they imply at a delta of their own.
 
-A model's training is known by an (epsilon, delta), mostly by a Renyi curve too, and by a mu where all batches are full.
-Under the basic rule it counts as (epsilon, delta); under the renyi rule by its curve, under the gaussian rule by mu,
-where it has them. An account under the basic rule stays there if the training fits, unless by curves more than four
-times as many such trainings would fit as their epsilons add up to, so that hardly any answers could lose by it; then,
-and where the training does not fit otherwise, the account changes to the renyi rule. So (1, 1e-5) counts as just that
-in a budget of (2, 1e-5), and leaves room for four answers of 1/4; one of (8, 1e-5) holds 32 such trainings by their
-curves. It is a choice by parameters alone, as every change of rule is, so that the proof holds.
+A model's training is known by an (epsilon, delta), mostly by a Renyi curve too. Under the basic rule it counts as
+(epsilon, delta), under the renyi rule by its curve, where it has one. An account under the basic rule stays there if
+the training fits, unless by curves more than four times as many such trainings would fit as their epsilons add up to,
+so that hardly any answers could lose by it; then, and where the training does not fit otherwise, the account changes to
+the renyi rule. So (1, 1e-5) counts as just that in a budget of (2, 1e-5), and leaves room for four answers of 1/4; one
+of (8, 1e-5) holds 32 such trainings by their curves. It is a choice by parameters alone, as every change of rule is, so that the proof holds.
 
-**gaussian**: sum of deltas <= D / 4 and sum of mu^2 <= m^2, m-GDP being what implies (E, 3 D / 4); pure answers count
-with the mu that they satisfy.
-
-An account begins under the basic rule. It changes once, for good, to the gaussian rule when a Gaussian release comes
-(it has no epsilon at delta 0), to the renyi rule when a Renyi curve comes, or a pure or Laplace release of which more
-copies would then fit, unless approximate ones came before, which the basic rule serves better. What was spent by then,
+An account begins under the basic rule. It changes once, for good, to the renyi rule when a Renyi curve comes (it has no
+epsilon at delta 0), or a pure or Laplace release of which more copies would then fit, unless approximate ones came
+before, which the basic rule serves better. What was spent by then,
 (e, d), stays spent; the new rule has (E - e, D - d). As that depends on parameters only, most accounts change at their
 first release, with e = d = 0. Alpha is the order at which the most copies of the release that brought the change fit.
 With D = 0 there is only the basic rule.
@@ -48,20 +44,17 @@ P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too
    E_P exp((alpha - 1) L) <= exp((alpha - 1) R): the process is (alpha, R)-RDP (Feldman and Zrnic 2021, arXiv
    2008.11193, Theorem 3.1), hence P'(S) <= e^E Q'(S) + D / 2, also when both are weighted by a factor in [0, 1].
    Alpha is fixed before the first of these answers, and therefore kept with the account.
-4. gaussian, of P'. Each answer is a post-processing of N(b mu_i, 1), b in {0, 1}; that is, of the increment over a time
-   mu_i^2 of a Brownian motion with drift b. Times chosen adaptively with sum <= m^2 only read its path on [0, m^2],
-   which is m-GDP (Smith and Thakurta 2022, arXiv 2210.17520; Koskela, Tobaben and Honkela 2022, arXiv 2209.15596).
-5. One of several conditions. Sort transcripts by the first condition that their sums meet at the end: A_0 (epsilons),
+4. One of several conditions. Sort transcripts by the first condition that their sums meet at the end: A_0 (epsilons),
    A_1 (alpha), ..., A_9. Sums only grow, so one in A_k met condition k at every answer, and was refused only what
    condition k refuses: on A_k the process is that of condition k alone. P(S) <= P(F) + sum over k of P(S and A_k - F)
    <= D / 4 + sum over k of (e^E Q(S and A_k) + D_k), with D_0 = 0, D_1 = D / 2 and eight times D / 32: D in all. With
    all of D for each condition this would be false: who sees a low loss could go on to spend D on approximate answers,
    who sees a high one to spend D on another condition (tests/ledger/test_adversary.py plays the best such
    strategies, against this filter and against that one).
-6. Change of rule. After a past without failure what follows is (E - e, D - d)-DP, so with F1 the failures before the
+5. Change of rule. After a past without failure what follows is (E - e, D - d)-DP, so with F1 the failures before the
    change P(S) <= P(F1) + e^E Q(S) + E_P[(D - d) 1(not F1)]. As P(F1) = E_P[deltas answered up to the first failure]
    <= E_P[d 1(not F1)] + D P(F1), the terms beside e^E Q(S) are together at most D.
-7. Budgets that are raised, not because of what was answered, leave rule, alpha and (e, d) as they are. Every condition
+6. Budgets that are raised, not because of what was answered, leave rule, alpha and (e, d) as they are. Every condition
    then only widens, so the whole is as if the larger budget had held from the start.
 
 Periods: each has a filter of its own, and the proof holds given everything before it; k periods are together
@@ -70,25 +63,19 @@ Periods: each has a filter of its own, and the proof holds given everything befo
 Amounts are whole numbers, so that sums are exact: ten charges of 0.1 are 1.0, in whatever order they are added. Epsilon
 and delta are counted in 1e-30 after being cut to 15 significant decimal digits, which is what a double is sure
 to hold: 0.1 + 0.2 counts as 0.3, and three charges of a third fill a budget of 1. Nothing above 0 counts as 0. Budgets
-are counted as they stand. What is promised thus holds up to a relative 1e-14 in epsilon and delta. Losses (of a Renyi
-or Gaussian rule) come from floating-point formulas; they are counted in 1e-18 and rounded up by more than the formulas'
-error.
+are counted as they stand. What is promised thus holds up to a relative 1e-14 in epsilon and delta. Losses (Renyi
+divergences) come from floating-point formulas; they are counted in the same units and rounded up by more than the
+formulas' error.
 
 Losses of releases are Renyi divergences of order alpha (Mironov 2017, arXiv 1702.07476), in both directions:
 
-* mu-GDP: alpha mu^2 / 2 (Corollary 3; post-processing does not raise it);
 * pure epsilon: log(p^alpha q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p:
   that of randomised response, of which every epsilon-DP answer is a post-processing (Kairouz, Oh and Viswanath 2015,
   arXiv 1311.0776, Theorem 3.2);
 * Laplace: log(a / (2 a - 1) e^((a - 1) eps) + (a - 1) / (2 a - 1) e^(-a eps)) / (a - 1), a = alpha (Proposition 6).
 
-The last two are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
+Both are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
 where the formulas would cancel.
-
-The loss under the gaussian rule is mu^2. A pure answer is mu-GDP with mu = -2 Phi^-1(1 / (1 + e^eps)): its trade-off
-curve is at least that of randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps);
-the Gaussian curve of this mu passes through the same three points and is convex, hence below the lines that join them,
-everywhere.
 """
 
 from __future__ import annotations
@@ -100,17 +87,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
-from scipy.special import ndtri_exp
 
 from safexplain.ledger.curves import Concentrated, Renyi
-from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Gaussian, Laplace, Pure, Release, Training
+from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Laplace, Pure, Release, Training
 
 AMOUNT = 10**30
-LOSS = 10**18
-NEVER = 10**60
+"""Units in one: epsilons, deltas and losses are counted in 1e-30."""
+
+NEVER = 10**72
 """An infinite loss."""
 
 _CUT = Context(prec=15, rounding=ROUND_FLOOR)
@@ -137,36 +123,30 @@ def amount(units: int) -> float:
 
 
 def charged_loss(value: float) -> int:
-    """Loss of a release, in units of 1e-18, rounded up."""
-    units = value * (1 + _MARGIN) * LOSS
+    """Renyi divergence of a release, in units of 1e-30, rounded up."""
+    units = value * (1 + _MARGIN) * AMOUNT
     return min(NEVER, math.ceil(units)) if math.isfinite(units) else NEVER
 
 
 def budgeted_loss(value: float) -> int:
-    """Loss that a rule allows, in units of 1e-18."""
-    return max(0, math.floor(value * LOSS))
+    """Divergence that the rule allows, in units of 1e-30."""
+    return max(0, math.floor(value * AMOUNT))
 
 
 def loss(units: int) -> float:
-    """Units of 1e-18 as a number."""
-    return units / LOSS if units < NEVER else math.inf
+    """Units of 1e-30 as a number; from `NEVER` on infinite."""
+    return units / AMOUNT if units < NEVER else math.inf
 
 
 ORDERS: NDArray[np.float64] = np.array([float(f"{1 + x:.5g}") for x in np.logspace(-1, 6, 700)])
 """Renyi orders among which one is chosen."""
 
-LARGEST = 1e6
-"""Epsilon of a budget beyond which nothing more is allowed to Gaussian releases."""
-
-_SMALLEST_QUANTILE = 1e-4
 _SMALL = 0.01
 """Below this alpha * epsilon the bound alpha epsilon^2 / 2 is used; it is at most a relative 1e-4 too large."""
 
 
 def renyi(release: Release, order: Any) -> Any:
     """Renyi divergence of the order (a number or an array), failures of approximate releases left out."""
-    if isinstance(release, Gaussian):
-        return order * (release.mu * release.mu) / 2
     if isinstance(release, Concentrated | Renyi):
         return release.divergence(order)
     if isinstance(release, Training) and (curve := release.curve):
@@ -191,19 +171,6 @@ def _laplace(epsilon: float, order: Any) -> Any:
     low = np.log((order - 1) / (2 * order - 1)) - order * epsilon
     whole = np.logaddexp(high, low) / (order - 1)
     return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(whole, epsilon))
-
-
-def gaussian(release: Release) -> float:
-    """The mu of which the release is mu-GDP, failures of approximate releases left out.
-
-    Where the quantile would cancel, its tangent at 0, sqrt(pi / 2) epsilon, stands in: mu is concave in epsilon.
-    """
-    if isinstance(release, Gaussian) or (isinstance(release, Training) and release.mu is not None):
-        return float(release.mu or 0.0)
-    epsilon = implied(release)[0]
-    if epsilon < _SMALLEST_QUANTILE:
-        return epsilon * math.sqrt(math.pi / 2)
-    return -2 * float(ndtri_exp(-np.logaddexp(0.0, epsilon)))
 
 
 @lru_cache(maxsize=4096)
@@ -239,57 +206,30 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
     best = int(np.argmax(copies))
-    if isinstance(release, Gaussian | Concentrated | Renyi) or _has_curve(release):
-        added = 0.0
-    else:
-        added = epsilon / release.epsilon
+    added = 0.0 if _has_curve(release) else epsilon / implied(release)[0]
     return float(ORDERS[best]) if math.floor(copies[best]) > math.floor(added * (1 + 1e-12)) else 0.0
-
-
-@lru_cache(maxsize=1024)
-def gaussian_allowed(epsilon: float, delta: float) -> float:
-    """The largest mu^2 that implies (epsilon, delta): Dong, Roth and Su 2019, arXiv 1905.02383, Corollary 2.13.
-
-    Larger epsilons count as 1e6.
-    """
-    if epsilon <= 0 or delta <= 0:
-        return 0.0
-    return float(1 / get_sigma_gaussian(min(epsilon, LARGEST), delta)) ** 2
-
-
-def gaussian_epsilon(squared_mu: float, delta: float) -> float:
-    """The epsilon that mu-GDP implies at delta."""
-    if squared_mu == 0 or math.isinf(squared_mu):
-        return squared_mu
-    with np.errstate(divide="ignore"):  # of a mu beyond all measure
-        return float(get_epsilon_gaussian(1 / math.sqrt(squared_mu), delta))
 
 
 def epsilon_alone(release: Release, delta: float) -> float:
     """Epsilon of one release by itself at a delta, for messages."""
-    if isinstance(release, Gaussian):
-        return gaussian_epsilon(release.mu * release.mu, delta) if delta > 0 else math.inf
     if isinstance(release, Concentrated | Renyi):
         return release.epsilon_at(delta) if delta > 0 else math.inf
     return release.epsilon
 
 
 OTHER_ORDERS = (1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
-MAIN, OTHER, WHOLE = 1 / 2, 1 / 32, 3 / 4
-"""Parts of delta for the order of an account, for each other order, and for the gaussian rule."""
+MAIN, OTHER = 1 / 2, 1 / 32
+"""Parts of delta for the order of an account, and for each other order."""
 
 
 def conditions(rule: str, order: float) -> tuple[tuple[float, float], ...]:
-    """Order (0 for the sum of mu^2) and part of delta of every condition on a loss."""
-    if rule == "gaussian":
-        return ((0.0, WHOLE),)
+    """Order and part of delta of every condition on a divergence."""
     return ((order, MAIN), *((other, OTHER) for other in OTHER_ORDERS)) if rule == "renyi" else ()
 
 
 def losses(rule: str, order: float, release: Release) -> tuple[int, ...]:
     """What a release adds to the sum of each condition."""
-    squared_mu = gaussian(release) * gaussian(release)
-    return tuple(charged_loss(float(renyi(release, at)) if at else squared_mu) for at, _ in conditions(rule, order))
+    return tuple(charged_loss(float(renyi(release, at))) for at, _ in conditions(rule, order))
 
 
 @lru_cache(maxsize=4096)
@@ -299,7 +239,7 @@ def losses_allowed(rule: str, order: float, epsilon: float, delta: float) -> tup
     for at, share in conditions(rule, order):
         part, limit = delta * share, 0.0
         if part > 0 and epsilon >= 0:
-            limit = float(renyi_allowed(at, epsilon, part)) if at else gaussian_allowed(epsilon, part)
+            limit = float(renyi_allowed(at, epsilon, part))
         allowed.append(budgeted_loss(limit * (1 - 1e-9)) if limit > 0 else -1)
     return tuple(allowed)
 
@@ -310,8 +250,6 @@ def called_for(release: Release, epsilon: float, delta: float) -> tuple[str, flo
         return "basic", 0.0
     if isinstance(release, Training) and release.delta and release.curve is None:
         return "basic", 0.0
-    if isinstance(release, Gaussian):
-        return "gaussian", 0.0
     order = best_order(release, epsilon, delta * MAIN) if epsilon > 0 else 0.0
     return ("renyi", order) if order else ("basic", 0.0)
 
@@ -338,16 +276,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Composition:
-    """Running sums of one account, all that a decision needs; amounts in units of 1e-30 and of 1e-18 (losses).
+    """Running sums of one account, all that a decision needs, in units of 1e-30.
 
     Args:
-        rule: "" before the first release, "basic", "renyi" or "gaussian".
+        rule: "" before the first release, "basic" or "renyi".
         order: alpha of the renyi rule, else 0.
         prefix_epsilon: spent under the basic rule before another.
         prefix_delta: the same of delta.
         epsilon: sum since then.
         delta: sum since then.
-        loss: sums of Renyi divergences, one an order, or the sum of mu^2.
+        loss: sums of Renyi divergences, one an order.
         unbounded: how many releases have no epsilon at delta 0.
         charges: number of releases.
     """
@@ -364,7 +302,7 @@ class Composition:
 
     def add(self, release: Release, budget: Budget) -> Composition:
         """The sums with one more release; whether they are allowed is another question. The budget is finite."""
-        if self.rule in ("renyi", "gaussian"):
+        if self.rule == "renyi":
             return self.add_under_rule(release)
         epsilon, delta = budgeted(budget.epsilon) - self.epsilon, budgeted(budget.delta) - self.delta
         rule, order = called_for(release, amount(epsilon), amount(delta))
@@ -398,7 +336,7 @@ class Composition:
             return True
         if self.delta > (delta if self.rule == "basic" else delta // FAILURES):
             return False
-        if self.rule != "gaussian" and not self.unbounded and self.epsilon <= epsilon:
+        if not self.unbounded and self.epsilon <= epsilon:
             return True
         allowed = losses_allowed(self.rule, self.order, amount(epsilon), amount(delta))
         return any(spent <= limit for spent, limit in zip(self.loss, allowed, strict=True))
@@ -408,12 +346,11 @@ class Composition:
         if not self.charges:
             return 0.0
         delta = self._left(budget)[1]
-        found = amount(self.epsilon) if self.rule != "gaussian" and not self.unbounded else math.inf
+        found = math.inf if self.unbounded else amount(self.epsilon)
         for (order, share), units in zip(conditions(self.rule, self.order), self.loss, strict=True):
             if delta > 0:
                 left = amount(delta) * share
-                by_loss = renyi_epsilon(order, loss(units), left) if order else gaussian_epsilon(loss(units), left)
-                found = min(found, by_loss)
+                found = min(found, renyi_epsilon(order, loss(units), left))
         if self.delta > (delta if self.rule == "basic" else delta // FAILURES):
             return math.inf
         found += amount(self.prefix_epsilon)
@@ -430,8 +367,7 @@ class Composition:
 def _alone(rule: str, order: float, release: Release) -> Composition:
     """The sums of one release."""
     loss = losses(rule, order, release)
-    by_mu = rule == "gaussian" and isinstance(release, Training) and release.mu is not None
-    if isinstance(release, Gaussian) or by_mu or (rule == "renyi" and _has_curve(release)):
+    if rule == "renyi" and _has_curve(release):
         return Composition(loss=loss, unbounded=1)
     epsilon, delta = implied(release)
     return Composition(epsilon=charged(epsilon), delta=charged(delta), loss=loss)

@@ -1,8 +1,8 @@
 """Releases that are known by their Renyi divergences: concentrated ones, and trainings by subsampled Gaussian steps.
 
 An account adds up such curves order by order (`safexplain.ledger.composition`, rule renyi), which is far tighter than
-adding up an epsilon and a delta for each release. Where it cannot, as Gaussian releases came first, a curve counts as
-the (epsilon, delta) that it implies at a delta of its own.
+adding up an epsilon and a delta for each release. Where it cannot, as approximate releases came first, a curve counts
+as the (epsilon, delta) that it implies at a delta of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Concentrated:
     """An answer that is rho-zero-concentrated differentially private: of every order alpha, at most alpha rho.
 
     A Gaussian mechanism has rho = (sensitivity / standard deviation)^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065,
-    Proposition 1.6); `Gaussian` says more about it, and fits where all of an account's releases are Gaussian.
+    Proposition 1.6). What is mu-GDP has rho = mu^2 / 2 (Mironov 2017, arXiv 1702.07476, Corollary 3; post-processing
+    does not raise it).
 
     Args:
         rho: at least 1e-24.

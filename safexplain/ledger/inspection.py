@@ -1,7 +1,7 @@
 """What is read from a ledger as a whole: its charges as a file for other programs, and whether everything adds up.
 
 Files are written whole or not at all, and never over the ledger itself. `verify` replays every recorded release and
-compares the sums with those of the accounts, looks for the answer of every charged question, and counts questions.
+compares the sums with those of the accounts, and looks for the answer of every charged question.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from safexplain._files import whole_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance, Settings
 from safexplain.ledger.composition import Composition
-from safexplain.ledger.questions import wrong_questions
 from safexplain.ledger.records import Charge, begins
 from safexplain.ledger.releases import from_json, to_json
+from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute, paged
 
 COLUMNS = (
@@ -97,6 +97,21 @@ def write_charges(
     return count
 
 
+def copy(storage: Storage, path: str | PathLike[str]) -> None:
+    """Write a copy of an SQLite ledger, also while it is in use; copying its file alone would miss its log.
+
+    Args:
+        storage: of the ledger.
+        path: of the copy. A file that is there is replaced once all is written.
+
+    Raises:
+        ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
+        LedgerError: it cannot be read, or the copy not be written.
+    """
+    with replacing(path, storage.files) as partial:
+        storage.backup(partial)
+
+
 def verify(execute: Execute) -> int:
     """Replay every charge, in a transaction that holds the ledger; how many there are.
 
@@ -105,21 +120,20 @@ def verify(execute: Execute) -> int:
     """
     rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal", ())
     stored = {row[0]: Balance.of(row) for row in rows}
-    tallies, count, wrong = _tally(execute, stored)
+    tallies, count, wrong = tally(execute, stored)
     for name, balance in stored.items():
         if tallies[name].replayed() != balance.sums:
             wrong.append(f"the sums of {repr(name) if name else 'the total'} are not those of its charges")
     wrong += _unmatched(execute)
-    wrong += wrong_questions(execute, {name: balance.questions for name, balance in stored.items()})
     if wrong:
         shown = "; ".join(wrong[:5])
         raise LedgerError(f"the ledger is damaged: {shown}. Restore it from a backup, and look who can write it")
     return count
 
 
-def _tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tally], int, list[str]]:
+def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally], int, list[str]]:
     """How often each release was charged to each account in its period, the number of charges, and strays."""
-    tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
+    tallies = {name: Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = 0
     calendar = Settings.load(execute("SELECT name, value FROM ledger_settings", ())).period or ""
@@ -139,7 +153,7 @@ def _tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tal
     return tallies, count, [f"{name!r} has charges but no account" for name in strays]
 
 
-class _Tally:
+class Tally:
     """Counts of the releases of an account, before and after its change of rule; the sums tell where that was."""
 
     def __init__(self, sums: Composition) -> None:
@@ -149,6 +163,7 @@ class _Tally:
         self.epsilon = self.delta = 0
 
     def count(self, text: str) -> None:
+        """One more release, as JSON, in the order of the charges."""
         if self.sums.rule == "basic" or (self.epsilon, self.delta) == (
             self.sums.prefix_epsilon,
             self.sums.prefix_delta,

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
-from pathlib import Path
 from typing import IO, Any, cast
 
-from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain._validate import check_number, check_whole
-from safexplain.errors import ConfigurationError
+from safexplain._privacy_loss import Adjacency
+from safexplain._validate import check_number
 from safexplain.ledger import records
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare, told
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, told
 from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
-from safexplain.ledger.inspection import replacing, verify, write_charges
-from safexplain.ledger.questions import Looks, Most, Seen, ask, check_digests, count, counts, known, seen
+from safexplain.ledger.inspection import copy, verify, write_charges
+from safexplain.ledger.opening import open_storage, settle
 from safexplain.ledger.records import Account, Answer, Charge, Grant, named
 from safexplain.ledger.releases import Release, as_release
-from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute, identity_of, keyed
 from safexplain.ledger.trainings import charge_everybody, recorded, statements, training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
-
-MOST_REMEMBERED = 100_000
-"""Principals of whom a process keeps what is on the disk."""
 
 
 class Ledger:
@@ -39,20 +32,15 @@ class Ledger:
     never goes back: a clock that is set back renews no budget, one that is set forward renews it early but once.
 
     Args:
-        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`). "memory:"
-            counts questions in this process alone and forgets them with it.
+        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
         epsilon: budget of each principal and period. Stored when the ledger is made; None: as stored.
         delta: the same; 0 if never given. Gaussian releases need it above 0.
         period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
         total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
         total_delta: the same; `delta` if never given.
-        questions: distinct ones that each principal may `ask` in a period; infinite: they are counted, and whoever asks
-            brings the limit. None: as stored, no limit if never given. A ledger may have a budget of epsilon, of
-            questions, or both.
         adjacency: what neighbouring data sets differ in, "substitute", "add_remove" or "zero_out", for all releases.
-            None: as stored; if never given, the first release that names its neighbours settles it, and others are
-            refused. Releases that name none are about the ledger's; those before any was named count as about
-            "substitute", unless a later opening says what they were.
+            Stored when the ledger is made, "substitute" if not given; None: as stored. A release that names other
+            neighbours is refused.
         timeout: seconds to wait for others who write.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -79,26 +67,19 @@ class Ledger:
         period: str | None = None,
         total_epsilon: float | None = None,
         total_delta: float | None = None,
-        questions: float | None = None,
         adjacency: str | None = None,
         timeout: float = 10.0,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        given = Settings(epsilon, delta, period, total_epsilon, total_delta, questions, adjacency)
+        given = Settings(epsilon, delta, period, total_epsilon, total_delta, adjacency)
         self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
         self._storage = open_storage(url, timeout, clock)
-        self._settings = prepare(self._storage, given)
+        self._settings = settle(self._storage, given)
         self._forget()
 
     def _forget(self) -> None:
-        self._durable: dict[str, int] = {}  # principal -> number of a question that is known to be on the disk
-        self._trainings: set[str] = set()  # weights whose training is
+        self._trainings: set[str] = set()  # weights whose training is known to be on the disk
         self._secret: bytes | None = None
-
-    def _remember(self, principal: str, number: int) -> None:
-        if len(self._durable) >= MOST_REMEMBERED:
-            self._durable.clear()  # costs each of them a sync
-        self._durable[principal] = number
 
     def spent(self, principal: str) -> float:
         """Epsilon that a principal has spent in the current period, at the delta of its budget."""
@@ -107,23 +88,22 @@ class Ledger:
     def account(self, principal: str) -> Account:
         """How a principal stands."""
         balances = self._balances(self._storage.read, named(principal))
-        questions = count(self._storage.read, balances, self._settings.period or "")
-        return balances.account(questions, told(self._storage.read, balances.mine.period))
+        return balances.account(told(self._storage.read, balances.mine.period))
 
     def total(self) -> Account:
         """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
-        return self._balances(self._storage.read, TOTAL).account(0, told(self._storage.read, 0))
+        return self._balances(self._storage.read, TOTAL).account(told(self._storage.read, 0))
 
     def accounts(self) -> list[Account]:
-        """Every principal that ever asked, was charged or was granted a budget, by name."""
+        """Every principal that was charged or was granted a budget, by name."""
         rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
         found, now = {row[0]: Balance.of(row) for row in rows}, self._storage.now()
         if TOTAL not in found or len(found) == 1:
             return []
         begun = records.begins(self._settings.period or "", max(now, found[TOTAL].time))
-        trainings, asked = told(self._storage.read, begun), counts(self._storage.read, begun)
+        trainings = told(self._storage.read, begun)
         return [
-            Balances.of(self._settings, found, name, now, lambda _: trainings).account(asked.get(name, 0), trainings)
+            Balances.of(self._settings, found, name, now, lambda _: trainings).account(trainings)
             for name in found
             if name != TOTAL
         ]
@@ -155,20 +135,11 @@ class Ledger:
         return write_charges(self.charges(), target, format, self._storage.files)
 
     def backup(self, path: str | PathLike[str]) -> None:
-        """Write a copy of an SQLite ledger, also while it is in use; copying its file alone would miss its log.
-
-        Args:
-            path: of the copy. A file that is there is replaced once all is written.
-
-        Raises:
-            ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
-            LedgerError: it cannot be read, or the copy not be written.
-        """
-        with replacing(path, self._storage.files) as partial:
-            self._storage.backup(partial)
+        """Write a copy of an SQLite ledger, also while it is in use; see `safexplain.ledger.inspection.copy`."""
+        copy(self._storage, path)
 
     def verify(self) -> int:
-        """Add up every release again, look at every stored answer, count all questions; how many charges there are.
+        """Add up every release again, look at every stored answer; how many charges there are.
 
         Others wait until it is done, a few seconds for a million charges.
 
@@ -189,7 +160,6 @@ class Ledger:
         mu: float | None = None,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
-        adjacency: Adjacency | None = None,
     ) -> Charge:
         """Record a release, if it fits; charge before the answer leaves, or use `answer`.
 
@@ -201,7 +171,6 @@ class Ledger:
             mu: of a Gaussian answer.
             mechanism: what makes the answer, to be recorded.
             parameters: of the mechanism, to be recorded; JSON types.
-            adjacency: what neighbouring data sets differ in, for this release; None: as for the ledger.
 
         Returns:
             The charge as recorded; it is durable.
@@ -213,13 +182,13 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         what = as_release(release, epsilon, delta, mu)
-        entry = Entry(what, *records.described(mechanism, parameters), adjacency=adjacency)
+        entry = Entry(what, *records.described(mechanism, parameters))
         name = named(principal)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name).charged([entry])
             return balances.record(execute, [entry])[0]
 
-    def charge_training(self, statement: PrivacyStatement, *, adjacency: Adjacency | None = None) -> Charge:
+    def charge_training(self, statement: PrivacyStatement) -> Charge:
         """Record that a model was trained on the records of this ledger, once: the same weights are not charged again.
 
         A model is told to everybody, so that its training counts in the total and in every account of this period, of
@@ -229,7 +198,6 @@ class Ledger:
 
         Args:
             statement: of the training, with the digest of its weights: `model.privacy_`.
-            adjacency: under which it counts; None: the ledger's.
 
         Returns:
             Its charge, of the principal "", now or when it was first charged; it is durable.
@@ -239,20 +207,10 @@ class Ledger:
                 into that of whoever asks for the first time; nothing was recorded.
             RefusedError: a statement about no weights, about persons, without a finite epsilon, other than the one by
                 which these weights were charged, or under add/remove one that tells the number of records.
-            ConfigurationError: neighbours other than the ledger's, or none were ever named; a ledger that counts
-                questions only.
             LedgerError: the database cannot be written.
         """
-        about = self.adjacency if adjacency is None else adjacency
-        if about is None:
-            raise ConfigurationError(
-                "adjacency: neither this ledger nor anything in it says what neighbouring data sets differ in, and the"
-                ' epsilon of a training depends on it: pass adjacency="substitute", or whatever it is'
-            )
-        check_adjacency(about)
-        training = training_of(statement, cast("Adjacency", about))
+        training = training_of(statement, cast("Adjacency", self.adjacency))
         if charge := recorded(self._storage.read, statement):
-            self._agreed(charge, about)
             if statement.weights not in self._trainings:
                 self._storage.sync()  # another process may have committed it a moment ago
         else:
@@ -260,7 +218,6 @@ class Ledger:
                 balances = self._locked_balances(execute, TOTAL)
                 found = recorded(execute, statement)
                 charge = found or charge_everybody(execute, balances, statement, training)
-            self._agreed(charge, about)
         self._trainings.add(statement.weights)
         return charge
 
@@ -277,7 +234,6 @@ class Ledger:
         *,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
-        adjacency: Adjacency | None = None,
     ) -> Answer:
         """Answer a question once; the same question again gets the stored answer.
 
@@ -294,7 +250,6 @@ class Ledger:
             release: what the answer can reveal; a stored answer is charged as it was made.
             mechanism: to be recorded.
             parameters: to be recorded; JSON types.
-            adjacency: as in `charge`.
 
         Raises:
             BudgetExhausted: it does not fit; nothing was recorded, and `compute` was not called unless somebody else
@@ -303,8 +258,7 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         return self.answer_many(
-            principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters,
-            adjacency=adjacency,
+            principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters
         )[0]  # fmt: skip
 
     def answer_many(
@@ -316,7 +270,6 @@ class Ledger:
         *,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
-        adjacency: Adjacency | None = None,
     ) -> tuple[Answer, ...]:
         """`answer` for several questions at once, all or nothing.
 
@@ -329,7 +282,7 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         name = named(principal)
-        batch = Batch.of(name, questions, release, *records.described(mechanism, parameters), adjacency, self.keyed)
+        batch = Batch.of(name, questions, release, *records.described(mechanism, parameters), self.keyed)
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
             self._balances(self._storage.read, name).charged(batch.entries(found))
@@ -339,52 +292,6 @@ class Ledger:
                 return batch.settle(execute, balances, made)
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
-
-    def ask(
-        self,
-        principal: str,
-        digests: Sequence[bytes],
-        *,
-        most: Sequence[Most] = (),
-        looks: Callable[[], Looks] | None = None,
-    ) -> int:
-        """Count questions, all or none. What this principal asked before, whenever, is free.
-
-        Limits are the ledger's own and those of the call, all of which hold; where a limit was granted, to this
-        principal or to everybody, it is the only one on questions.
-
-        Args:
-            principal: who asks.
-            digests: of the questions, 1 to 64 bytes each; two of one digest are one question. They are stored under
-                the ledger's secret, see `keyed`.
-            most: further limits on new questions.
-            looks: makes what says which questions are alike, and how many such there may be; called before the
-                transaction, if there is anything new.
-
-        Returns:
-            How many of them were new. They are durable.
-
-        Raises:
-            BudgetExhausted: the new ones do not all fit; none was counted.
-            ConfigurationError: there is no limit at all.
-            InputError: a digest that is none.
-            LedgerError: the database cannot be written; if it failed during the commit, they may have been counted, and
-                asking again is then free.
-        """
-        name, asked = named(principal), list(map(self.keyed, check_digests(digests)))
-        found = known(self._storage.read, name, asked)
-        if len(found) == len(set(asked)):
-            number = max(found.values(), default=0)
-            if number > self._durable.get(name, 0):  # another process may have committed it a moment ago
-                self._storage.sync()
-                self._remember(name, number)
-            return 0
-        alike = None if looks is None else looks()
-        with self._storage.transaction() as execute:
-            balances = self._locked_balances(execute, name)
-            new = ask(execute, balances, asked, self._limits(balances, most), alike)
-        self._remember(name, balances.mine.questions + new)
-        return new
 
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under the secret of this ledger, 32 bytes: what it stores of a question.
@@ -399,68 +306,22 @@ class Ledger:
             _, self._secret = identity_of(self._storage.read)
         return keyed(self._secret, digest)
 
-    def served(self, name: str, limits: Mapping[str, Any]) -> None:
-        """Store what a service that uses this ledger enforces for each client, in place of what it stored before.
-
-        `safexplain ledger show` prints it; the ledger itself does not enforce it.
-
-        Args:
-            name: of the service.
-            limits: JSON types, as {"questions": 200, "period": "week"}.
-
-        Raises:
-            InputError: a name that no database keeps, or other types.
-            LedgerError: the database cannot be written.
-        """
-        row = (records.text("name", name), records.as_json("limits", limits))
-        with self._storage.transaction() as execute:
-            execute(
-                "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits",
-                row,
-            )
-
-    def services(self) -> dict[str, dict[str, Any]]:
-        """What each service `served`, by its name."""
-        rows = self._storage.read("SELECT name, limits FROM ledger_services ORDER BY name")
-        return {name: json.loads(limits) for name, limits in rows}
-
-    def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
-        """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""
-        return seen(self._storage.read, named(principal), records.text("space", space), after)
-
     @property
-    def adjacency(self) -> str | None:
-        """What neighbouring data sets differ in, for all releases; None: nothing has said so yet."""
-        return Settings.load(self._storage.read("SELECT name, value FROM ledger_settings")).adjacency
-
-    @property
-    def lasting(self) -> bool:
-        """Whether it outlives the process: all but those in memory do."""
-        return self._storage.lasting
+    def adjacency(self) -> str:
+        """What neighbouring data sets differ in, for all releases."""
+        return self._settings.adjacency or "substitute"
 
     @property
     def identity(self) -> str:
         """Random name of the database, the same for all who open it."""
         return str(self._storage.ledger)
 
-    def _limits(self, balances: Balances, most: Sequence[Most]) -> list[Most]:
-        own, granted = balances.most_questions, balances.were_questions_granted
-        limits = [*([] if own is None else [Most(own, self._settings.period or "")]), *([] if granted else most)]
-        if not limits:
-            raise ConfigurationError(
-                "this ledger has no limit on questions; make it with questions=, or grant one: safexplain ledger grant"
-                " LEDGER --everybody --questions 1000"
-            )
-        return limits
-
     def grant(
         self,
         principal: str | None,
-        epsilon: float | None = None,
+        epsilon: float,
         delta: float | None = None,
         note: str = "",
-        *,
-        questions: int | None = None,
     ) -> Account:
         """Replace the budget of a principal, from now on and for every later period.
 
@@ -468,49 +329,31 @@ class Ledger:
         further releases; what was told stays told.
 
         Args:
-            principal: whose; None for all principals together. Of questions None is for each principal to whom no
-                number was granted.
-            epsilon: the new budget; None: as it is.
-            delta: the same.
+            principal: whose; None for all principals together.
+            epsilon: the new budget.
+            delta: the same; None: as it is.
             note: why, to be recorded.
-            questions: of a period; None: as it is.
 
         Raises:
-            ConfigurationError: a value out of range, or neither epsilon nor questions.
+            ConfigurationError: a value out of range.
             LedgerError: the database cannot be written.
         """
         name, note = TOTAL if principal is None else named(principal), records.text("note", note)
-        if epsilon is None and (questions is None or delta is not None):
-            raise ConfigurationError("grant: expected epsilon=, with or without delta=, or questions=, or both")
-        if epsilon is not None:
-            epsilon = check_number("epsilon", epsilon, above=0)
-        if questions is not None:
-            check_whole("questions", questions, 1)
+        epsilon = check_number("epsilon", epsilon, above=0)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name)
             old = balances.total_budget if principal is None else balances.budget
-            new = None
-            if epsilon is not None:
-                new = Budget(epsilon, old.delta if delta is None else check_number("delta", delta, minimum=0, below=1))
-            recorded = new or old
+            new = Budget(epsilon, old.delta if delta is None else check_number("delta", delta, minimum=0, below=1))
             execute(
-                "INSERT INTO ledger_grants (principal, time, epsilon, delta, note, questions)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (name, balances.time, recorded.epsilon, recorded.delta, note, questions),
+                "INSERT INTO ledger_grants (principal, time, epsilon, delta, note) VALUES (?, ?, ?, ?, ?)",
+                (name, balances.time, new.epsilon, new.delta, note),
             )
-            balances.granted(new, questions).save(execute)
+            balances.granted(new).save(execute)
         return self.total() if principal is None else self.account(principal)
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
-
-    def _agreed(self, charge: Charge, about: str) -> None:
-        if self.adjacency != about:
-            raise ConfigurationError(
-                f"adjacency: this training was charged under {self.adjacency}, which is what the ledger is about, not"
-                f" {about}"
-            )
 
     def _balances(self, execute: Execute, principal: str) -> Balances:
         return Balances.open(execute, self._settings, principal, self._storage.now())
@@ -526,8 +369,6 @@ class Ledger:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if not self._storage.lasting:
-            raise ConfigurationError("a ledger in memory cannot go to another process; keep it in a file or a server")
         arguments = {**self._arguments, "url": self._storage.address}
         return {"arguments": arguments, "settings": self._settings, "ledger": self._storage.ledger}
 
@@ -538,35 +379,5 @@ class Ledger:
         self._forget()
 
     def __repr__(self) -> str:
-        each, questions = self._settings.each, self._settings.questions
-        budget = "" if self._settings.epsilon is None else f", epsilon={each.epsilon:g}, delta={each.delta:g}"
-        return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions:g}'})"
-
-
-def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage that a URL names, with arguments as `Ledger`; nothing is connected yet.
-
-    Raises:
-        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
-        MissingExtraError: PostgreSQL without the extra.
-    """
-    timeout = check_number("timeout", timeout, above=0.0)
-    if url == "memory:":
-        from safexplain.ledger.storage.sqlite import MemoryStorage
-
-        return MemoryStorage(timeout, clock)
-    scheme, separator, rest = str(url).partition("://")
-    if separator and scheme in ("postgresql", "postgres"):
-        from safexplain.ledger.storage.postgres import PostgresStorage
-
-        return PostgresStorage(str(url), timeout, clock)
-    if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
-        from safexplain.ledger.storage.sqlite import SqliteStorage
-
-        if "?" in rest:
-            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
-        return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
-    raise ConfigurationError(
-        f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
-        " forget what was spent"
-    )
+        each = self._settings.each
+        return f"Ledger({self._storage.name!r}, epsilon={each.epsilon:g}, delta={each.delta:g})"

@@ -66,8 +66,6 @@ class Account:
         period: "lifetime", "day", "week" or "month".
         renews: when the next period begins, UTC; None: never.
         rule: which sums decide, see `safexplain.ledger.composition`; "" before the first release.
-        questions: distinct ones that were counted in this period.
-        most_questions: of a period; None: no limit.
         trainings: how many of the releases were trainings, which everybody is told of.
         training_epsilon: what these alone come to, of what is spent.
     """
@@ -81,8 +79,6 @@ class Account:
     period: str
     renews: datetime | None
     rule: str = ""
-    questions: int = 0
-    most_questions: int | None = None
     trainings: int = 0
     training_epsilon: float = 0.0
 
@@ -121,12 +117,11 @@ class Grant:
     """A budget that replaced another.
 
     Args:
-        principal: whose; "" for all principals together, and of questions for everybody who was granted none.
+        principal: whose; "" for all principals together.
         time: UTC.
-        epsilon: of a period; as it was, if only questions were granted.
+        epsilon: of a period.
         delta: the same.
         note: why.
-        questions: of a period; None: as it was.
     """
 
     principal: str
@@ -134,7 +129,6 @@ class Grant:
     epsilon: float
     delta: float
     note: str
-    questions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ def charges(read: Execute, principal: str | None = None, since: datetime | None 
 
 def grants(read: Execute) -> list[Grant]:
     """Every budget that replaced another, oldest first."""
-    rows = read("SELECT principal, time, epsilon, delta, note, questions FROM ledger_grants ORDER BY id", ())
+    rows = read("SELECT principal, time, epsilon, delta, note FROM ledger_grants ORDER BY id", ())
     return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
 
 

@@ -1,5 +1,5 @@
-"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases,
-Renyi curves (`curves`), and trainings.
+"""What one answer reveals, as a bound that the ledger can add up: pure, approximate and Laplace releases,
+Renyi curves (`curves`; Gaussian answers are `Concentrated`), and trainings.
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
 the answer can be. All releases of a ledger must speak of the same neighbours (`substitute`, say, throughout).
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, get_args
 
 from safexplain._privacy_loss import check_adjacency
-from safexplain._validate import check_whole, keep_number
+from safexplain._validate import check_number, check_whole, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger.curves import Concentrated, Renyi
 
@@ -55,24 +55,6 @@ class Approximate:
     def __post_init__(self) -> None:
         keep_number(self, "epsilon", minimum=0)
         keep_number(self, "delta", above=0, below=1)
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """An answer no easier to tell apart than two unit normal variables whose means differ by mu: it is mu-GDP.
-
-    A Gaussian mechanism has mu = sensitivity / standard deviation (Dong, Roth and Su 2019, arXiv 1905.02383, Theorem
-    2.7).
-
-    Args:
-        mu: at least 1e-12.
-    """
-
-    mu: float
-    kind: ClassVar[str] = "gaussian"
-
-    def __post_init__(self) -> None:
-        keep_number(self, "mu", minimum=NEGLIGIBLE)
 
 
 @dataclass(frozen=True)
@@ -158,7 +140,7 @@ def _curve(orders: tuple[float, ...], divergences: tuple[float, ...]) -> Renyi:
     return Renyi(orders, divergences)
 
 
-Release = Pure | Approximate | Gaussian | Laplace | Concentrated | Renyi | Training
+Release = Pure | Approximate | Laplace | Concentrated | Renyi | Training
 KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args(Release)}
 
 
@@ -177,12 +159,12 @@ def as_release(
     if release is not None:
         if not isinstance(release, Release):
             raise ConfigurationTypeError(
-                "release: expected Pure, Approximate, Gaussian, Laplace, Concentrated or Renyi, got"
+                "release: expected Pure, Approximate, Laplace, Concentrated or Renyi, got"
                 f" {type(release).__name__}; a PrivacyStatement is charged by `charge_training`"
             )
         return release
     if mu is not None:
-        return Gaussian(mu)
+        return Concentrated(check_number("mu", mu, minimum=NEGLIGIBLE) ** 2 / 2)
     assert epsilon is not None
     return Approximate(epsilon, delta) if delta else Pure(epsilon)
 
@@ -203,6 +185,8 @@ def from_json(text: str) -> Release:
     """
     try:
         values: dict[str, Any] = dict(json.loads(text))
+        if values["kind"] == "gaussian":  # of 0.2
+            return Concentrated(values["mu"] ** 2 / 2)
         return KINDS[values.pop("kind")](**values)
     except (TypeError, ValueError, KeyError) as error:
         raise LedgerError(

@@ -20,7 +20,7 @@ from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain._privacy_loss.selection import ORDERS as SELECTED_ORDERS
 from safexplain._privacy_loss.selection import RepeatAndSelect, selected_curve
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
+from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, added_up, save_balances, told
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.curves import Renyi
@@ -161,14 +161,8 @@ def charge_everybody(execute: Execute, balances: Balances, statement: PrivacySta
     Raises:
         BudgetExhausted: it does not fit into the total, into the budget of a principal who begins now, or into an
             account that is there.
-        ConfigurationError: the ledger has no budget of epsilon.
     """
     settings = balances.settings
-    if settings.epsilon is None:
-        raise ConfigurationError(
-            "this ledger counts questions and has no budget of epsilon, so it cannot hold a training; make another one"
-            " with epsilon=, and delta= of at least the training's"
-        )
     value = _written(statement)
     entry = Entry(
         training, statement.mechanism, json.dumps({"weights": statement.weights}), question_of(statement.weights),

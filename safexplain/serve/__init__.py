@@ -3,8 +3,9 @@
     request -> inputs (bounded) -> protocol (payload, checked) -> service: remembered? -> batches: a seat, in turn ->
     budget: charged -> batches: model and explainer -> remembered -> protocol (listed arrays only) -> answer
 
-`service` is the core, which knows no platform; `loading` has its options, model and certificate, `budget` counts
-questions, `batches` computes them, `problems` are what a client is told instead, `telemetry` says what happened.
+`service` is the core, which knows no platform, with what a client is told instead of an answer; `loading` has its
+options, model and certificate, `budget` limits questions, which `questions` counts in a ledger's database, `batches`
+computes them, `telemetry` says what happened.
 `inputs` and `protocol` read what clients send, and write V1 and V2. Every platform is one file beside them: `http`
 (FastAPI, and `safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`, `bentoml`.
 """

@@ -18,7 +18,6 @@ what is stopped and how far an attacker has to go.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,8 @@ from scipy.spatial.distance import cdist
 
 from safexplain._validate import check_whole, keep_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.ledger import Ledger
-from safexplain.ledger.questions import Looks, Most, Seen
 from safexplain.ledger.records import PERIODS
+from safexplain.serve.questions import Looks, Most, Questions, Seen
 
 MOST_DIMENSIONS = 128
 """Of a sketch."""
@@ -213,12 +211,11 @@ class _History:
 class Budget:
     """Counts what each client of a service asked, and refuses what is too much; usable from threads.
 
-    Every limit holds beside those of the ledger itself; a number of questions granted with `safexplain ledger grant`
-    takes the place of both. Whatever a client asked before, whenever, is free.
+    A number of questions granted with `safexplain ledger grant` takes the place of the limit. Whatever a client asked
+    before, whenever, is free.
 
     Args:
-        ledger: where it is counted, by all services and workers that share it; None: in memory, by this process alone,
-            and forgotten when it ends.
+        questions: where they are counted, by all services and workers that share it.
         limits: of each client.
         public: (n, ...) public rows; None: near-duplicates are not recognised, and only exact questions are counted.
         most_looks: looks at one map over all time, the highest patience that the certificate judged; None: no limit.
@@ -232,7 +229,7 @@ class Budget:
 
     def __init__(
         self,
-        ledger: Ledger | None,
+        questions: Questions,
         limits: Limits,
         *,
         public: NDArray[Any] | None = None,
@@ -240,15 +237,15 @@ class Budget:
         subject: str = "",
     ) -> None:
         self.limits, self.most_looks = limits, most_looks
-        self.ledger = open_ledger(ledger)
-        self._questions = (Most(limits.questions, limits.period),)
+        self.asked = questions
+        self._most = Most(limits.questions, limits.period)
         self._looks: tuple[Most, ...] = (Most(limits.looks, limits.period),)
         if most_looks is not None:
             self._looks += (Most(check_whole("most_looks", most_looks, 1), "lifetime"),)
         self._without = "no public rows were given" if public is None else "inputs have a single feature"
         self.likeness = None
         if public is not None:
-            self.likeness = Likeness.of(public, limits.quantile, seed=self.ledger.identity, subject=subject)
+            self.likeness = Likeness.of(public, limits.quantile, seed=self.asked.identity, subject=subject)
         self._histories: Any = LRUCache(MOST_KEPT, getsizeof=lambda history: history.size)
         self._guard = threading.Lock()
 
@@ -265,7 +262,7 @@ class Budget:
             LedgerError: the ledger cannot be written; if it failed during the commit they may have been counted, and
                 asking again is then free.
         """
-        self.ledger.ask(client, digests, most=self._questions, looks=self._alike(client, digests, x))
+        self.asked.ask(client, digests, self._most, self._alike(client, digests, x))
 
     def describe(self) -> dict[str, Any]:
         """What is counted and how, in JSON types, for readiness."""
@@ -276,12 +273,8 @@ class Budget:
             "most_looks": self.most_looks if self.likeness else None,
             "period": self.limits.period,
             "near_duplicates": near,
-            "counted": "in the ledger" if self.ledger.lasting else "in this process alone, until it ends",
+            "counted": "in the ledger" if self.asked.lasting else "in this process alone, until it ends",
         }
-
-    def ping(self) -> None:
-        """Raise LedgerError where the ledger cannot be reached."""
-        self.ledger.total()
 
     def _alike(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> Callable[[], Looks] | None:
         like = self.likeness
@@ -317,25 +310,7 @@ class Budget:
             history: _History | None = self._histories.pop(client, None)
             if history is None:
                 history = _History(like.sketch(like.mean[None])[:0], np.empty(0, np.int64))
-            history = history.and_then(self.ledger.seen(client, like.space, history.after))
+            history = history.and_then(self.asked.seen(client, like.space, history.after))
             if history.size <= MOST_KEPT:
                 self._histories[client] = history
             return history
-
-
-def open_ledger(ledger: Ledger | str | None) -> Ledger:
-    """A ledger as it is, or the one at a URL, which is made if there is none; None: one in memory.
-
-    One that is made here has no limit of its own, so that a service can be started with others.
-
-    Raises:
-        ConfigurationError, InputError, LedgerError, MissingExtraError: as `Ledger`.
-    """
-    if ledger is None:
-        return Ledger("memory:", questions=math.inf)
-    if isinstance(ledger, Ledger):
-        return ledger
-    try:
-        return Ledger(ledger)
-    except ConfigurationError:  # there is none yet
-        return Ledger(ledger, questions=math.inf)

@@ -37,7 +37,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safexplain.errors import RequestError
 from safexplain.serve.inputs import client_of
-from safexplain.serve.problems import Problem, problem_of
 from safexplain.serve.protocol import (
     EXPLANATION,
     INPUT,
@@ -51,7 +50,7 @@ from safexplain.serve.protocol import (
     metadata_v2,
     predict_v1,
 )
-from safexplain.serve.service import Service
+from safexplain.serve.service import Problem, Service, problem_of
 
 __all__ = ["Connection", "app", "from_environment", "respond", "router"]
 

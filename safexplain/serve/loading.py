@@ -30,12 +30,12 @@ from safexplain.errors import (
 )
 from safexplain.explain.served import Release, load_release
 from safexplain.hardening.hardening import Hardening
-from safexplain.ledger import Ledger
 from safexplain.loading.data.load import load_inputs
 from safexplain.loading.models.load import load_model
 from safexplain.outputs import are_probabilities
 from safexplain.serve.budget import Budget, Limits
 from safexplain.serve.inputs import Bounds
+from safexplain.serve.questions import Questions
 from safexplain.verdict.certificate.read import load_certificate
 
 
@@ -167,8 +167,8 @@ class Options:
             Where the certified hardening has no noise, none is asked for.
         public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key. It is read
             once, so that who may replace the certificate later cannot replace the key with it.
-        ledger: where distinct questions are counted, as `Ledger` or its URL; of several workers the same one. None: in
-            this process, which forgets them when it ends.
+        ledger: URL of the ledger in which distinct questions are counted, which is made if there is none; of several
+            workers the same one. None: in this process, which forgets them when it ends.
         public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a near-duplicate
             and the range of inputs, and are the background of methods that need one.
         limits: of each client, as `Limits` or a mapping.
@@ -197,7 +197,7 @@ class Options:
     certificate: str | Path | None = None
     key: bytes | Path | str | None = None
     public_key: bytes | Path | str | None = None
-    ledger: Any = None
+    ledger: str | None = None
     public: Any = None
     limits: Limits = field(default_factory=Limits)
     uncertified: bool = False
@@ -255,7 +255,7 @@ class Options:
                     found.append(None)
         return tuple(found)
 
-    def generation(self, ledger: Ledger) -> Generation:
+    def generation(self, questions: Questions) -> Generation:
         """Model and certificate as the files are now.
 
         Raises:
@@ -313,7 +313,7 @@ class Options:
                 release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
         budget = Budget(
-            ledger,
+            questions,
             self.limits,
             public=public,
             most_looks=max(judged, default=None) if judged else None,

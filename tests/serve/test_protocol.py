@@ -25,7 +25,7 @@ from safexplain.errors import (
 )
 from safexplain.serve import Limits, Service, protocol
 from safexplain.serve.inputs import Bounds, client_of, numbers
-from safexplain.serve.problems import problem_of
+from safexplain.serve.service import problem_of
 from safexplain.serve.protocol import Intake, metadata_v2
 
 

@@ -60,7 +60,7 @@ class MeteredRecourse:
             raise ConfigurationTypeError(
                 f"ledger: expected an open Ledger, such as Ledger(url), got {type(ledger).__name__} {ledger!r}"
             )
-        if ledger.adjacency not in (None, mechanism.adjacency):
+        if ledger.adjacency != mechanism.adjacency:
             raise ConfigurationError(
                 f"adjacency: {type(mechanism).__name__} is private under {mechanism.adjacency}, this ledger counts"
                 f" releases under {ledger.adjacency}: sums of both would mean nothing. Make the mechanism with"
@@ -147,7 +147,6 @@ class MeteredRecourse:
             Pure(float(mechanism.epsilon)),
             mechanism=type(mechanism).__name__,
             parameters={"model": mechanism.identity, "adjacency": guarantee.adjacency},
-            adjacency=guarantee.adjacency,
         )
         columns: dict[str, Any] = {
             name: np.array([answer.value.get(name, False) for answer in stored], kind) for name, kind in FIELDS.items()
@@ -162,7 +161,7 @@ class MeteredRecourse:
         guarantee = self.guarantee
         if guarantee.statement is None:
             return guarantee
-        charge = self.ledger.charge_training(guarantee.statement, adjacency=guarantee.adjacency)
+        charge = self.ledger.charge_training(guarantee.statement)
         return replace(guarantee, ledger=self.ledger.identity, charges=(charge.id,))
 
     def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:

@@ -1,0 +1,176 @@
+"""A database that a ledger can use: made if there is none, and brought up to date where 0.2 wrote it.
+
+0.2 kept digests of questions without a secret, counted losses in 1e-18, and had a rule for Gaussian streams of its own,
+the sum of mu^2. What such an account has spent is replayed here under the renyi rule, whose conditions are the stricter
+ones: an answer that was mu-GDP has Renyi divergences of at most alpha mu^2 / 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safexplain._validate import check_number
+from safexplain.errors import ConfigurationError, LedgerError
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, Balance, Settings, save_balances
+from safexplain.ledger.composition import MAIN, best_order
+from safexplain.ledger.curves import NEGLIGIBLE, Concentrated
+from safexplain.ledger.inspection import tally
+from safexplain.ledger.storage import Storage
+from safexplain.ledger.storage.schema import CHUNK, QUESTIONS, SCHEMA, VERSION, Execute, identity_of, keyed
+
+OF_0_2 = 6
+"""Version of the tables that 0.2 wrote."""
+
+TABLES = (
+    "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",  # a running process of 0.2 finds none
+    "ALTER TABLE ledger_identity ADD COLUMN secret BYTEA",
+    *QUESTIONS,
+    "INSERT INTO ledger_question_grants (principal, time, questions, note) SELECT principal, time, questions, note"
+    " FROM ledger_grants WHERE questions IS NOT NULL ORDER BY id",
+    "INSERT INTO ledger_question_grants (principal, time, questions, note) SELECT '', 0, CAST(value AS BIGINT), 'the"
+    " limit of the ledger, by 0.2' FROM ledger_settings WHERE name = 'questions' AND value NOT IN ('null', 'Infinity')"
+    " AND NOT EXISTS (SELECT 1 FROM ledger_question_grants WHERE principal = '')",
+    "ALTER TABLE ledger_grants DROP COLUMN questions",
+    "ALTER TABLE ledger_accounts DROP COLUMN questions",
+    "ALTER TABLE ledger_accounts DROP COLUMN granted_questions",
+    "DELETE FROM ledger_settings"
+    " WHERE EXISTS (SELECT 1 FROM ledger_settings WHERE name = 'epsilon' AND value = 'null')",
+    "DELETE FROM ledger_settings WHERE name = 'questions' OR (name = 'adjacency' AND value = 'null')",
+)
+
+
+def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
+    """The storage that a URL names, with arguments as `Ledger`; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
+        MissingExtraError: PostgreSQL without the extra.
+    """
+    timeout = check_number("timeout", timeout, above=0.0)
+    scheme, separator, rest = str(url).partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        from safexplain.ledger.storage.postgres import PostgresStorage
+
+        return PostgresStorage(str(url), timeout, clock)
+    if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
+        from safexplain.ledger.storage.sqlite import SqliteStorage
+
+        if "?" in rest:
+            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
+        return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
+    raise ConfigurationError(
+        f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
+        " forget what was spent"
+    )
+
+
+def prepare(storage: Storage) -> None:
+    """Make the tables of a ledger, name it and give it a secret; or read what 0.2 wrote.
+
+    Raises:
+        InputError: there is no place for it.
+        LedgerError: the database cannot be used, or was written by a newer safexplain or one before 0.2.
+    """
+    at = storage.version()
+    if at is None:
+        storage.make()
+    if at != VERSION:
+        with storage.transaction() as execute:
+            if (at := storage.version(execute)) is None:  # somebody may have been faster
+                for statement in SCHEMA:
+                    execute(statement.replace("{identity}", storage.identity), ())
+                name = (secrets.token_hex(16), secrets.token_bytes(32))
+                execute("INSERT INTO ledger_identity (id, secret) VALUES (?, ?)", name)
+            elif at != VERSION:
+                _from_0_2(execute, storage, at)
+    storage.ledger, _ = identity_of(storage.read)
+
+
+def _from_0_2(execute: Execute, storage: Storage, at: int) -> None:
+    if at != OF_0_2:
+        what = "a newer safexplain" if at > VERSION else "a safexplain before 0.2"
+        advice = "upgrade safexplain on this machine" if at > VERSION else "open it once with safexplain 0.2"
+        raise LedgerError(
+            f"the ledger was written by {what}: its tables are of version {at}, this one knows {OF_0_2} and {VERSION};"
+            f" {advice}"
+        )
+    storage.lock(execute)
+    for statement in TABLES:
+        execute(statement.replace("{identity}", storage.identity), ())
+    secret = secrets.token_bytes(32)
+    _key_questions(execute, secret)
+    execute("UPDATE ledger_identity SET secret = ?", (secret,))
+    _recount(execute)
+    execute("UPDATE ledger_schema_version SET version = ?", (VERSION,))
+
+
+def _recount(execute: Execute) -> None:
+    """Sums of losses in the units of this version, by the charges; the gaussian rule becomes the renyi rule."""
+    rows = execute("SELECT name, value FROM ledger_settings", ())
+    if not rows:
+        return
+    each, stored = Settings.load(rows).each, {}
+    for row in execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts", ()):
+        balance = Balance.of(row)
+        if balance.sums.rule == "gaussian":
+            spent = Concentrated(max(balance.sums.loss[0] / 10**18 / 2, NEGLIGIBLE))
+            budget = balance.granted or each
+            order = best_order(spent, budget.epsilon, budget.delta * MAIN)
+            balance = replace(balance, sums=replace(balance.sums, rule="renyi", order=order))
+        stored[balance.principal] = balance
+    tallies, _, _ = tally(execute, stored)
+    changed = [replace(b, sums=tallies[n].replayed()) for n, b in stored.items() if b.sums.rule == "renyi"]
+    for start in range(0, len(changed), CHUNK):
+        save_balances(execute, *changed[start : start + CHUNK])
+
+
+def _key_questions(execute: Execute, secret: bytes) -> None:
+    """Key all digests of questions that a ledger of 0.2 holds, several by one statement; trainings, which are
+    charges of all principals together, stay under the digest of their weights."""
+    trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
+    for table, row, column, those in (
+        ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
+        ("ledger_answers", ("question",), "question", f"question NOT IN ({trainings})"),
+        ("ledger_charges", ("id",), "question", "principal <> ''"),
+    ):
+        names, places = ", ".join(row), f"({'?, ' * len(row)}?)"
+        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL AND {those}", ())
+        same = " AND ".join(f"{table}.{name} = old.{name}" for name in row)
+        for start in range(0, len(found), CHUNK):
+            values: list[Any] = []
+            for *key, digest in (part := found[start : start + CHUNK]):
+                text = isinstance(digest, str)  # hexadecimal, of `Ledger.answer`
+                values += [*key, keyed(secret, digest.encode()).hex() if text else keyed(secret, bytes(digest))]
+            execute(
+                f"WITH old ({names}, keyed) AS (VALUES {', '.join([places] * len(part))})"
+                f" UPDATE {table} SET {column} = old.keyed FROM old WHERE {same}",
+                values,
+            )
+
+
+def settle(storage: Storage, given: Settings) -> Settings:
+    """The settings that hold for the ledger in a storage, which is made if it is not there.
+
+    Raises:
+        ConfigurationError: there is no ledger and no budget for one, or other settings are stored.
+        LedgerError: the database cannot be used, or is of another version.
+    """
+    query = "SELECT name, value FROM ledger_settings"
+    if storage.version() is None:
+        given.completed()  # before a file is made
+    prepare(storage)
+    rows = storage.read(query)
+    if not rows:  # new, or it counts questions alone so far
+        given.completed()
+        with storage.transaction() as execute:
+            storage.lock(execute)
+            if not (rows := execute(query, ())):  # somebody may have been faster
+                given.completed().save(execute)
+                rows = execute(query, ())
+    stored = Settings.load(rows)
+    given.agree(stored)
+    return stored
