@@ -129,6 +129,11 @@ class Settings:
             return Budget(math.inf, self.delta or 0.0)
         return Budget(self.total_epsilon, self.total_delta or 0.0)
 
+    @property
+    def opening(self) -> Budget:
+        """By which the total chooses its rule; finite."""
+        return Budget(self.total_epsilon or self.each.epsilon, self.total.delta)
+
 
 @dataclass(frozen=True)
 class Balance:
@@ -261,8 +266,7 @@ class Balances:
     @property
     def opening(self) -> Budget:
         """By which the total chooses its rule; finite."""
-        limit = self.total_budget
-        return limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
+        return self.total.granted or self.settings.opening
 
     @property
     def _total_told(self) -> Budget:

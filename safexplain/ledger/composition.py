@@ -130,7 +130,7 @@ def charged_loss(value: float) -> int:
 
 def budgeted_loss(value: float) -> int:
     """Divergence that the rule allows, in units of 1e-30."""
-    return max(0, math.floor(value * AMOUNT))
+    return max(0, math.floor(value * AMOUNT)) if value < NEVER / AMOUNT else NEVER - 1
 
 
 def loss(units: int) -> float:

@@ -17,7 +17,7 @@ from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, LedgerError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, Balance, Settings, save_balances
 from safexplain.ledger.composition import MAIN, best_order
-from safexplain.ledger.curves import NEGLIGIBLE, Concentrated
+from safexplain.ledger.curves import Concentrated
 from safexplain.ledger.inspection import tally
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import CHUNK, QUESTIONS, SCHEMA, VERSION, Execute, identity_of, keyed
@@ -113,13 +113,12 @@ def _recount(execute: Execute) -> None:
     rows = execute("SELECT name, value FROM ledger_settings", ())
     if not rows:
         return
-    each, stored = Settings.load(rows).each, {}
+    settings, stored = Settings.load(rows), {}
     for row in execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts", ()):
         balance = Balance.of(row)
-        if balance.sums.rule == "gaussian":
-            spent = Concentrated(max(balance.sums.loss[0] / 10**18 / 2, NEGLIGIBLE))
-            budget = balance.granted or each
-            order = best_order(spent, budget.epsilon, budget.delta * MAIN)
+        if balance.sums.rule == "gaussian":  # the order that holds the most Gaussian answers, however large they are
+            budget = balance.granted or (settings.each if balance.principal else settings.opening)
+            order = best_order(Concentrated(1e-6), budget.epsilon, budget.delta * MAIN)
             balance = replace(balance, sums=replace(balance.sums, rule="renyi", order=order))
         stored[balance.principal] = balance
     tallies, _, _ = tally(execute, stored)

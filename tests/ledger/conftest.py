@@ -11,9 +11,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from safexplain.ledger import Ledger
+from safexplain.ledger import Concentrated, Ledger
 
 _NUMBERS = itertools.count()
+
+
+def gaussian(mu: float) -> Concentrated:
+    """A Gaussian answer whose sensitivity is mu standard deviations."""
+    return Concentrated(mu * mu / 2)
 
 
 class SetClock:

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger import BudgetExhausted, Gaussian, Laplace, Pure
+from safexplain.ledger import BudgetExhausted, Laplace, Pure
+from tests.ledger.conftest import gaussian
 
 
 def never():
@@ -145,8 +146,8 @@ def test_more_questions_than_one_statement_takes(make, monkeypatch):
     monkeypatch.setattr("safexplain.ledger.storage.schema.CHUNK", 7)
     ledger = make(epsilon=5.0, delta=1e-6)
     questions = [f"q{i}" for i in range(40)]
-    first = ledger.answer_many("ann", questions, lambda positions: positions, Gaussian(0.01))
-    again = ledger.answer_many("ann", questions, lambda positions: never(), Gaussian(0.01))
+    first = ledger.answer_many("ann", questions, lambda positions: positions, gaussian(0.01))
+    again = ledger.answer_many("ann", questions, lambda positions: never(), gaussian(0.01))
     assert [a.value for a in first] == [a.value for a in again] == list(range(40))
     assert ledger.verify() == 40
 

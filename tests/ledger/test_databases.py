@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
-from safexplain.ledger import Ledger, Pure
-from safexplain.ledger.ledger import open_storage
-from safexplain.ledger.questions import Most
-from safexplain.ledger.records import Answer
-from safexplain.ledger.storage import schema
-from safexplain.ledger.storage.schema import MIGRATIONS, VERSION, migrate
+from safexplain.ledger import Ledger, Pure, opening
+from safexplain.ledger.storage.schema import VERSION
+from safexplain.serve.questions import Most, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 @pytest.fixture
 def path(sqlite_url):
-    from pathlib import Path
-
     return Path(sqlite_url.removeprefix("sqlite:///"))
 
 
@@ -179,139 +174,86 @@ def test_postgres_without_psycopg_names_the_extra(monkeypatch):
 TRAINED = PrivacyStatement("output perturbation", 500, 0.0, pure_epsilon=0.125, weights="a" * 64)
 
 
-def of_version(url, version, epsilon="1.0", delta="0.0"):
-    """A ledger as an older safexplain left it."""
-    storage = open_storage(url, 5.0)
-    storage.make()
-    with storage.transaction() as execute:
-        migrate(execute, storage.identity, None, to=version)
-        if version > 2:
-            execute("INSERT INTO ledger_identity (id) VALUES (?)", ("0" * 32,))
-        for name, value in (("epsilon", epsilon), ("delta", delta), ("period", '"lifetime"')):
-            execute("INSERT INTO ledger_settings VALUES (?, ?)", (name, value))
-        for who in ("", "ann"):
-            execute(
-                "INSERT INTO ledger_accounts (principal, period, time, rule, alpha, prefix_epsilon, prefix_delta,"
-                " epsilon, delta, loss, unbounded, charges) VALUES (?, 0, 5, 'basic', 0, '0', '0', ?, '0', '', 0, 1)",
-                (who, str(10**30 // 4)),
-            )
-        execute(
-            "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release)"
-            """ VALUES ('ann', 0, 5, 'old', '{}', '{"kind": "pure", "epsilon": 0.25}')""",
-            (),
-        )
-    storage.close()
+DIGESTS = [hashlib.sha256(b"%d" % i).digest() for i in range(5)]
 
 
-@pytest.mark.parametrize("version", range(1, VERSION))
-def test_a_ledger_of_an_older_version_is_brought_up_to_date(sqlite_url, version):
-    of_version(sqlite_url, version)
-    with Ledger(sqlite_url) as ledger:
-        assert ledger._storage.version() == VERSION == 7
-        assert ledger.spent("ann") == 0.25
-        assert next(ledger.charges()).mechanism == "old"
-        ledger.answer("ann", "why?", lambda: 1, Pure(0.5))
-        ledger.charge_training(TRAINED, adjacency="substitute")
-        assert (ledger.spent("ann"), ledger.spent("bob")) == (0.875, 0.125)
-        assert ledger.verify() == 3
+@pytest.fixture
+def of_0_2(path) -> Path:
+    """Made by safexplain 0.2.0: Gaussian, Laplace, pure and approximate answers, a training, questions and grants.
+
+    ann has 3 Gaussian answers of mu .25 and a pure one of .125, bob 30 of Laplace noise and two pure ones, cid a pure
+    one, an approximate one and an answer, dan 5 questions; all were told of a training of epsilon .125.
+    """
+    with sqlite3.connect(path) as database:
+        database.executescript((Path(__file__).parent / "of_0_2.sql").read_text())
+    database.close()
+    path.chmod(0o600)
+    return path
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_a_training_of_version_0_2_is_not_charged_again(database, request):
-    """Unlike questions, it stays under the digest of its weights."""
-    url = request.getfixturevalue(f"{database}_url")
-    with Ledger(url, epsilon=1.0) as ledger:
-        charge = ledger.charge_training(TRAINED, adjacency="substitute")
-        with ledger._storage.transaction() as execute:
-            for statement in (
-                "ALTER TABLE ledger_identity DROP COLUMN secret",
-                "ALTER TABLE ledger_accounts RENAME COLUMN losses TO loss",
-                "DROP TABLE ledger_services",
-                "UPDATE ledger_schema_version SET version = 6",
-            ):
-                execute(statement, ())
-    with Ledger(url) as ledger:
-        assert ledger.charge_training(TRAINED, adjacency="substitute") == charge
-        assert (ledger.spent("ann"), len(ledger.trainings()), ledger.verify()) == (0.125, 1, 1)
+def march(_=None):
+    return 1_773_230_500_000_000  # the month in which it was made
 
 
-def test_a_migration_that_fails_changes_nothing(sqlite_url, monkeypatch):
-    of_version(sqlite_url, 1)
-    broken = (*MIGRATIONS[:1], (*MIGRATIONS[1], "CREATE TABLE oops ("))
-    monkeypatch.setattr("safexplain.ledger.storage.schema.MIGRATIONS", broken)
-    with pytest.raises(LedgerError):
+def test_a_ledger_of_0_2_is_read_and_charged_on(of_0_2, sqlite_url):
+    with Ledger(sqlite_url, clock=march) as ledger:
+        assert ledger._storage.version() == VERSION
+        spent = {a.principal: (a.rule, round(a.spent, 3), a.epsilon, a.charges) for a in ledger.accounts()}
+        assert spent == {
+            "ann": ("renyi", 2.438, 4.0, 5),  # 1.966 under the gaussian rule of 0.2
+            "bob": ("renyi", 1.314, 5.0, 33),
+            "cid": ("basic", 1.375, 4.0, 4),
+            "dan": ("basic", 0.125, 4.0, 1),
+        }
+        assert (ledger.total().charges, ledger.verify(), ledger.adjacency) == (39, 40, "substitute")
+        again = ledger.answer("cid", "why?", lambda: pytest.fail("it was answered"), Pure(0.5))
+        assert (again.value, again.charge) == ({"x": 1}, None)
+        assert ledger.charge_training(TRAINED).id == 40, "the same training is not charged again"
+        ledger.charge("ann", mu=0.25)
+        assert ledger.verify() == 41
+    with Ledger(sqlite_url, clock=march) as ledger:
+        assert ledger.account("ann").charges == 6, "it is read once"
+
+
+def test_questions_of_0_2_stay_free_and_grants_hold(of_0_2, sqlite_url):
+    with Questions(sqlite_url, clock=march) as asked:
+        assert asked.ask("dan", DIGESTS, Most(1, "day")) == 0
+        assert asked.counts() == {"dan": 5}
+        assert asked.grants() == {"dan": 9, "": 7}, "what the ledger itself allowed is granted to everybody"
+        assert asked.verify() == 5
+        assert [
+            bytes(row[0]) for row in asked._storage.read("SELECT digest FROM ledger_questions ORDER BY number")
+        ] == [asked.keyed(digest) for digest in DIGESTS]
+
+
+def test_a_ledger_of_0_2_that_counted_questions_alone_takes_a_budget_later(of_0_2, sqlite_url):
+    with sqlite3.connect(of_0_2) as database:
+        database.execute("UPDATE ledger_settings SET value = 'null' WHERE name = 'epsilon'")
+    database.close()
+    Questions(sqlite_url).close()
+    with pytest.raises(ConfigurationError, match="needs a budget"):
         Ledger(sqlite_url)
-    monkeypatch.undo()
-    with Ledger(sqlite_url) as ledger:
-        assert ledger.verify() == 1
+    assert Ledger(sqlite_url, epsilon=1.0, delta=1e-5, adjacency="add_remove").adjacency == "add_remove"
 
 
-def asked_before_digests_were_keyed(url, digests):
-    """A ledger of 0.2, with the digests that ann asked, and the answer that she was given to "why?"."""
-    of_version(url, 6)
-    storage, question = open_storage(url, 5.0), hashlib.sha256(b"text:why?").hexdigest()
-    release = '{"kind": "pure", "epsilon": 0.25}'
-    with storage.transaction() as execute:
-        for start in range(0, len(digests), 1000):
-            part = list(enumerate(digests))[start : start + 1000]
-            execute(
-                "INSERT INTO ledger_questions (principal, number, digest, time, first) VALUES "
-                + ", ".join(["('ann', ?, ?, 5, 1)"] * len(part)),
-                [value for i, digest in part for value in (i + 1, digest)],
-            )
-        execute("UPDATE ledger_accounts SET questions = ?", (len(digests),))
-        execute("INSERT INTO ledger_answers VALUES (?, '1', ?)", (question, release))
-        execute("UPDATE ledger_charges SET question = ?, digest = ?", (question, hashlib.sha256(b"1").hexdigest()))
-    storage.close()
-    return question
-
-
-def stored_digests(url):
-    """Of questions, as any version of the schema keeps them."""
-    storage = open_storage(url, 5.0)
-    questions = [bytes(row[0]) for row in storage.read("SELECT digest FROM ledger_questions ORDER BY number")]
-    answers = [storage.read(f"SELECT question FROM ledger_{table}")[0][0] for table in ("answers", "charges")]
-    storage.close()
-    return questions, answers
-
-
-def test_what_was_asked_before_digests_were_keyed_stays_free(url):
-    digests = [hashlib.sha256(b"%d" % i).digest()[: 8 + i % 25] for i in range(1234)]
-    question = asked_before_digests_were_keyed(url, digests)
-    assert stored_digests(url) == (digests, [question, question])
-    with Ledger(url) as ledger:
-        assert stored_digests(url)[0] == list(map(ledger.keyed, digests))
-        assert stored_digests(url)[1] == [ledger.keyed(question.encode()).hex()] * 2
-        assert ledger.ask("ann", digests, most=[Most(1, "lifetime")]) == 0
-        assert ledger.answer("ann", "why?", lambda: 2, Pure(0.25)) == Answer(1, None)
-        assert ledger.verify() == 1
-    with Ledger(url) as again:
-        assert again.ask("ann", digests, most=[Most(1, "lifetime")]) == 0, "they are keyed once"
-
-
-def test_digests_are_all_keyed_or_none(url, monkeypatch):
-    digests = [hashlib.sha256(b"%d" % i).digest() for i in range(1234)]
-    question = asked_before_digests_were_keyed(url, digests)
-    keyed, calls = schema.keyed, itertools.count()
-    monkeypatch.setattr(schema, "keyed", lambda *a: keyed(*a) if next(calls) < 1000 else 1 / 0)
+def test_a_reading_that_fails_changes_nothing(of_0_2, sqlite_url, monkeypatch):
+    with sqlite3.connect(of_0_2) as database:
+        before = list(database.iterdump())
+    monkeypatch.setattr(opening, "keyed", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        Ledger(url)
-    assert stored_digests(url) == (digests, [question, question])
+        Ledger(sqlite_url)
+    assert list(database.iterdump()) == before
+    database.close()
 
 
-def test_digests_of_a_large_ledger_are_keyed(sqlite_url):
-    digests = [hashlib.sha256(b"%d" % i).digest() for i in range(20_000)]
-    asked_before_digests_were_keyed(sqlite_url, digests)
-    with Ledger(sqlite_url) as ledger:
-        assert ledger.ask("ann", digests[::1000], most=[Most(1, "lifetime")]) == 0
-
-
-def test_a_newer_ledger_is_left_alone(make):
-    ledger = make(epsilon=1.0)
-    with ledger._storage.transaction() as execute:
-        execute("UPDATE ledger_schema_version SET version = ?", (VERSION + 1,))
-    with pytest.raises(LedgerError, match=f"written by a newer safexplain: its schema is version {VERSION + 1}"):
-        make()
+@pytest.mark.parametrize("version", [5, 7, VERSION + 1])
+def test_a_ledger_of_another_version_is_left_alone(sqlite_url, version):
+    with Ledger(sqlite_url, epsilon=1.0) as ledger:
+        with ledger._storage.transaction() as execute:
+            execute("UPDATE ledger_schema_version SET version = ?", (version,))
+        said = "a newer safexplain: its tables" if version > VERSION else "before 0.2: its tables"
+        with pytest.raises(LedgerError, match=said):
+            Ledger(sqlite_url)
 
 
 def test_no_torch_is_needed(sqlite_url):

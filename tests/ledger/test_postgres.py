@@ -107,10 +107,10 @@ def test_two_ledgers_made_at_once_are_one(postgres_url):
 
 
 def test_a_server_that_vanished_is_noticed_by_the_connection(postgres_url):
-    with Ledger(postgres_url, questions=3, timeout=4.0) as ledger:
-        ledger.ask("ann", [b"1"])
+    with Ledger(postgres_url, epsilon=3.0, timeout=4.0) as ledger:
+        ledger.charge("ann", epsilon=1.0)
         set_up = ledger._storage._connection.info.get_parameters()
         assert (set_up["tcp_user_timeout"], set_up["keepalives_idle"]) == ("4000", "4")
     with Ledger(f"{postgres_url}&tcp_user_timeout=7000") as ledger:
-        ledger.ask("ann", [b"2"])
+        ledger.charge("ann", epsilon=1.0)
         assert ledger._storage._connection.info.get_parameters()["tcp_user_timeout"] == "7000"

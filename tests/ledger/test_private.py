@@ -70,8 +70,8 @@ def as_nobody(folder: Path, use, before=lambda: None) -> None:
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o277])
 def test_all_files_are_of_mode_0600_whatever_the_umask(path, sqlite_url, umask, mask):
     umask(mask)
-    with Ledger(sqlite_url, questions=9) as ledger:
-        ledger.ask("ann", [b"1"])
+    with Ledger(sqlite_url, epsilon=9.0) as ledger:
+        ledger.charge("ann", epsilon=1.0)
         assert modes(path) == dict.fromkeys(ENDINGS, 0o600)
         ledger.backup(path.parent / "backup.db")
         ledger.export(path.parent / "charges.csv", format="csv")
@@ -79,34 +79,34 @@ def test_all_files_are_of_mode_0600_whatever_the_umask(path, sqlite_url, umask, 
 
 
 def test_a_ledger_that_others_could_read_is_closed_to_them_once_with_one_warning(path, sqlite_url, caplog):
-    with Ledger(sqlite_url, questions=9) as old:
-        old.ask("ann", [b"1"])
+    with Ledger(sqlite_url, epsilon=9.0) as old:
+        old.charge("ann", epsilon=1.0)
         make_public(path)
         with caplog.at_level(logging.WARNING, "safexplain.ledger"), Ledger(sqlite_url) as ledger:
-            assert ledger.ask("ann", [b"1", b"2"]) == 1
+            assert ledger.charge("ann", epsilon=1.0).id == 2
             assert modes(path) == dict.fromkeys(ENDINGS, 0o600)
         with Ledger(sqlite_url) as again:
-            assert again.ask("ann", [b"1", b"2"]) == 0
-        assert old.ask("ann", [b"3"]) == 1, "also while a process holds it open"
+            assert again.spent("ann") == 2.0
+        assert old.charge("ann", epsilon=1.0).id == 3, "also while a process holds it open"
     assert [record.message.split("; ")[1] for record in caplog.records] == ["its files now have mode 0600"]
 
 
 def test_a_lock_that_was_taken_while_others_could_read_the_queue_stops_nobody(path, sqlite_url):
-    Ledger(sqlite_url, questions=9).close()
+    Ledger(sqlite_url, epsilon=9.0).close()
     make_public(path)
     with Path(f"{path}-queue").open() as queue:
         fcntl.flock(queue, fcntl.LOCK_EX)
         with Ledger(sqlite_url, timeout=0.5) as ledger:
-            assert ledger.ask("ann", [b"1"]) == 1
+            assert ledger.charge("ann", epsilon=1.0)
 
 
 def test_a_folder_in_which_every_user_may_rename_files_is_refused(path, sqlite_url):
     path.parent.chmod(0o777)
     with pytest.raises(LedgerError, match=rf"found mode 0777, .*: chmod o-w {path.parent}"):
-        Ledger(sqlite_url, questions=9)
+        Ledger(sqlite_url, epsilon=9.0)
     assert not path.exists()
     path.parent.chmod(0o1777)  # as /tmp: there only the owner of a file may rename it
-    Ledger(sqlite_url, questions=9).close()
+    Ledger(sqlite_url, epsilon=9.0).close()
     path.parent.chmod(0o777)
     with pytest.raises(LedgerError, match="found mode 0777"):
         Ledger(sqlite_url)
@@ -114,7 +114,7 @@ def test_a_folder_in_which_every_user_may_rename_files_is_refused(path, sqlite_u
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_link_is_no_file_of_a_ledger(path, sqlite_url, ending):
-    Ledger(sqlite_url, questions=9).close()
+    Ledger(sqlite_url, epsilon=9.0).close()
     file, elsewhere = Path(f"{path}{ending}"), path.with_name("elsewhere")
     if file.exists():
         file.rename(elsewhere)
@@ -130,7 +130,7 @@ def test_a_link_is_no_file_of_a_ledger(path, sqlite_url, ending):
 @as_root
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_file_of_another_user_is_refused_with_the_command_that_mends_it(path, sqlite_url, ending):
-    Ledger(sqlite_url, questions=9).close()
+    Ledger(sqlite_url, epsilon=9.0).close()
     file = Path(f"{path}{ending}")
     file.touch()
     os.chown(file, NOBODY, NOBODY)
@@ -139,7 +139,7 @@ def test_a_file_of_another_user_is_refused_with_the_command_that_mends_it(path, 
         Ledger(sqlite_url)
     assert os.system(mends) == 0
     with Ledger(sqlite_url) as ledger:
-        assert ledger.ask("ann", [b"1"]) == 1
+        assert ledger.charge("ann", epsilon=1.0)
 
 
 @as_root
@@ -153,9 +153,9 @@ def test_another_user_can_neither_read_a_ledger_nor_lock_its_queue(path, sqlite_
         with pytest.raises(LedgerError, match=r"\(uid 65534\), found uid 0"):
             Ledger(sqlite_url)
 
-    with Ledger(sqlite_url, questions=9) as ledger:
-        as_nobody(path.parent, attack, before=lambda: ledger.ask("ann", [b"1"]))
-        assert ledger.ask("ann", [b"2"]) == 1
+    with Ledger(sqlite_url, epsilon=9.0) as ledger:
+        as_nobody(path.parent, attack, before=lambda: ledger.charge("ann", epsilon=1.0))
+        assert ledger.charge("ann", epsilon=1.0)
 
 
 @as_root
@@ -163,9 +163,9 @@ def test_a_queue_that_another_user_made_beforehand_is_refused(path, sqlite_url):
     path.parent.chmod(0o1777)
     as_nobody(path.parent, lambda: os.close(os.open(f"{path}-queue", os.O_CREAT, 0o666)))
     with pytest.raises(LedgerError, match=rf"{path}-queue to belong .* sudo rm {path}-queue"):
-        Ledger(sqlite_url, questions=9)
+        Ledger(sqlite_url, epsilon=9.0)
 
 
 def test_a_missing_folder_stays_an_error(tmp_path):
     with pytest.raises(InputError, match="there is no folder"):
-        Ledger(f"sqlite:///{tmp_path}/no/ledger.db", questions=9)
+        Ledger(f"sqlite:///{tmp_path}/no/ledger.db", epsilon=9.0)

@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from safexplain.ledger import BudgetExhausted, Gaussian, Pure
+from safexplain.ledger import BudgetExhausted, Pure
 from safexplain.ledger.records import begins, instant, microseconds, renews
 from safexplain.ledger.storage.sqlite import anchored_clock
+from tests.ledger.conftest import gaussian
 
 
 @pytest.mark.parametrize(
@@ -99,8 +100,8 @@ def test_a_clock_set_forward_and_back_renews_each_period_once(make, clock):
 
 def test_the_rule_of_an_account_is_chosen_anew_in_each_period(make, clock):
     ledger = make(epsilon=1.0, delta=1e-6, period="day")
-    ledger.charge("ann", Gaussian(0.1))
-    assert ledger.account("ann").rule == "gaussian"
+    ledger.charge("ann", gaussian(0.1))
+    assert ledger.account("ann").rule == "renyi"
     clock.at += timedelta(days=1)
     ledger.charge("ann", Pure(0.5))
     assert ledger.account("ann").rule == "basic"

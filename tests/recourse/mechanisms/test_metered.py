@@ -232,23 +232,14 @@ def altered():
 # -------------------------------------------------------------------------------------------------------- one adjacency
 
 
-def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(ledger):
-    MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[0], principal="ann", infeasible="mark")
-    assert ledger.adjacency == "zero_out"
-    with pytest.raises(
-        ConfigurationError, match="private under substitute, this ledger counts releases under zero_out"
-    ):
-        MeteredRecourse(laplace(), ledger)
-    MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[1], principal="ann", infeasible="mark")
-
-
-def test_who_was_there_before_the_first_answer_is_refused_at_its_first(ledger):
-    """Both were made while the ledger had said nothing yet."""
-    one, other = MeteredRecourse(laplace(), ledger), MeteredRecourse(laplace(adjacency="add_remove"), ledger)
-    other.explain(LOW[0], principal="ann", infeasible="mark")
-    with pytest.raises(ConfigurationError, match="under substitute, this ledger about add_remove"):
-        one.explain(LOW[0], principal="ann", infeasible="mark")
-    assert ledger.spent("ann") == pytest.approx(0.25)
+def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(tmp_path):
+    with Ledger(f"sqlite:///{tmp_path}/budget.db", epsilon=1.0, adjacency="zero_out") as ledger:
+        with pytest.raises(
+            ConfigurationError, match="private under substitute, this ledger counts releases under zero_out"
+        ):
+            MeteredRecourse(laplace(), ledger)
+        MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[1], principal="ann", infeasible="mark")
+        assert ledger.spent("ann") == pytest.approx(0.25)
 
 
 # ----------------------------------------------------------------------------------------------- several, for one price
