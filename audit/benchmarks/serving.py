@@ -53,8 +53,7 @@ from safexplain.serve.batches import Batches
 from safexplain.serve.budget import Limits
 from safexplain.serve.http import app
 from safexplain.serve.inputs import Bounds
-from safexplain.serve.service import Problem, problem_of
-from safexplain.serve.service import Answer, Service
+from safexplain.serve.service import Answer, Problem, Service, problem_of
 from safexplain.serve.telemetry import Metrics
 
 from ..shared.run import RESULTS, ROOT, provenance, write_json

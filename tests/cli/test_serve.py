@@ -22,8 +22,8 @@ from served_digits import certified, digits, exported, trained
 from safexplain import Hardening
 from safexplain.cli import _run
 from safexplain.cli.serve import ServeOptions
-from safexplain.ledger import Ledger
 from safexplain.loading import load_model
+from safexplain.serve.questions import Questions
 
 EXPLAIN = "/v1/models/model:explain"
 ROWS = digits()[400:460].tolist()
@@ -91,8 +91,8 @@ def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder
         assert client.get("/health/ready").json()["budget"]["near_duplicates"] == "recognised"
         assert "certified" in log.read_text()
         assert "/docs" in log.read_text()
-    with Ledger(url) as ledger:
-        assert ledger.account("clinic-7").questions == 20
+    with Questions(url) as asked:
+        assert asked.counts() == {"clinic-7": 20}
     lines = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert [line["status"] for line in lines] == [200, 429]
 

@@ -13,9 +13,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, InputError, LedgerError
-from safexplain.ledger import Ledger
 from safexplain.serve import budget as module
-from safexplain.serve.budget import Budget, Likeness, Limits, open_ledger
+from safexplain.serve.budget import Budget, Likeness, Limits
+from safexplain.serve.questions import Questions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -67,7 +67,7 @@ def test_limits_are_checked(wrong):
 
 
 def test_distinct_questions_are_limited_for_each_client_and_asking_again_is_free():
-    budget, x = Budget(None, Limits(questions=3)), rows(5)
+    budget, x = Budget(Questions(None), Limits(questions=3)), rows(5)
     charge(budget, "ann", x[:3])
     with pytest.raises(BudgetExhausted, match="would exceed 3 a day, 3 being asked") as error:
         charge(budget, "ann", x[2:4])
@@ -78,7 +78,7 @@ def test_distinct_questions_are_limited_for_each_client_and_asking_again_is_free
 
 def test_near_duplicates_are_looks_by_period_and_over_all_time():
     clock = At()
-    ledger = Ledger("memory:", questions=100, period="day", clock=clock)
+    ledger = Questions(None, clock=clock)
     budget = Budget(ledger, Limits(looks=2), public=rows(200, seed=1), most_looks=3)
     dithers = rows(1) + 1e-3 * rows(6, seed=2)
     charge(budget, "ann", dithers[:2])
@@ -94,32 +94,32 @@ def test_near_duplicates_are_looks_by_period_and_over_all_time():
     assert error.value.renews is None
     with pytest.raises(BudgetExhausted):
         charge(budget, "eve", dithers[:4])
-    assert ledger.account("eve").questions == 0
+    assert "eve" not in ledger.counts()
 
 
 def test_without_public_rows_only_exact_questions_are_counted_and_readiness_says_so():
-    budget = Budget(None, Limits(looks=1))
+    budget = Budget(Questions(None), Limits(looks=1))
     assert granted(budget, "ann", rows(1) + 1e-6 * rows(30, seed=2)) == 30
     assert "no public rows" in budget.describe()["near_duplicates"]
     assert budget.describe()["looks"] is None
-    with_rows = Budget(None, Limits(looks=1), public=rows(20), most_looks=7).describe()
+    with_rows = Budget(Questions(None), Limits(looks=1), public=rows(20), most_looks=7).describe()
     assert (with_rows["near_duplicates"], with_rows["looks"], with_rows["most_looks"]) == ("recognised", 1, 7)
     assert "this process" in with_rows["counted"]
-    assert "a single feature" in Budget(None, Limits(), public=rows(20, d=1)).describe()["near_duplicates"]
+    assert "a single feature" in Budget(Questions(None), Limits(), public=rows(20, d=1)).describe()["near_duplicates"]
 
 
 @pytest.mark.parametrize("quantile", [0.05, 0.2])
 def test_honest_questions_are_taken_for_looks_as_often_as_the_quantile_says(quantile):
     """Once a client has asked as many questions as there are public rows; before that more rarely."""
     n, public = 500, rows(500, seed=1)
-    budget = Budget(None, Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
+    budget = Budget(Questions(None), Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
     charge(budget, "ann", rows(n, seed=2))
     fresh, taken = rows(1000, seed=3), 0
     for i in range(0, 1000, 100):
         client = f"ann {i}"
         charge(budget, client, rows(n, seed=4 + i))
         charge(budget, client, fresh[i : i + 100])
-        seen = budget.ledger.seen(client, budget.likeness.space)
+        seen = budget.asked.seen(client, budget.likeness.space)
         taken += sum(q.first <= n for q in seen[n:] if q.first != q.number)
     error = 4 * math.sqrt(quantile * (1 - quantile) / 1000) + 0.02  # and the sampling error of the quantile itself
     assert quantile - error < taken / 1000 < quantile + error
@@ -127,7 +127,7 @@ def test_honest_questions_are_taken_for_looks_as_often_as_the_quantile_says(quan
 
 def test_dithers_below_the_threshold_are_found_and_those_well_above_are_not():
     public = rows(1000, seed=1)
-    budget = Budget(None, Limits(questions=10**6, looks=5), public=public)
+    budget = Budget(Questions(None), Limits(questions=10**6, looks=5), public=public)
     apart = budget.likeness.threshold / math.sqrt(2 * 32)  # amplitude at which two dithers are the threshold apart
     for client, amplitude, through in (("near", 0.5 * apart, {5}), ("far", 2.5 * apart, {100})):
         assert granted(budget, client, rows(1, seed=5) + amplitude * rows(100, seed=6)) in through
@@ -141,7 +141,7 @@ def digits():
 
 def test_changes_of_pixels_that_hardly_vary_and_faint_noise_are_looks_at_one_map():
     x, rng = digits(), np.random.default_rng(1)
-    budget = Budget(None, Limits(questions=10**6, looks=5), public=x[1200:])
+    budget = Budget(Questions(None), Limits(questions=10**6, looks=5), public=x[1200:])
     spread = x[1200:].std(0)
     corners = np.argsort(np.where(spread > 0, spread, np.inf))[:8]
     dithers = np.tile(x[0], (400, 1))
@@ -155,13 +155,13 @@ def test_a_column_of_a_large_unit_does_not_hide_the_others():
     """Were all columns divided by one number, only the first would count, and tiny changes of it be new maps."""
     units = np.ones(32, np.float32)
     units[0] = 1e4
-    budget = Budget(None, Limits(looks=5), public=rows(500, seed=1) * units)
+    budget = Budget(Questions(None), Limits(looks=5), public=rows(500, seed=1) * units)
     assert granted(budget, "near", (rows(1) + 0.03 * rows(100, seed=2)) * units) == 5
     assert granted(budget, "honest", rows(100, seed=3) * units) == 100
 
 
 def test_a_chain_of_small_steps_is_about_one_map():
-    budget = Budget(None, Limits(looks=3), public=rows(500, seed=1))
+    budget = Budget(Questions(None), Limits(looks=3), public=rows(500, seed=1))
     step = np.zeros(32, np.float32)
     step[0] = 0.5 * budget.likeness.threshold / math.sqrt(2)
     assert granted(budget, "ann", np.stack([rows(1)[0] * 0 + i * step for i in range(6)])) == 3
@@ -170,7 +170,7 @@ def test_a_chain_of_small_steps_is_about_one_map():
 def test_what_is_constant_among_public_rows_or_out_of_their_range_makes_no_other_map():
     public = rows(500, seed=1)
     public[:, 7] = 3.0
-    budget = Budget(None, Limits(looks=2), public=public)
+    budget = Budget(Questions(None), Limits(looks=2), public=public)
     x = np.tile(rows(1), (20, 1))
     x[:, 7] = np.arange(20) * 100.0
     assert granted(budget, "ann", x) == 2
@@ -203,17 +203,17 @@ def test_duplicates_among_public_rows_do_not_make_everything_new():
 def test_unusable_public_rows_and_inputs_are_named():
     for wrong in (np.zeros((5, 3)), np.zeros(5), np.zeros((0, 3)), np.full((5, 3), math.nan), np.array([["a", "b"]])):
         with pytest.raises(InputError, match="public: expected"):
-            Budget(None, Limits(), public=wrong)
-    budget = Budget(None, Limits(), public=rows(20))
+            Budget(Questions(None), Limits(), public=wrong)
+    budget = Budget(Questions(None), Limits(), public=rows(20))
     for wrong in (rows(1, d=31), np.full((1, 32), math.inf), rows(2)):
         with pytest.raises(InputError, match="x: expected"):
             budget.charge("ann", [b"1"], wrong)
     with pytest.raises(ConfigurationError, match="most_looks"):
-        Budget(None, Limits(), most_looks=0)
+        Budget(Questions(None), Limits(), most_looks=0)
 
 
 def test_models_and_public_rows_of_their_own_have_looks_of_their_own():
-    ledger, dithers = open_ledger(None), rows(1) + 1e-3 * rows(8, seed=2)
+    ledger, dithers = Questions(None), rows(1) + 1e-3 * rows(8, seed=2)
     for public, subject in ((1, "one"), (1, "two"), (2, "one")):
         budget = Budget(ledger, Limits(looks=2), public=rows(100, seed=public), subject=subject)
         fresh = dithers + public + len(subject) * (subject == "two")
@@ -222,18 +222,18 @@ def test_models_and_public_rows_of_their_own_have_looks_of_their_own():
 
 def test_another_worker_and_a_restart_know_what_was_asked(tmp_path):
     url, public, dithers = f"sqlite:///{tmp_path}/budget.db", rows(100, seed=1), rows(1) + 1e-3 * rows(8, seed=2)
-    one, two = (Budget(open_ledger(url), Limits(looks=3), public=public) for _ in range(2))
+    one, two = (Budget(Questions(url), Limits(looks=3), public=public) for _ in range(2))
     charge(one, "ann", dithers[:1])
     charge(two, "ann", dithers[1:2])
     charge(one, "ann", dithers[2:3])
-    for budget in (one, two, Budget(open_ledger(url), Limits(looks=3), public=public)):
+    for budget in (one, two, Budget(Questions(url), Limits(looks=3), public=public)):
         assert granted(budget, "ann", dithers[3:]) == 0
-        budget.ledger.close()
+        budget.asked.close()
 
 
 def test_inputs_are_not_stored(tmp_path):
     x = rows(1)
-    with open_ledger(f"sqlite:///{tmp_path}/budget.db") as ledger:
+    with Questions(f"sqlite:///{tmp_path}/budget.db") as ledger:
         budget = Budget(ledger, Limits(), public=rows(100, seed=1))
         charge(budget, "ann", x)
         (question,) = ledger.seen("ann", budget.likeness.space)
@@ -245,10 +245,10 @@ def test_inputs_are_not_stored(tmp_path):
 def test_histories_are_read_as_they_grow_and_forgotten_when_there_is_no_room(monkeypatch):
     monkeypatch.setattr(module, "MOST_KEPT", 2000)
     limits = Limits(looks=2, quantile=1e-6)  # directions are drawn anew: at .01, rows of no likeness are near sometimes
-    budget = Budget(None, limits, public=rows(100, seed=1))
-    read, seen = [], budget.ledger.seen
+    budget = Budget(Questions(None), limits, public=rows(100, seed=1))
+    read, seen = [], budget.asked.seen
     monkeypatch.setattr(
-        budget.ledger, "seen", lambda client, space, after: read.append(after) or seen(client, space, after)
+        budget.asked, "seen", lambda client, space, after: read.append(after) or seen(client, space, after)
     )
     for row in rows(4):
         budget.charge("ann", digests(row[None]), row[None])
@@ -260,7 +260,7 @@ def test_histories_are_read_as_they_grow_and_forgotten_when_there_is_no_room(mon
 
 
 def test_threads_get_exactly_the_looks(tmp_path):
-    with open_ledger(f"sqlite:///{tmp_path}/budget.db") as ledger:
+    with Questions(f"sqlite:///{tmp_path}/budget.db") as ledger:
         budget, done = Budget(ledger, Limits(looks=5), public=rows(100, seed=1)), []
         dithers = rows(1) + 1e-3 * rows(24, seed=2)
         threads = [
@@ -271,12 +271,12 @@ def test_threads_get_exactly_the_looks(tmp_path):
             thread.start()
         for thread in threads:
             thread.join()
-        assert sum(done) == 5 == ledger.account("ann").questions
+        assert sum(done) == 5 == ledger.counts()["ann"]
         ledger.verify()
 
 
 def _ask(url, seed, pipe, begin):
-    budget = Budget(open_ledger(url), Limits(looks=5, questions=7), public=rows(100, seed=1))
+    budget = Budget(Questions(url), Limits(looks=5, questions=7), public=rows(100, seed=1))
     begin.wait()
     near = granted(budget, "ann", rows(1) + 1e-3 * rows(12, seed=seed))
     pipe.send((near, granted(budget, "ann", rows(12, seed=seed + 100))))
@@ -284,7 +284,7 @@ def _ask(url, seed, pipe, begin):
 
 def test_processes_get_exactly_the_limits(tmp_path):
     url, fork = f"sqlite:///{tmp_path}/budget.db", multiprocessing.get_context("fork")
-    open_ledger(url).close()
+    Questions(url).close()
     begin, pipes, processes = fork.Barrier(2), [], []
     for seed in (10, 20):
         here, there = fork.Pipe(duplex=False)
@@ -297,28 +297,27 @@ def test_processes_get_exactly_the_limits(tmp_path):
 
 def test_a_ledger_that_is_away_refuses_everything(tmp_path):
     path = tmp_path / "budget.db"
-    budget = Budget(open_ledger(f"sqlite:///{path}"), Limits(), public=rows(100, seed=1))
+    budget = Budget(Questions(f"sqlite:///{path}"), Limits(), public=rows(100, seed=1))
     x = rows(2)
     charge(budget, "ann", x[:1])
-    budget.ping()
+    budget.asked.ping()
     path.rename(tmp_path / "away.db")
-    for use in (lambda: budget.charge("ann", digests(x), x), budget.ping):
+    for use in (lambda: budget.charge("ann", digests(x), x), budget.asked.ping):
         with pytest.raises(LedgerError):
             use()
     with pytest.raises(LedgerError):
         budget.charge("ann", digests(x[:1]), x[:1])
     (tmp_path / "away.db").rename(path)
     charge(budget, "ann", x)
-    assert budget.ledger.account("ann").questions == 2
-    budget.ledger.close()
+    assert budget.asked.counts() == {"ann": 2}
+    budget.asked.close()
 
 
 def test_a_ledger_made_by_a_service_takes_other_limits_later(tmp_path):
     url, x = f"sqlite:///{tmp_path}/budget.db", rows(4)
     for limit, through in ((2, 2), (3, 1)):
-        with open_ledger(url) as ledger:
+        with Questions(url) as ledger:
             assert granted(Budget(ledger, Limits(questions=limit)), "ann", x) - (2 if limit == 3 else 0) == through
-    with open_ledger(url) as ledger:
-        assert ledger.account("ann").most_questions is None
-        ledger.grant("ann", questions=4)
+    with Questions(url) as ledger:
+        ledger.grant("ann", 4)
         assert granted(Budget(ledger, Limits(questions=1)), "ann", x) == 4

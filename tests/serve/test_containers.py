@@ -12,9 +12,9 @@ from typer.main import get_command
 
 from safexplain.cli import app as cli
 from safexplain.hardening.noise import KEY_VARIABLE
-from safexplain.ledger import Ledger
 from safexplain.serve import Service
 from safexplain.serve.http import app
+from safexplain.serve.questions import Questions
 
 FOLDER = Path(__file__).parents[2] / "examples" / "serve"
 
@@ -119,8 +119,8 @@ def test_the_same_command_line_serves_with_postgresql(made, services, tmp_path):
         again = [ask(server.url, made.rows[i : i + 2], "ann") for i in range(0, 40, 2)]
         assert {response.status_code for response in first} == {200}
         assert [response.json() for response in first] == [response.json() for response in again]
-        with Ledger(database.get_uri()) as ledger:
-            assert ledger.account("ann").questions == 40
+        with Questions(database.get_uri()) as asked:
+            assert asked.counts() == {"ann": 40}
         ready = httpx.get(server.url + "/health/ready").json()
         assert (ready["status"], ready["verdict"]) == ("ready", "certified")
         metrics = httpx.get(server.url + "/metrics").text

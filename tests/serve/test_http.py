@@ -17,8 +17,8 @@ from starlette.authentication import AuthCredentials, AuthenticationBackend, Sim
 from starlette.middleware.authentication import AuthenticationMiddleware
 
 from safexplain.errors import RefusedError
-from safexplain.ledger import Ledger
 from safexplain.serve import Limits, Service, app, router
+from safexplain.serve.questions import Questions
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +179,8 @@ def test_the_authenticated_user_goes_before_the_header(made, tmp_path):
         )
     service.close()
     assert refused.status_code == 429
-    with Ledger(url) as ledger:
-        assert [account.principal for account in ledger.accounts()] == ["user:ada"]
+    with Questions(url) as asked:
+        assert list(asked.counts()) == ["user:ada"]
 
 
 def test_the_interface_is_described_with_examples_that_work(client):

@@ -25,8 +25,8 @@ from safexplain.errors import (
 )
 from safexplain.serve import Limits, Service, protocol
 from safexplain.serve.inputs import Bounds, client_of, numbers
-from safexplain.serve.service import problem_of
 from safexplain.serve.protocol import Intake, metadata_v2
+from safexplain.serve.service import problem_of
 
 
 def plain(reply):

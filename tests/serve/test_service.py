@@ -28,9 +28,9 @@ from safexplain.errors import (
     UnavailableError,
 )
 from safexplain.explain.wrap import HARDENED
-from safexplain.ledger import Ledger
 from safexplain.loading import load_model
 from safexplain.serve import Limits, Service, app
+from safexplain.serve.questions import Questions
 from safexplain.serve.service import SETTINGS
 from safexplain.verdict.certificate.read import load_certificate
 
@@ -370,8 +370,8 @@ def test_a_ledger_outlives_the_service(made, tmp_path):
         service.explain(made.rows[:3], client="a")
         with pytest.raises(BudgetExhausted):
             service.explain(made.rows[3:4], client="a")
-    with Ledger(url) as ledger:
-        assert ledger.account("a").questions == 3
+    with Questions(url) as asked:
+        assert asked.counts() == {"a": 3}
 
 
 def test_equal_questions_at_once_are_computed_once(made):

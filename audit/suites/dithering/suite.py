@@ -46,6 +46,7 @@ from scipy.spatial.distance import cdist
 from safexplain.audit import train_shadows
 from safexplain.errors import BudgetExhausted
 from safexplain.serve.budget import Budget, Likeness, Limits
+from safexplain.serve.questions import Questions
 
 from ...shared.run import (
     Parts,
@@ -101,7 +102,7 @@ def answered(budget: Budget, client: str, x: Floats) -> int:
 
 def budget_of(task: Task, quantile: float, looks: int = LOOKS) -> Budget:
     """In memory; the directions of its sketches are the same each time."""
-    budget = Budget(None, Limits(questions=NO_LIMIT, looks=looks, quantile=quantile))
+    budget = Budget(Questions(None), Limits(questions=NO_LIMIT, looks=looks, quantile=quantile))
     budget.likeness = Likeness.of(task.public.x.numpy().astype(np.float32), quantile, seed="dithering")
     return budget
 
@@ -114,7 +115,7 @@ def honest(task: Task, quantile: float) -> Iterator[dict[str, Any]]:
     free = budget_of(task, quantile, NO_LIMIT)
     free.charge("client", digests(x), x)
     assert free.likeness is not None
-    seen = free.ledger.seen("client", free.likeness.space)
+    seen = free.asked.seen("client", free.likeness.space)
     taken = np.array([question.first != question.number for question in seen])
     exact = taken_exactly(task, x, quantile)
     refused = np.ones(len(x), bool)

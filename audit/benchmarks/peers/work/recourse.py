@@ -159,7 +159,7 @@ def ours(name: str, fixed: bool, together: bool) -> Callable[[Work], Call]:
     """`search_recourse`, all persons at once or one after the other."""
 
     def ready(work: Work) -> Call:
-        
+
         from safexplain.recourse.constraints import Constraints
         from safexplain.recourse.cost import L1
 
