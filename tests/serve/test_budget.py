@@ -112,7 +112,9 @@ def test_without_public_rows_only_exact_questions_are_counted_and_readiness_says
 def test_honest_questions_are_taken_for_looks_as_often_as_the_quantile_says(quantile):
     """Once a client has asked as many questions as there are public rows; before that more rarely."""
     n, public = 500, rows(500, seed=1)
-    budget = Budget(Questions(None), Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
+    asked = Questions(None)
+    asked.identity = "the directions of sketches come from it"
+    budget = Budget(asked, Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
     charge(budget, "ann", rows(n, seed=2))
     fresh, taken = rows(1000, seed=3), 0
     for i in range(0, 1000, 100):
