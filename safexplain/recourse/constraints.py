@@ -276,8 +276,8 @@ class Constraints:
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
-                f"x: {self.label(column)} is an integer feature and not whole ({rows_where(fraction[:, column])}); round"
-                " it, or if it was standardised, give the constraints and the model its original units"
+                f"x: {self.label(column)} is an integer feature and not whole ({rows_where(fraction[:, column])});"
+                " round it, or if it was standardised, give the constraints and the model its original units"
             )
 
     def bounds(self, x: Floats, frozen: Mask | None = None, within: Box | None = None) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""What is given for a person's features (constraints, costs, weights), on the columns of the table."""
+"""What is given for a person's features (constraints, costs, weights), for the columns of the table."""
 
 from __future__ import annotations
 
@@ -24,82 +24,73 @@ Parts = Sequence[Feature]
 def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constraints:
     """Constraints within the public ranges; see `Preprocessing.constraints`."""
     columns = _columns(parts)
-    low, high = np.zeros(len(columns)), np.ones(len(columns))
-    lists: dict[str, list[int]] = {name: [] for name in ("immutable", "integer", "increasing", "decreasing")}
-    groups: list[list[int]] = []
-    for part in parts:
-        own = list(range(len(columns))[part.columns])
-        lists["immutable"] += range(len(columns))[part.state_columns]
-        if part.kind != "category":
-            low[part.first], high[part.first] = part.regular
-            lists["integer"] += [part.first] if part.kind == "ordinal" else []
-        elif len(own) > 1:
-            groups.append(own)
-        else:
-            lists["immutable"] += own
-    sizes = {
-        "lower": low,
-        "upper": high,
-        "largest_change": np.full(len(columns), math.inf),
-        "step": np.zeros(len(columns)),
+    lists: dict[str, list[str]] = {name: [] for name in ("immutable", "integer", "increasing", "decreasing")}
+    groups: list[Sequence[str]] = []
+    numbers: dict[str, dict[str, float]] = {
+        "lower": dict.fromkeys(columns, 0.0),
+        "upper": dict.fromkeys(columns, 1.0),
+        "largest_change": {},
+        "step": {},
     }
+    for part in parts:
+        lists["immutable"] += columns[part.state_columns]
+        if part.kind != "category":
+            numbers["lower"][part.name], numbers["upper"][part.name] = part.regular
+            lists["integer"] += [part.name] if part.kind == "ordinal" else []
+        elif len(part.names) > 1:
+            groups.append(part.names)
+        else:
+            lists["immutable"] += part.names
     of_changes: dict[str, Any] = {}
     if given is not None:
-        if isinstance(given.features, int):
-            raise ConfigurationError(
-                f"constraints: for {given.features} columns, but the preprocessing has the {len(parts)}"
-                f" features {_listed(parts)}; pass Constraints(preprocessing.features, ...)"
-            )
         names = given.features
+        if isinstance(names, int):
+            raise ConfigurationError(
+                f"constraints: for {names} columns, but the preprocessing has the {len(parts)} features"
+                f" {_listed(parts)}; pass Constraints(preprocessing.features, ...)"
+            )
         _check_known(parts, names, "constraints")
 
-        def at(feature: int | str, what: str) -> list[int]:
+        def at(feature: int | str, what: str) -> Sequence[str]:
             return _columns_of(parts, feature if isinstance(feature, str) else names[feature], what)
 
-        _narrow(parts, names, given, sizes)
+        _narrow(parts, names, given, numbers)
         for name, found in lists.items():
             found += [column for feature in getattr(given, name) for column in at(feature, name)]
         groups += [[column for feature in group for column in at(feature, "one_hot")] for group in given.one_hot]
         of_changes["most_changes"] = given.most_changes
         of_changes["rules"] = tuple(
-            replace(rule, when=columns[at(rule.when, "rules")[0]], then=columns[at(rule.then, "rules")[0]])
-            for rule in given.rules
+            replace(rule, when=at(rule.when, "rules")[0], then=at(rule.then, "rules")[0]) for rule in given.rules
         )
-    return Constraints(
-        columns,
-        one_hot=tuple(tuple(columns[column] for column in group) for group in groups),
-        **{name: tuple(columns[column] for column in sorted(set(found))) for name, found in lists.items()},
-        **sizes,
-        **of_changes,
-    )
+    ordered = {name: tuple(column for column in columns if column in found) for name, found in lists.items()}
+    return Constraints(columns, one_hot=tuple(map(tuple, groups)), **ordered, **numbers, **of_changes)
 
 
-def _narrow(parts: Parts, names: Sequence[str], given: Constraints, sizes: Mapping[str, Floats]) -> None:
+def _narrow(parts: Parts, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
     """Limits and sizes of changes, in place; one number for all is for numbers and levels only."""
     categories = {part.name for part in parts if part.kind == "category"}
     steps = given.grid * (given.grid != given.whole)  # whole numbers are asked for by `integer`
-    for what, numbers, nearer in (
+    for what, sizes, nearer in (
         ("lower", given.low, max),
         ("upper", given.high, min),
         ("largest_change", given.largest, min),
         ("step", steps, max),
     ):
-        for_all = isinstance(getattr(given, what), int | float)
-        for name, number in zip(names, numbers.tolist(), strict=True):
+        for_all, so_far = isinstance(getattr(given, what), int | float), numbers[what]
+        for name, number in zip(names, sizes.tolist(), strict=True):
             none = not math.isfinite(number) or (what == "step" and number == 0)
             if none or (for_all and name in categories):
                 continue
             for column in _columns_of(parts, name, what):
-                sizes[what][column] = nearer(sizes[what][column], number)
-    empty = sizes["lower"] > sizes["upper"]
-    if empty.any():
-        column = int(empty.argmax())
-        part = next(part for part in parts if column < part.columns.stop)
-        what = "upper" if sizes["upper"][column] < part.regular[0] else "lower"
-        raise ConfigurationError(
-            f"{_columns(parts)[column]}: {what} {sizes[what][column]:.15g} leaves nothing of the public range"
-            f" {part.low:.15g} to {part.high:.15g}; change the limit or the range"
-        )
+                so_far[column] = nearer(so_far.get(column, number), number)
+    for part in parts:
+        lower, upper = numbers["lower"][part.names[0]], numbers["upper"][part.names[0]]
+        if lower > upper:
+            which = f"upper {upper:.15g}" if upper < part.regular[0] else f"lower {lower:.15g}"
+            raise ConfigurationError(
+                f"{part.names[0]}: {which} leaves nothing of the public range {part.low:.15g} to {part.high:.15g};"
+                " change the limit or the range"
+            )
 
 
 def cost_on_columns(parts: Parts, cost: Cost) -> Cost:
@@ -114,28 +105,30 @@ def _of_side(parts: Parts, given: Any, side: str, power: int) -> Any:
     """A scale, or prices of rising or falling, by column."""
     if given is not None and not (isinstance(given, tuple) and isinstance(given[0], tuple)):
         return given  # one number for all, or one a column
-    by_name, columns = dict(given or ()), _columns(parts)
+    by_name = dict(given or ())
     _check_known(parts, by_name, side)
-    found = np.ones(len(columns))
+    found = []
     for part in parts:
-        by_range = side == "scale" and part.kind != "category"
-        both = 2.0 ** (1 / power) if side == "scale" and part.kind == "category" else 1.0  # two of its columns change
-        found[part.columns] = by_name.pop(part.name, part.high - part.low if by_range else 1.0) * both
-    for name, number in by_name.items():
-        found[columns.index(name)] = number
-    return tuple(found.tolist())
+        usual, times = part.high - part.low if side == "scale" else 1.0, 1.0
+        if side == "scale" and part.kind == "category":
+            times = 2.0 ** (1 / power)  # two of its columns change
+        of_feature = by_name.get(part.name, usual) * times
+        found += [of_feature if name == part.name else by_name.get(name, of_feature) for name in part.names]
+    return tuple(map(float, found))
 
 
 def numbers_on_columns(parts: Parts, given: Any, what: str) -> Floats:
     """(D,) numbers, not all 0; see `Preprocessing.vector`."""
     columns = _columns(parts)
-    found = np.zeros(len(columns))
     if isinstance(given, Mapping):
         _check_known(parts, given, what)
-        for name, value in given.items():
-            found[_columns_of(parts, name, what)] = number_of(value, f"{what} of {name}")
-    else:
-        found = real_numbers(given, what, ConfigurationError)
+        by_name = {
+            column: number_of(value, f"{what} of {name}")
+            for name, value in given.items()
+            for column in _columns_of(parts, name, what)
+        }
+        given = [by_name.get(column, 0.0) for column in columns]
+    found = real_numbers(given, what, ConfigurationError)
     if found.shape != (len(columns),):
         raise ConfigurationError(
             f"{what}: expected one number for each of the {len(columns)} columns {', '.join(columns)}, or a mapping;"
@@ -165,15 +158,13 @@ def _check_known(parts: Parts, names: Iterable[str], what: str) -> None:
         )
 
 
-def _columns_of(parts: Parts, name: str, what: str) -> list[int]:
+def _columns_of(parts: Parts, name: str, what: str) -> Sequence[str]:
     """The columns that something given for a feature, or for one column of the table, is about."""
     part = next((part for part in parts if part.name == name), None)
-    if part is None:
-        return [_columns(parts).index(name)]
-    if part.kind != "category":
-        return [part.first]
+    if part is None or part.kind != "category":
+        return [name]
     if what == "immutable":
-        return list(range(part.columns.start, part.columns.stop))
+        return part.names
     raise ConfigurationError(
         f"{what}: {name} is a category, not a number; name one of its columns, such as {part.names[0]!r}, or declare"
         f" its labels in their order, ordinal={{{name!r}: [...]}}"
