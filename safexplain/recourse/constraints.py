@@ -4,8 +4,8 @@ Constraints are public: they come from what the features mean (an age does not f
 training data. A box taken from the training data's minimum and maximum would publish two of its records.
 
 Queries are compared exactly, as every answer satisfies its constraints exactly, and an answer to a favourable query is
-the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too, and told what happened.
-Moving it to the limit would answer another query than the one that came.
+the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too. Moving it to the limit
+would answer another query than the one that came.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from safexplain.recourse.feature_names import (
     width_of,
 )
 from safexplain.recourse.found import Floats, rows_where
-
-FLOAT32 = 2.0**-24
-"""Relative error of rounding to float32."""
 
 NEARLY = 1e-9
 """Share of a step by which a limit may miss it, and of the numbers in a rule by which that may be missed: rounding."""
@@ -160,17 +157,18 @@ class Constraints:
         for group in groups:
             feature[group] = group.min()
         marked = {name: np.isin(np.arange(d), positions(features, getattr(self, name), name)) for name in _LISTS}
-        low, high, largest, step = (limits(features, getattr(self, n), n, none) for n, none in _NUMBERS.items())
+        numbers = {name: hashable(features, getattr(self, name), name, none) for name, none in _NUMBERS.items()}
+        low, high, largest, step = (limits(features, numbers[name], name, none) for name, none in _NUMBERS.items())
         low[members], high[members] = np.maximum(low[members], 0.0), np.minimum(high[members], 1.0)
         rounded, whole = marked["integer"] | members, marked["integer"] & ~members
         for name, size in (("largest_change", largest), ("step", step)):
-            if isinstance(getattr(self, name), int | float):
+            if isinstance(numbers[name], float):
                 size[members] = _NUMBERS[name]  # one for all is not for categories
         most = None if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
         rules = (self.rules,) if isinstance(self.rules, Rule) else listed(self.rules)
-        kept = {name: listed(getattr(self, name)) for name in _LISTS}
-        kept |= {name: hashable(features, getattr(self, name), name, none) for name, none in _NUMBERS.items()}
-        kept |= {
+        kept: dict[str, Any] = {
+            **{name: listed(getattr(self, name)) for name in _LISTS},
+            **numbers,
             "features": features,
             "one_hot": one_hot,
             "most_changes": most,
@@ -268,11 +266,18 @@ class Constraints:
                     f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({rows_where(bad)}); an"
                     " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
                 )
-        outside = (x < self.low) | (x > self.high)
-        outside &= True if frozen is None else ~frozen
+        free = np.ones(x.shape, dtype=bool) if frozen is None else ~frozen
+        outside = free & ((x < self.low) | (x > self.high))
         if outside.any():
-            _refuse_outside(self, x, outside, int(outside.any(axis=0).argmax()))
-        fraction = (x != np.rint(x)) & self.whole & (True if frozen is None else ~frozen)
+            column = int(outside.any(axis=0).argmax())
+            bad = outside[:, column]
+            value = x[bad, column][0]
+            raise InputError(
+                f"x: {self.label(column)} lies outside {self.low[column]:.12g} to {self.high[column]:.12g}, at"
+                f" {value:.12g} ({rows_where(bad)}); correct the rows or widen the limits. If float32 missed a limit by"
+                " rounding, pass float64 numbers, or np.clip(np.float64(x), constraints.low, constraints.high)"
+            )
+        fraction = free & self.whole & (x != np.rint(x))
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
@@ -485,18 +490,3 @@ def _linked(features: Features, rule: Any, members: Mask) -> tuple[int, int]:
             f"rules, then: {label(features, then)} is a category, which does not rise by an amount; put it under when"
         )
     return when, then
-
-
-def _refuse_outside(rules: Constraints, x: Floats, outside: NDArray[np.bool_], column: int) -> None:
-    low, high = float(rules.low[column]), float(rules.high[column])
-    bad = outside[:, column]
-    values = x[bad, column]
-    limit = np.where(values > high, high, low)
-    said, advice = f"{low:g} to {high:g}", "correct the rows or widen the limits"
-    if (np.abs(values - limit) <= FLOAT32 * np.abs(limit)).all():
-        said = f"{low!r} to {high!r}, at {float(values[0])!r}"
-        advice = (
-            "it is the limit but for rounding, as float32 rounds: pass float64 numbers, or"
-            " np.clip(np.float64(x), constraints.low, constraints.high)"
-        )
-    raise InputError(f"x: {rules.label(column)} lies outside {said} ({rows_where(bad)}); {advice}")

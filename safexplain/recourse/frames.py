@@ -27,13 +27,8 @@ Floats = NDArray[np.float64]
 def kind_of(x: Any) -> str | None:
     """ "pandas", "polars", "records" (a list of dicts), "lists" (a dict of lists), "person" (a dict of values, or a
     pandas Series); None: no frame.
-
-    Raises:
-        InputError: a lazy frame.
     """
     library, name = type(x).__module__.split(".")[0], type(x).__name__
-    if name == "LazyFrame" and library == "polars":
-        raise InputError("x: a polars LazyFrame has no rows yet; pass x.collect()")
     if name == "DataFrame" and library in ("pandas", "polars"):
         return library
     if name == "Series" and library == "pandas":
@@ -49,14 +44,9 @@ def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """The columns of a frame by name, in the order of `names`, and the number of rows.
 
     Raises:
-        InputError: no frame, or one in which columns are missing, twice there, of different lengths, or not known.
+        InputError: columns are missing, twice there, of different lengths, or not known.
     """
     kind = kind_of(x)
-    if kind is None:
-        raise InputError(
-            "x: expected a frame with one named column a feature (a pandas or polars DataFrame, a list of dicts, a dict"
-            f" of lists; for one person a dict), got {type(x).__name__}"
-        )
     if kind == "records":
         for i, row in enumerate(x):
             _check_names(row, names, f" in row {i}")

@@ -26,7 +26,7 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
     columns = _columns(parts)
     lists: dict[str, list[str]] = {name: [] for name in ("immutable", "integer", "increasing", "decreasing")}
     groups: list[Sequence[str]] = []
-    numbers: dict[str, dict[str, float]] = {
+    numbers: dict[str, Any] = {
         "lower": dict.fromkeys(columns, 0.0),
         "upper": dict.fromkeys(columns, 1.0),
         "largest_change": {},
@@ -41,7 +41,7 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
             groups.append(part.names)
         else:
             lists["immutable"] += part.names
-    of_changes: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     if given is not None:
         names = given.features
         if isinstance(names, int):
@@ -58,12 +58,12 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
         for name, found in lists.items():
             found += [column for feature in getattr(given, name) for column in at(feature, name)]
         groups += [[column for feature in group for column in at(feature, "one_hot")] for group in given.one_hot]
-        of_changes["most_changes"] = given.most_changes
-        of_changes["rules"] = tuple(
+        others["most_changes"] = given.most_changes
+        others["rules"] = tuple(
             replace(rule, when=at(rule.when, "rules")[0], then=at(rule.then, "rules")[0]) for rule in given.rules
         )
-    ordered = {name: tuple(column for column in columns if column in found) for name, found in lists.items()}
-    return Constraints(columns, one_hot=tuple(map(tuple, groups)), **ordered, **numbers, **of_changes)
+    others |= {name: tuple(column for column in columns if column in found) for name, found in lists.items()}
+    return Constraints(columns, one_hot=tuple(map(tuple, groups)), **numbers, **others)
 
 
 def _narrow(parts: Parts, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:

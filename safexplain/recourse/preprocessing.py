@@ -54,7 +54,7 @@ PUBLIC_PREPROCESSING = (
 )
 """What a guarantee with preprocessing assumes besides."""
 
-_MAPPINGS = ("numeric", "categories", "ordinal", "special", "units", "describe")
+_DECLARED = ("numeric", "categories", "ordinal", "special", "missing", "units", "describe")
 
 
 @dataclass(eq=False, repr=False)
@@ -117,18 +117,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     norm_bound: float = field(init=False)
 
     def __post_init__(self) -> None:
-        given: dict[str, Any] = {name: _mapping(name, getattr(self, name)) for name in _MAPPINGS}
-        given["missing"] = (self.missing,) if isinstance(self.missing, str) else tuple(self.missing or ())
-        names = [*given["numeric"], *given["categories"], *given["ordinal"]]
-        _check_names(names, given)
-        given["numeric"] = {name: _range(name, ends) for name, ends in given["numeric"].items()}
-        for kind in ("categories", "ordinal"):
-            given[kind] = {name: _labels(name, kind, labels) for name, labels in given[kind].items()}
-        states = {name: _states(name, values) for name, values in given["special"].items()}
-        given["missing"] = tuple(name for name in names if name in given["missing"] or None in states.get(name, ()))
-        special = {name: tuple(value for value in values if value is not None) for name, values in states.items()}
-        given["special"] = {name: values for name, values in special.items() if values}
-        _check_values(given)
+        given = _checked({name: getattr(self, name) for name in _DECLARED})
         parts = _parts(given)
         columns = tuple(name for part in parts for name in part.names)
         twice = [column for column, count in Counter(columns).items() if count > 1]
@@ -143,12 +132,15 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.feature_of = _kept(np.repeat(np.arange(len(parts)), [len(part.names) for part in parts]))
         self.offset, self.scale = _kept(offset), _kept(scale)
         self.norm_bound = math.sqrt(sum(part.longest for part in parts))
-        self.parts = parts
+        self.n_features_in_, self.feature_names_in_ = len(parts), np.array(self.features, dtype=object)
+        self.parts = parts  # the last: from now on nothing changes
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what is declared, and of the scaling; another preprocessing has another one."""
-        told = ["safexplain preprocessing 1", self.to_dict(), self.offset.tolist(), self.scale.tolist()]
+        declared = self._declared()
+        declared |= {"features": self.features, "labels": declared.pop("describe")}
+        told = ["safexplain preprocessing 1", declared, self.offset.tolist(), self.scale.tolist()]
         return sha256(json.dumps(told, separators=(",", ":"), sort_keys=True))
 
     # from the frame to the table, from the table to the scaled one, and back to a frame
@@ -241,9 +233,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def cost(self, cost: Cost) -> Cost:
         """The cost on the table's columns.
 
-        Without a scale each feature counts in units of its public range (a unit of its own without one), and another
-        category as much as the whole range of a number: Gower's distance with `L1`. A scale, rise or fall is given by
-        name, where features that are not named have their public range, or as one number a column of the table.
+        Without a scale each feature counts in units of its public range, and another category as much as the whole
+        range of a number: Gower's distance with `L1`. A scale, rise or fall is given by name, where features that are
+        not named have their public range (of rise and fall: 1), or as one number a column of the table.
 
         Raises:
             ConfigurationError: a scale of another length, or an unknown name.
@@ -277,71 +269,27 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         return self.scaled(self.table(X, clip=True))
 
-    @property
-    def n_features_in_(self) -> int:
-        """F."""
-        return len(self.parts)
-
-    @property
-    def feature_names_in_(self) -> NDArray[Any]:
-        """(F,) `features`, as scikit-learn has them."""
-        return np.array(self.features, dtype=object)
-
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """(D,) `columns`."""
         return np.array(self.columns, dtype=object)
 
-    def set_params(self, **params: Any) -> Preprocessing:
-        """Refused: what is public does not change; make another Preprocessing.
-
-        Raises:
-            ConfigurationError: parameters were given.
-        """
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
-
-    # as JSON
-
-    def to_dict(self) -> dict[str, Any]:
-        """What was declared, in plain JSON types, whose keys may be stored in any order; see `from_dict`."""
-        lists = ("numeric", "categories", "ordinal", "special")
-        return {
-            "features": list(self.features),
-            **{what: {name: list(values) for name, values in getattr(self, what).items()} for what in lists},
-            "missing": list(self.missing),
-            "units": dict(self.units),
-            "labels": dict(self.describe),
-        }
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` gave, after JSON too.
-
-        Raises:
-            ConfigurationError: other names, or as the constructor.
-        """
-        given = dict(plain)
-        given["describe"] = given.pop("labels", {})
-        order = given.pop("features", [])
-        unknown = sorted(set(given) - {*_MAPPINGS, "missing"})
-        if unknown:
-            raise ConfigurationError(f"Preprocessing: unknown {', '.join(unknown)}")
-        for kind in ("numeric", "categories", "ordinal") if order else ():
-            declared = given.get(kind, {})
-            given[kind] = {name: declared[name] for name in order if name in declared} | dict(declared)
-        return cls(**given)
-
     # what keeps it as it is
 
+    def _declared(self) -> dict[str, Any]:
+        """What the constructor took, in plain types and its order."""
+        return {name: self.missing if name == "missing" else dict(getattr(self, name)) for name in _DECLARED}
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in {*_MAPPINGS, "missing"} and "parts" in self.__dict__:  # scikit-learn keeps notes of its own here
+        if name in _DECLARED and "parts" in self.__dict__:  # scikit-learn keeps notes of its own here
             raise ConfigurationError("Preprocessing is part of a guarantee and does not change; make another one")
         object.__setattr__(self, name, value)
 
+    def __reduce__(self) -> Any:
+        return Preprocessing, tuple(self._declared().values())
+
     def __repr__(self) -> str:
-        declared = {name: value for name, value in self.to_dict().items() if value and name != "features"}
-        return f"Preprocessing({', '.join(f'{name}={value!r}' for name, value in declared.items())})"
+        declared = [f"{name}={value!r}" for name, value in self._declared().items() if value]
+        return f"Preprocessing({', '.join(declared)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Preprocessing) and self.digest == other.digest
@@ -349,14 +297,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def __reduce__(self) -> Any:
-        return Preprocessing.from_dict, (self.to_dict(),)
-
     def __sklearn_clone__(self) -> Preprocessing:
         return self
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -366,8 +308,12 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _rows_of_the_table(self, x: Any, clip: bool) -> Floats:
         """An array that holds rows of the table already, checked."""
-        expected, d = f"expected a frame with the columns {', '.join(self.features)}", len(self.columns)
-        rows = real_numbers(x, "x", expected=f"{expected}; arrays hold numbers only")
+        d = len(self.columns)
+        expected = (
+            f"expected a frame with the columns {', '.join(self.features)} (a pandas or polars DataFrame, a list of"
+            " dicts, a dict of lists; for one person a dict)"
+        )
+        rows = real_numbers(x, "x", expected=f"{expected}, got {type(x).__name__}; an array holds rows of numbers")
         rows = rows[None] if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != d:
             raise InputError(f"x: {expected}, or rows of the table of shape (n, {d}), got shape {np.shape(x)}")
@@ -393,6 +339,24 @@ def _kept(array: NDArray[Any]) -> NDArray[Any]:
 
 
 # What may be declared
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """What was declared, checked and in one form: finite floats, tuples of plain labels, None among special values as
+    a name under `missing`."""
+    lost = (given["missing"],) if isinstance(given["missing"], str) else tuple(given["missing"] or ())
+    given = {name: lost if name == "missing" else _mapping(name, value) for name, value in given.items()}
+    names = [*given["numeric"], *given["categories"], *given["ordinal"]]
+    _check_names(names, given)
+    given["numeric"] = {name: _range(name, ends) for name, ends in given["numeric"].items()}
+    for kind in ("categories", "ordinal"):
+        given[kind] = {name: _labels(name, kind, labels) for name, labels in given[kind].items()}
+    states = {name: _states(name, values) for name, values in given["special"].items()}
+    given["missing"] = tuple(name for name in names if name in lost or None in states.get(name, ()))
+    special = {name: tuple(value for value in values if value is not None) for name, values in states.items()}
+    given["special"] = {name: values for name, values in special.items() if values}
+    _check_values(given)
+    return given
 
 
 def _mapping(what: str, given: Any) -> dict[str, Any]:

