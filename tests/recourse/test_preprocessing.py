@@ -272,9 +272,7 @@ def test_another_declaration_has_another_digest() -> None:
         "units": {"income": "USD"},
     }
     assert Preprocessing(**plain).digest == PEOPLE.digest
-    assert (
-        PEOPLE.digest == "98a20e4f1516779fa67a852951193673d285ed1c28a3c9c0cea4f1d4ea192a0e"
-    )  # that of 0.2
+    assert PEOPLE.digest == "98a20e4f1516779fa67a852951193673d285ed1c28a3c9c0cea4f1d4ea192a0e"  # that of 0.2
     others = [
         {**plain, "numeric": {**plain["numeric"], "age": [18, 101]}},
         {**plain, "categories": {**plain["categories"], "owner": [1, 0]}},
