@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from safexplain._validate import check_number, real_numbers, whole_number
+from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.feature_names import (
     Feature,
@@ -37,8 +37,6 @@ NEARLY = 1e-9
 """Share of a step by which a limit may miss it, and of the numbers in a rule by which that may be missed: rounding."""
 
 Mask = NDArray[np.bool_]
-Box = tuple[ArrayLike, ArrayLike]
-"""Least and greatest values, (n, d) each or what broadcasts to it; a box of its own for each query."""
 
 _LISTS = ("immutable", "integer", "increasing", "decreasing")
 _NUMBERS = {"lower": -np.inf, "upper": np.inf, "largest_change": np.inf, "step": 0.0}
@@ -285,14 +283,13 @@ class Constraints:
                 " round it, or if it was standardised, give the constraints and the model its original units"
             )
 
-    def bounds(self, x: Floats, frozen: Mask | None = None, within: Box | None = None) -> tuple[Floats, Floats]:
+    def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
         """Limits of each column of each query's counterfactual, on its steps where it has some.
 
         Args:
             x: (n, d) queries.
             frozen: (n, d) bool, what these queries must not change besides; a frozen column freezes its whole one-hot
                 group.
-            within: a further box of each query, which need not hold the query.
 
         Returns:
             Lower and upper limits, (n, d) each; a lower one above its upper one where nothing is allowed.
@@ -304,10 +301,6 @@ class Constraints:
                 fixed[:, group] |= frozen[:, group].any(axis=1, keepdims=True)
         lower = np.where(fixed | self._rising, x, np.maximum(self.low, x - self.largest))
         upper = np.where(fixed | self._falling, x, np.minimum(self.high, x + self.largest))
-        if within is not None:
-            lower, upper = np.maximum(lower, within[0]), np.minimum(upper, within[1])
-            for group in self.groups:
-                lower[:, group], upper[:, group] = np.ceil(lower[:, group]), np.floor(upper[:, group])
         for column in np.flatnonzero(self.grid):
             step, own = self.grid[column], x[:, column]
             down, up = (own - lower[:, column]) / step, (upper[:, column] - own) / step
@@ -326,7 +319,7 @@ class Constraints:
         allowed: Mask = possible & (others == 0)
         return allowed
 
-    def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None, within: Box | None = None) -> Floats:
+    def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
         """Nearest allowed rows: limits, steps, and the largest open category of each one-hot group; then the rules.
 
         Where a rule is broken, `then` rises as the rule asks if its limits allow it; otherwise `when` goes back to
@@ -336,12 +329,11 @@ class Constraints:
             x: (n, d) queries.
             candidate: (n, d) proposed counterfactuals.
             frozen: (n, d) bool, as in `bounds`.
-            within: as in `bounds`.
 
         Returns:
             (n, d) float64; a tie between categories keeps the query's own.
         """
-        lower, upper = self.bounds(x, frozen, within)
+        lower, upper = self.bounds(x, frozen)
         allowed = np.clip(self._on_grid(x, candidate), lower, upper)
         for group in self.groups:
             size = np.where(self.admissible(group, lower, upper), candidate[:, group], -np.inf)
@@ -351,16 +343,15 @@ class Constraints:
             allowed[:, group] = np.arange(len(group)) == chosen[:, None]
         return self._ruled(x, allowed, lower, upper) if self.rules else allowed
 
-    def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None, within: Box | None = None) -> Mask:
+    def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
         """(n,) bool, whether the candidates (n, d) keep every constraint; without tolerance, but for rounding in rules.
 
         Args:
             x: (n, d) queries.
             candidate: (n, d) counterfactuals.
             frozen: (n, d) bool, as in `bounds`.
-            within: as in `bounds`.
         """
-        lower, upper = self.bounds(x, frozen, within)
+        lower, upper = self.bounds(x, frozen)
         inside = (candidate >= lower) & (candidate <= upper)
         inside &= ~self.whole | (candidate == np.rint(candidate)) | (candidate == x)
         if self.grid.any():
@@ -434,30 +425,6 @@ class Constraints:
 
     def _names(self, group: NDArray[np.intp]) -> str:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
-
-
-def check_within(within: Any, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
-    """A box of each query's own as two (n, d) arrays; None is none.
-
-    Raises:
-        InputError: not a pair of numbers that broadcast to the shape (n, d), or NaN.
-    """
-    if within is None:
-        return None
-    if not isinstance(within, (tuple, list)) or len(within) != 2:
-        raise InputError(
-            f"within: expected a pair (lower, upper) of arrays of shape {shape}, got {type(within).__name__}"
-        )
-    sides = []
-    for name, given in zip(("lower", "upper"), within, strict=True):
-        side = real_numbers(given, f"within, {name}")
-        if np.isnan(side).any():
-            raise InputError(f"within, {name}: NaN; leave a side open by -inf or inf")
-        try:
-            sides.append(np.broadcast_to(side, shape))
-        except ValueError:
-            raise InputError(f"within, {name}: expected shape {shape}, as the queries, got {side.shape}") from None
-    return sides[0], sides[1]
 
 
 def check_constraints(constraints: Any) -> None:

@@ -346,17 +346,6 @@ def test_bounds_end_on_the_last_step_inside_of_limits_and_largest_changes():
     assert not rules.satisfied(x, x - np.array([1500.0, 0])).any()
 
 
-def test_a_box_of_the_queries_own_cuts_the_bounds_and_may_leave_nothing():
-    rules = loan(step={"income": 10})
-    lower, upper = rules.bounds(X, within=(X - 14.0, X + np.array([3.0, 25.0, 0.5, 0, 0, 0])))
-    np.testing.assert_array_equal(lower[:, 1], [990, 0])
-    np.testing.assert_array_equal(upper[:, :3], [[43, 1020, 2], [28, 20, 0]])
-    np.testing.assert_array_equal(upper[0, 3:], [1, 0, 0])
-    lower, upper = rules.bounds(X, within=(X + 101.0, X + 109.0))
-    assert (lower > upper).any(axis=1).all()
-    assert not rules.satisfied(X, X, within=(X + 1, X + 2)).any()
-
-
 def test_a_one_hot_group_counts_as_one_change():
     changed = X + np.array([[1, 5, 0, 0, 0, 0], [0, 0, 0, 0, 1, -1]])
     assert loan().changes(X, changed).tolist() == [2, 1]
