@@ -163,7 +163,7 @@ class Constraints:
             if isinstance(numbers[name], float):
                 size[members] = _NUMBERS[name]  # one for all is not for categories
         most = None if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
-        rules = (self.rules,) if isinstance(self.rules, Rule) else listed(self.rules)
+        rules = listed(self.rules)
         kept: dict[str, Any] = {
             **{name: listed(getattr(self, name)) for name in _LISTS},
             **numbers,

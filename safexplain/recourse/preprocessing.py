@@ -79,7 +79,6 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         parts: (F,) the person's features, each a `Feature`: numeric ones first, then categories, then ordinal ones.
         features: (F,) their names.
         columns: (D,) names of the table's columns: a numeric feature by its name, a category as "job=clerk".
-        feature_of: (D,) place in `features` of each column's feature.
         offset: (D,) scaled = (table - offset) / scale.
         scale: (D,) likewise.
         norm_bound: bound on the Euclidean norm of a scaled row, which training needs.
@@ -111,7 +110,6 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     parts: tuple[Feature, ...] = field(init=False)
     features: tuple[str, ...] = field(init=False)
     columns: tuple[str, ...] = field(init=False)
-    feature_of: NDArray[np.intp] = field(init=False)
     offset: Floats = field(init=False)
     scale: Floats = field(init=False)
     norm_bound: float = field(init=False)
@@ -129,7 +127,6 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, value in given.items():
             setattr(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
         self.features, self.columns = tuple(part.name for part in parts), columns
-        self.feature_of = _kept(np.repeat(np.arange(len(parts)), [len(part.names) for part in parts]))
         self.offset, self.scale = _kept(offset), _kept(scale)
         self.norm_bound = math.sqrt(sum(part.longest for part in parts))
         self.n_features_in_, self.feature_names_in_ = len(parts), np.array(self.features, dtype=object)
@@ -161,7 +158,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 where numbers are meant, or a missing value that is not declared; with feature, row and value.
         """
         if kind_of(frame) is None:
-            return self._rows_of_the_table(frame, clip)
+            return self._from_array(frame, clip)
         columns, _ = columns_of(frame, self.features)
         return np.hstack([part.read(columns[part.name], clip=clip) for part in self.parts])
 
@@ -185,7 +182,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: rows that are none of this table.
         """
-        rows = self._checked(as_rows(table, len(self.columns)))
+        rows = self._rows(as_rows(table, len(self.columns)))
         found: dict[str, Any] = {part.name: part.values(rows[:, part.columns]) for part in self.parts}
         if kind_of(like) is None:
             return found
@@ -306,7 +303,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = bool(self.missing)
         return tags
 
-    def _rows_of_the_table(self, x: Any, clip: bool) -> Floats:
+    def _from_array(self, x: Any, clip: bool) -> Floats:
         """An array that holds rows of the table already, checked."""
         d = len(self.columns)
         expected = (
@@ -324,9 +321,10 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if clip:
             for part in self.parts:
                 rows[:, part.first] = np.clip(rows[:, part.first], part.low, part.high)
-        return self._checked(rows)
+        return self._rows(rows)
 
-    def _checked(self, rows: Floats) -> Floats:
+    def _rows(self, rows: Floats) -> Floats:
+        """The rows, if they are ones of this table."""
         for part in self.parts:
             part.check(rows[:, part.columns])
         return rows

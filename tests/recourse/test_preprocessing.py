@@ -76,6 +76,18 @@ def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of
     assert PEOPLE.frame(table, FRAME)["income"].dtype == float
 
 
+def test_a_label_that_a_categorical_column_has_not_is_added_to_its_type() -> None:
+    people = Preprocessing(ordinal={"degree": ["none", "school", "college"]})
+    ordered = pd.CategoricalDtype(["none", "college"], ordered=True)
+    frame = people.frame([[1], [2]], pd.DataFrame({"degree": ["none", "college"]}, dtype=ordered))
+    assert frame["degree"].dtype == pd.CategoricalDtype(["none", "school", "college"], ordered=True)
+    frame = people.frame(
+        [[1], [2]], pl.DataFrame({"degree": pl.Series(["none", "college"], dtype=pl.Enum(["none", "college"]))})
+    )
+    assert frame["degree"].dtype == pl.Enum(["none", "college", "school"])
+    assert frame["degree"].to_list() == ["school", "college"]
+
+
 def test_a_frame_outside_of_the_public_ranges_lends_its_types_and_none_of_its_values() -> None:
     rich = FRAME.assign(income=[10**9, 5, 7])
     table = PEOPLE.table(rich, clip=True)
@@ -225,7 +237,7 @@ def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
 def test_a_preprocessing_says_all_of_itself(population: tuple[Preprocessing, dict[str, list[object]]]) -> None:
     people, _ = population
     assert eval(repr(people)) == people
-    assert len(people.columns) == len(set(people.columns)) == len(people.feature_of)
+    assert len(people.columns) == len(set(people.columns)) == len(people.scale)
 
 
 # As an object
@@ -257,7 +269,7 @@ def test_it_cannot_be_changed() -> None:
         PEOPLE.numeric = {}
     with pytest.raises(TypeError):
         PEOPLE.numeric["age"] = (0, 1)  # type: ignore[index]
-    for array in (PEOPLE.scale, PEOPLE.offset, PEOPLE.feature_of):
+    for array in (PEOPLE.scale, PEOPLE.offset):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
