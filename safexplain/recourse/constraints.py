@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.feature_names import (
-    Feature,
+    Column,
     Features,
     Limit,
     check_features,
@@ -66,8 +66,8 @@ class Rule:
         ConfigurationError: numbers that are negative or not finite, or both 0.
     """
 
-    when: Feature
-    then: Feature
+    when: Column
+    then: Column
     per_unit: float = 1.0
     at_least: float = 0.0
 
@@ -125,11 +125,11 @@ class Constraints:
     features: Features
     lower: Limit = None
     upper: Limit = None
-    immutable: tuple[Feature, ...] = ()
-    integer: tuple[Feature, ...] = ()
-    increasing: tuple[Feature, ...] = ()
-    decreasing: tuple[Feature, ...] = ()
-    one_hot: tuple[tuple[Feature, ...], ...] = ()
+    immutable: tuple[Column, ...] = ()
+    integer: tuple[Column, ...] = ()
+    increasing: tuple[Column, ...] = ()
+    decreasing: tuple[Column, ...] = ()
+    one_hot: tuple[tuple[Column, ...], ...] = ()
     most_changes: int | None = None
     largest_change: Limit = None
     step: Limit = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.frames import close_to
 
-Feature = int | str
+Column = int | str
 Features = int | tuple[str, ...]
 Limit = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64] | None
 
@@ -60,6 +61,15 @@ def position(features: Features, feature: Any, what: str) -> int:
     if feature not in features:
         raise ConfigurationError(f"{what}: unknown feature {feature!r}; known: {', '.join(features)}")
     return features.index(feature)
+
+
+def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise ConfigurationError for a name that is not known."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; known: {', '.join(known)}"
+        )
 
 
 def positions(features: Features, given: Any, what: str) -> list[int]:

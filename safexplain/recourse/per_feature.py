@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,8 @@ from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature import Feature
-from safexplain.recourse.feature_names import number_of
+from safexplain.recourse.feature_names import check_known, number_of
 from safexplain.recourse.found import Floats
-from safexplain.recourse.frames import close_to
 
 Parts = Sequence[Feature]
 
@@ -47,9 +46,9 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
         if isinstance(names, int):
             raise ConfigurationError(
                 f"constraints: for {names} columns, but the preprocessing has the {len(parts)} features"
-                f" {_listed(parts)}; pass Constraints(preprocessing.features, ...)"
+                f" {', '.join(part.name for part in parts)}; pass Constraints(preprocessing.features, ...)"
             )
-        _check_known(parts, names, "constraints")
+        check_known(names, _known(parts), "constraints")
 
         def at(feature: int | str, what: str) -> Sequence[str]:
             return _columns_of(parts, feature if isinstance(feature, str) else names[feature], what)
@@ -106,7 +105,7 @@ def _of_side(parts: Parts, given: Any, side: str, power: int) -> Any:
     if given is not None and not (isinstance(given, tuple) and isinstance(given[0], tuple)):
         return given  # one number for all, or one a column
     by_name = dict(given or ())
-    _check_known(parts, by_name, side)
+    check_known(by_name, _known(parts), side)
     found = []
     for part in parts:
         usual, times = part.high - part.low if side == "scale" else 1.0, 1.0
@@ -121,7 +120,7 @@ def numbers_on_columns(parts: Parts, given: Any, what: str) -> Floats:
     """(D,) numbers, not all 0; see `Preprocessing.vector`."""
     columns = _columns(parts)
     if isinstance(given, Mapping):
-        _check_known(parts, given, what)
+        check_known(given, _known(parts), what)
         by_name = {
             column: number_of(value, f"{what} of {name}")
             for name, value in given.items()
@@ -143,19 +142,9 @@ def _columns(parts: Parts) -> tuple[str, ...]:
     return tuple(name for part in parts for name in part.names)
 
 
-def _listed(parts: Parts) -> str:
-    return ", ".join(part.name for part in parts)
-
-
-def _check_known(parts: Parts, names: Iterable[str], what: str) -> None:
-    """Raise ConfigurationError for a name of neither a feature nor a column."""
-    known = dict.fromkeys([*(part.name for part in parts), *_columns(parts)])
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigurationError(
-            f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; the preprocessing has"
-            f" {_listed(parts)}"
-        )
+def _known(parts: Parts) -> list[str]:
+    """Names of features and of columns."""
+    return list(dict.fromkeys([*(part.name for part in parts), *_columns(parts)]))
 
 
 def _columns_of(parts: Parts, name: str, what: str) -> Sequence[str]:

@@ -42,9 +42,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import Cost, check_cost
 from safexplain.recourse.feature import Feature, Kind, Label
-from safexplain.recourse.feature_names import number_of
+from safexplain.recourse.feature_names import check_known, number_of
 from safexplain.recourse.found import Floats, as_rows, rows_where
-from safexplain.recourse.frames import close_to, columns_of, is_missing, kind_of, values_of, written
+from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of, written
 from safexplain.recourse.per_feature import constraints_on_columns, cost_on_columns, numbers_on_columns
 
 Range = tuple[float, float]
@@ -377,11 +377,7 @@ def _check_names(names: list[str], given: Mapping[str, Any]) -> None:
             f"{twice[0]}: declared more than once; a feature is numeric, categories or ordinal, one of these"
         )
     for what in ("special", "missing", "units", "describe"):
-        unknown = [name for name in given[what] if name not in names]
-        if unknown:
-            raise ConfigurationError(
-                f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], names)}; known: {', '.join(names)}"
-            )
+        check_known(given[what], names, what)
 
 
 def _range(name: str, ends: Any) -> Range:
