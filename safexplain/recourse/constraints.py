@@ -4,49 +4,43 @@ Constraints are public: they come from what the features mean (an age does not f
 training data. A box taken from the training data's minimum and maximum would publish two of its records.
 
 Queries are compared exactly, as every answer satisfies its constraints exactly, and an answer to a favourable query is
-the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too, and told what happened.
-Moving it to the limit would answer another query than the one that came.
+the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too. Moving it to the limit
+would answer another query than the one that came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from safexplain._validate import check_number, real_numbers, whole_number
+from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.feature_names import (
-    Feature,
+    Column,
     Features,
     Limit,
     check_features,
     hashable,
-    is_mapping,
     label,
     limits,
     listed,
-    members_of,
     position,
     positions,
     width_of,
 )
-from safexplain.recourse.found import Floats, first_of
-
-FLOAT32 = 2.0**-24
-"""Relative error of rounding to float32."""
+from safexplain.recourse.found import Floats, rows_where
 
 NEARLY = 1e-9
 """Share of a step by which a limit may miss it, and of the numbers in a rule by which that may be missed: rounding."""
 
 Mask = NDArray[np.bool_]
-Box = tuple[ArrayLike, ArrayLike]
-"""Least and greatest values, (n, d) each or what broadcasts to it; a box of its own for each query."""
 
 _LISTS = ("immutable", "integer", "increasing", "decreasing")
+_NUMBERS = {"lower": -np.inf, "upper": np.inf, "largest_change": np.inf, "step": 0.0}
+"""Limits and sizes of changes, and what stands for none."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,8 @@ class Rule:
         ConfigurationError: numbers that are negative or not finite, or both 0.
     """
 
-    when: Feature
-    then: Feature
+    when: Column
+    then: Column
     per_unit: float = 1.0
     at_least: float = 0.0
 
@@ -131,11 +125,11 @@ class Constraints:
     features: Features
     lower: Limit = None
     upper: Limit = None
-    immutable: tuple[Feature, ...] = ()
-    integer: tuple[Feature, ...] = ()
-    increasing: tuple[Feature, ...] = ()
-    decreasing: tuple[Feature, ...] = ()
-    one_hot: tuple[tuple[Feature, ...], ...] = ()
+    immutable: tuple[Column, ...] = ()
+    integer: tuple[Column, ...] = ()
+    increasing: tuple[Column, ...] = ()
+    decreasing: tuple[Column, ...] = ()
+    one_hot: tuple[tuple[Column, ...], ...] = ()
     most_changes: int | None = None
     largest_change: Limit = None
     step: Limit = None
@@ -154,87 +148,82 @@ class Constraints:
 
     def __post_init__(self) -> None:
         features = check_features(self.features)
-        columns = {name: positions(features, getattr(self, name), name) for name in _LISTS}
-        if isinstance(self.one_hot, Mapping):
-            positions(features, self.one_hot, "one_hot")  # refuses it
-        groups = tuple(np.array(positions(features, g, "one_hot"), dtype=np.intp) for g in listed(self.one_hot))
-        masks = {name: np.isin(np.arange(width_of(features)), columns[name]) for name in _LISTS}
-        members = members_of(features, groups)
-        low = limits(features, self.lower, "lower", -np.inf)
-        high = limits(features, self.upper, "upper", np.inf)
-        low[members], high[members] = np.maximum(low[members], 0.0), np.minimum(high[members], 1.0)
-        round_to = masks["integer"] | members
-        low, high = np.where(round_to, np.ceil(low), low) + 0.0, np.where(round_to, np.floor(high), high) + 0.0
-        canonical: dict[str, Any] = {name: listed(getattr(self, name)) for name in _LISTS}
-        for name, missing in (("lower", -np.inf), ("upper", np.inf), ("largest_change", np.inf), ("step", 0.0)):
-            canonical[name] = hashable(features, getattr(self, name), name, missing)
-        canonical |= {"features": features, "one_hot": tuple(map(listed, listed(self.one_hot)))}
-        canonical |= self._of_changes(features, members, masks["integer"])
-        feature = np.arange(width_of(features))
+        d = width_of(features)
+        one_hot = tuple(map(listed, listed(self.one_hot)))
+        groups = tuple(np.array(positions(features, group, "one_hot"), dtype=np.intp) for group in one_hot)
+        members, feature = _members(features, groups), np.arange(d)
         for group in groups:
             feature[group] = group.min()
-        canonical["feature"] = feature
-        canonical |= {"low": low, "high": high, "groups": groups, "whole": masks["integer"] & ~members}
-        canonical |= {"_fixed": masks["immutable"], "_rising": masks["increasing"], "_falling": masks["decreasing"]}
-        for name, value in canonical.items():
+        marked = {name: np.isin(np.arange(d), positions(features, getattr(self, name), name)) for name in _LISTS}
+        numbers = {name: hashable(features, getattr(self, name), name, none) for name, none in _NUMBERS.items()}
+        low, high, largest, step = (limits(features, numbers[name], name, none) for name, none in _NUMBERS.items())
+        low[members], high[members] = np.maximum(low[members], 0.0), np.minimum(high[members], 1.0)
+        rounded, whole = marked["integer"] | members, marked["integer"] & ~members
+        for name, size in (("largest_change", largest), ("step", step)):
+            if isinstance(numbers[name], float):
+                size[members] = _NUMBERS[name]  # one for all is not for categories
+        most = None if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
+        rules = listed(self.rules)
+        kept: dict[str, Any] = {
+            **{name: listed(getattr(self, name)) for name in _LISTS},
+            **numbers,
+            "features": features,
+            "one_hot": one_hot,
+            "most_changes": most,
+            "rules": rules,
+            "low": np.where(rounded, np.ceil(low), low) + 0.0,
+            "high": np.where(rounded, np.floor(high), high) + 0.0,
+            "whole": whole,
+            "grid": np.where(whole & (step == 0), 1.0, step),
+            "largest": largest,
+            "groups": groups,
+            "feature": feature,
+            "linked": tuple(_linked(features, rule, members) for rule in rules),
+            "_fixed": marked["immutable"],
+            "_rising": marked["increasing"],
+            "_falling": marked["decreasing"],
+        }
+        for name, value in kept.items():
             object.__setattr__(self, name, value)
+        self._check_changes(members, step)
         self._check_possible()
 
-    def _of_changes(self, features: Features, members: Mask, integer: Mask) -> dict[str, Any]:
-        """The fields and attributes that limit changes."""
-        sizes = {}
-        for name, missing in (("largest_change", np.inf), ("step", 0.0)):
-            size = limits(features, getattr(self, name), name, missing)
-            one_for_all = getattr(self, name) is not None and not np.ndim(getattr(self, name))
-            if one_for_all and not is_mapping(getattr(self, name)):
-                size[members] = missing
+    def _refuse(self, bad: Mask, message: str, *numbers: Floats) -> None:
+        """Raise ConfigurationError if a column is bad; {} in the message are the first one's name and numbers."""
+        if bad.any():
+            column = int(bad.argmax())
+            raise ConfigurationError(message.format(self.label(column), *(each[column] for each in numbers)))
+
+    def _check_changes(self, members: Mask, step: Floats) -> None:
+        for name, size in (("largest_change", self.largest), ("step", step)):
             bad = (size < 0) | (np.isinf(size) & (name == "step"))
-            if bad.any():
-                column = int(bad.argmax())
-                raise ConfigurationError(
-                    f"{name} of {label(features, column)}: expected a number from 0 up, got {size[column]}"
-                )
-            named = members & (size != missing)
-            if named.any():
-                raise ConfigurationError(
-                    f"{name}: {label(features, int(named.argmax()))} is a category, which changes or does not; list its"
-                    " group under immutable to keep it"
-                )
-            sizes[name] = size
-        grid = np.where(integer & ~members & (sizes["step"] == 0), 1.0, sizes["step"])
-        broken = integer & (grid != np.rint(grid))
-        if broken.any():
-            column = int(broken.argmax())
-            raise ConfigurationError(
-                f"step of {label(features, column)}: {grid[column]:g}, but it takes whole numbers only; give a whole"
-                " step, or leave it out of integer"
+            self._refuse(bad, name + " of {}: expected a number from 0 up, got {}", size)
+            self._refuse(
+                members & (size != _NUMBERS[name]),
+                name + ": {} is a category, which changes or does not; list its group under immutable to keep it",
             )
-        coarse = (grid > 0) & (sizes["largest_change"] > 0) & (sizes["largest_change"] < grid * (1 - NEARLY))
-        if coarse.any():
-            column = int(coarse.argmax())
-            raise ConfigurationError(
-                f"{label(features, column)}: no step of {grid[column]:g} fits into its largest change of"
-                f" {sizes['largest_change'][column]:g}; raise largest_change, or list it under immutable"
-            )
-        most = self.most_changes if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
-        rules = (self.rules,) if isinstance(self.rules, Rule) else listed(self.rules)
-        linked = tuple(_linked(features, rule, members) for rule in rules)
-        of_changes = {"grid": grid, "largest": sizes["largest_change"], "most_changes": most}
-        return of_changes | {"rules": rules, "linked": linked}
+        self._refuse(
+            self.whole & (self.grid != np.rint(self.grid)),
+            "step of {}: {:g}, but it takes whole numbers only; give a whole step, or leave it out of integer",
+            self.grid,
+        )
+        self._refuse(
+            (self.grid > 0) & (self.largest > 0) & (self.largest < self.grid * (1 - NEARLY)),
+            "{}: no step of {:g} fits into its largest change of {:g}; raise largest_change, or list it under"
+            " immutable",
+            self.grid,
+            self.largest,
+        )
 
     def _check_possible(self) -> None:
-        empty = (self.low > self.high) | np.isposinf(self.low) | np.isneginf(self.high)
-        if empty.any():
-            column = int(empty.argmax())
-            kind = " that a whole number or a category meets" if self.whole[column] or column in self._members() else ""
-            raise ConfigurationError(
-                f"{self.label(column)}: no value{kind} lies between its lower limit {self.low[column]:g} and its upper"
-                f" limit {self.high[column]:g}; correct lower or upper"
-            )
-        both = self._rising & self._falling
-        if both.any():
-            name = self.label(int(both.argmax()))
-            raise ConfigurationError(f"{name}: increasing and decreasing at once; list it under immutable")
+        self._refuse(
+            (self.low > self.high) | np.isposinf(self.low) | np.isneginf(self.high),
+            "{}: no value (of a category, or under integer: no whole number) lies between its lower limit {:g} and its"
+            " upper limit {:g}; correct lower or upper",
+            self.low,
+            self.high,
+        )
+        self._refuse(self._rising & self._falling, "{}: increasing and decreasing at once; list it under immutable")
         for group in self.groups:
             if not self.admissible(group, self.low[None], self.high[None]).any():
                 raise ConfigurationError(f"one_hot group {self._names(group)}: the limits leave no category")
@@ -272,29 +261,35 @@ class Constraints:
             bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
             if bad.any():
                 raise InputError(
-                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({_rows(bad)}); an"
+                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({rows_where(bad)}); an"
                     " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
                 )
-        outside = (x < self.low) | (x > self.high)
-        outside &= True if frozen is None else ~frozen
+        free = np.ones(x.shape, dtype=bool) if frozen is None else ~frozen
+        outside = free & ((x < self.low) | (x > self.high))
         if outside.any():
-            _refuse(self, x, outside, int(outside.any(axis=0).argmax()))
-        fraction = (x != np.rint(x)) & self.whole & (True if frozen is None else ~frozen)
+            column = int(outside.any(axis=0).argmax())
+            bad = outside[:, column]
+            value = x[bad, column][0]
+            raise InputError(
+                f"x: {self.label(column)} lies outside {self.low[column]:.12g} to {self.high[column]:.12g}, at"
+                f" {value:.12g} ({rows_where(bad)}); correct the rows or widen the limits. If float32 missed a limit by"
+                " rounding, pass float64 numbers, or np.clip(np.float64(x), constraints.low, constraints.high)"
+            )
+        fraction = free & self.whole & (x != np.rint(x))
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
-                f"x: {self.label(column)} is an integer feature and not whole ({_rows(fraction[:, column])}); round it,"
-                " or if it was standardised, give the constraints and the model its original units"
+                f"x: {self.label(column)} is an integer feature and not whole ({rows_where(fraction[:, column])});"
+                " round it, or if it was standardised, give the constraints and the model its original units"
             )
 
-    def bounds(self, x: Floats, frozen: Mask | None = None, within: Box | None = None) -> tuple[Floats, Floats]:
+    def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
         """Limits of each column of each query's counterfactual, on its steps where it has some.
 
         Args:
             x: (n, d) queries.
             frozen: (n, d) bool, what these queries must not change besides; a frozen column freezes its whole one-hot
                 group.
-            within: a further box of each query, which need not hold the query.
 
         Returns:
             Lower and upper limits, (n, d) each; a lower one above its upper one where nothing is allowed.
@@ -306,10 +301,6 @@ class Constraints:
                 fixed[:, group] |= frozen[:, group].any(axis=1, keepdims=True)
         lower = np.where(fixed | self._rising, x, np.maximum(self.low, x - self.largest))
         upper = np.where(fixed | self._falling, x, np.minimum(self.high, x + self.largest))
-        if within is not None:
-            lower, upper = np.maximum(lower, within[0]), np.minimum(upper, within[1])
-            for group in self.groups:
-                lower[:, group], upper[:, group] = np.ceil(lower[:, group]), np.floor(upper[:, group])
         for column in np.flatnonzero(self.grid):
             step, own = self.grid[column], x[:, column]
             down, up = (own - lower[:, column]) / step, (upper[:, column] - own) / step
@@ -328,7 +319,7 @@ class Constraints:
         allowed: Mask = possible & (others == 0)
         return allowed
 
-    def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None, within: Box | None = None) -> Floats:
+    def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
         """Nearest allowed rows: limits, steps, and the largest open category of each one-hot group; then the rules.
 
         Where a rule is broken, `then` rises as the rule asks if its limits allow it; otherwise `when` goes back to
@@ -338,12 +329,11 @@ class Constraints:
             x: (n, d) queries.
             candidate: (n, d) proposed counterfactuals.
             frozen: (n, d) bool, as in `bounds`.
-            within: as in `bounds`.
 
         Returns:
             (n, d) float64; a tie between categories keeps the query's own.
         """
-        lower, upper = self.bounds(x, frozen, within)
+        lower, upper = self.bounds(x, frozen)
         allowed = np.clip(self._on_grid(x, candidate), lower, upper)
         for group in self.groups:
             size = np.where(self.admissible(group, lower, upper), candidate[:, group], -np.inf)
@@ -353,16 +343,15 @@ class Constraints:
             allowed[:, group] = np.arange(len(group)) == chosen[:, None]
         return self._ruled(x, allowed, lower, upper) if self.rules else allowed
 
-    def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None, within: Box | None = None) -> Mask:
+    def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
         """(n,) bool, whether the candidates (n, d) keep every constraint; without tolerance, but for rounding in rules.
 
         Args:
             x: (n, d) queries.
             candidate: (n, d) counterfactuals.
             frozen: (n, d) bool, as in `bounds`.
-            within: as in `bounds`.
         """
-        lower, upper = self.bounds(x, frozen, within)
+        lower, upper = self.bounds(x, frozen)
         inside = (candidate >= lower) & (candidate <= upper)
         inside &= ~self.whole | (candidate == np.rint(candidate)) | (candidate == x)
         if self.grid.any():
@@ -438,34 +427,22 @@ class Constraints:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
 
 
-def check_within(within: Any, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
-    """A box of each query's own as two (n, d) arrays; None is none.
-
-    Raises:
-        InputError: not a pair of numbers that broadcast to the shape (n, d), or NaN.
-    """
-    if within is None:
-        return None
-    if not isinstance(within, (tuple, list)) or len(within) != 2:
-        raise InputError(
-            f"within: expected a pair (lower, upper) of arrays of shape {shape}, got {type(within).__name__}"
-        )
-    sides = []
-    for name, given in zip(("lower", "upper"), within, strict=True):
-        side = real_numbers(given, f"within, {name}")
-        if np.isnan(side).any():
-            raise InputError(f"within, {name}: NaN; leave a side open by -inf or inf")
-        try:
-            sides.append(np.broadcast_to(side, shape))
-        except ValueError:
-            raise InputError(f"within, {name}: expected shape {shape}, as the queries, got {side.shape}") from None
-    return sides[0], sides[1]
-
-
 def check_constraints(constraints: Any) -> None:
     """Raise ConfigurationTypeError unless these are Constraints or None."""
     if constraints is not None and not isinstance(constraints, Constraints):
         raise ConfigurationTypeError(f"constraints: expected Constraints(...), got {constraints!r}")
+
+
+def _members(features: Features, groups: tuple[NDArray[np.intp], ...]) -> Mask:
+    """(d,) bool, which columns are in a one-hot group; ConfigurationError where groups overlap, or are of one."""
+    count = np.zeros(width_of(features), dtype=int)
+    for group in groups:
+        if len(group) < 2:
+            raise ConfigurationError("one_hot: expected groups of at least two columns; a 0/1 column is integer=")
+        np.add.at(count, group, 1)
+    if (count > 1).any():
+        raise ConfigurationError(f"one_hot: {label(features, int(count.argmax()))} is listed more than once")
+    return np.asarray(count == 1)
 
 
 def _linked(features: Features, rule: Any, members: Mask) -> tuple[int, int]:
@@ -480,23 +457,3 @@ def _linked(features: Features, rule: Any, members: Mask) -> tuple[int, int]:
             f"rules, then: {label(features, then)} is a category, which does not rise by an amount; put it under when"
         )
     return when, then
-
-
-def _refuse(rules: Constraints, x: Floats, outside: NDArray[np.bool_], column: int) -> None:
-    low, high = float(rules.low[column]), float(rules.high[column])
-    bad = outside[:, column]
-    values = x[bad, column]
-    limit = np.where(values > high, high, low)
-    said, advice = f"{low:g} to {high:g}", "correct the rows or widen the limits"
-    if (np.abs(values - limit) <= FLOAT32 * np.abs(limit)).all():
-        said = f"{low!r} to {high!r}, at {float(values[0])!r}"
-        advice = (
-            "it is the limit but for rounding, as float32 rounds: pass float64 numbers, or"
-            " np.clip(np.float64(x), constraints.low, constraints.high)"
-        )
-    raise InputError(f"x: {rules.label(column)} lies outside {said} ({_rows(bad)}); {advice}")
-
-
-def _rows(bad: NDArray[np.bool_]) -> str:
-    rows = np.flatnonzero(bad)
-    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"

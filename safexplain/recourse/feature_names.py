@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.frames import close_to
 
-Feature = int | str
+Column = int | str
 Features = int | tuple[str, ...]
 Limit = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64] | None
 
@@ -62,6 +63,15 @@ def position(features: Features, feature: Any, what: str) -> int:
     return features.index(feature)
 
 
+def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise ConfigurationError for a name that is not known."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; known: {', '.join(known)}"
+        )
+
+
 def positions(features: Features, given: Any, what: str) -> list[int]:
     """Columns of several features; a single one may be given alone.
 
@@ -69,20 +79,28 @@ def positions(features: Features, given: Any, what: str) -> list[int]:
         ConfigurationError: an unknown feature, or a mapping, whose values would be ignored.
     """
     if isinstance(given, Mapping):
-        fix = f"pass {what}={tuple(given)!r}"
-        if what == "one_hot":
-            fix = f"pass one_hot={tuple(given.values())!r}"
-        elif what == "integer":
-            fix += f", and step={dict(given)!r} for changes by multiples of these"
-        else:
-            fix += "; numbers belong into lower=, upper=, largest_change= or step="
-        raise ConfigurationError(f"{what}: expected names of features, got the mapping {dict(given)!r}; {fix}")
+        raise ConfigurationError(
+            f"{what}: expected names of features, got the mapping {dict(given)!r}; pass {what}={tuple(given)!r}, and"
+            " numbers as lower=, upper=, largest_change= or step="
+        )
     return [position(features, feature, what) for feature in listed(given)]
 
 
 def label(features: Features, column: int) -> str:
     """How messages call a column."""
     return f"column {column}" if isinstance(features, int) else features[column]
+
+
+def number_of(value: Any, what: str) -> float:
+    """One number.
+
+    Raises:
+        ConfigurationError: none, or several.
+    """
+    number = real_numbers(value, what, ConfigurationError)
+    if number.ndim:
+        raise ConfigurationError(f"{what}: expected one number, got shape {number.shape}")
+    return float(number) + 0.0
 
 
 def limits(features: Features, given: Limit, what: str, missing: float) -> NDArray[np.float64]:
@@ -94,10 +112,7 @@ def limits(features: Features, given: Limit, what: str, missing: float) -> NDArr
     array = np.full(width_of(features), missing)
     if is_mapping(given):
         for feature, value in given.items():
-            number = real_numbers(value, f"{what} of {feature}", ConfigurationError)
-            if number.ndim:
-                raise ConfigurationError(f"{what} of {feature}: expected one number, got shape {number.shape}")
-            array[position(features, feature, what)] = number
+            array[position(features, feature, what)] = number_of(value, f"{what} of {feature}")
     elif given is not None:
         values = real_numbers(given, what, ConfigurationError)
         if values.ndim and values.shape != array.shape:
@@ -110,17 +125,14 @@ def limits(features: Features, given: Limit, what: str, missing: float) -> NDArr
     return array
 
 
-def members_of(features: Features, groups: tuple[NDArray[np.intp], ...]) -> NDArray[np.bool_]:
-    """(d,) bool, which columns are in a one-hot group; refuses overlaps."""
-    count = np.zeros(width_of(features), dtype=int)
-    for group in groups:
-        if len(group) < 2:
-            raise ConfigurationError("one_hot: expected groups of at least two columns; a 0/1 column is integer=")
-        np.add.at(count, group, 1)
-    if (count > 1).any():
-        raise ConfigurationError(f"one_hot: {label(features, int(count.argmax()))} is listed more than once")
-    member: NDArray[np.bool_] = count == 1
-    return member
+def hashable(features: Features, given: Limit, what: str, missing: float) -> Any:
+    """Limits as None, one number, or d numbers."""
+    if is_mapping(given):
+        return tuple(limits(features, given, what, missing).tolist())
+    if given is None:
+        return None
+    numbers = real_numbers(given, what, ConfigurationError)
+    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
 
 
 def listed(given: Any) -> tuple[Any, ...]:
@@ -131,18 +143,8 @@ def listed(given: Any) -> tuple[Any, ...]:
 
 
 def is_mapping(given: Any) -> TypeGuard[Mapping[Any, Any]]:
-    """Whether limits are given by feature: a mapping, or a pandas Series unless its index is the default one."""
-    return hasattr(given, "keys") and type(getattr(given, "index", None)).__name__ != "RangeIndex"
-
-
-def hashable(features: Features, given: Limit, what: str, missing: float) -> Any:
-    """Limits as None, one number, or d numbers."""
-    if given is None or isinstance(given, (int, float)):
-        return given
-    if is_mapping(given):
-        return tuple(limits(features, given, what, missing).tolist())
-    numbers = real_numbers(given, what, ConfigurationError)
-    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
+    """Whether numbers are given by feature: a mapping, or a pandas Series."""
+    return hasattr(given, "keys")
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:

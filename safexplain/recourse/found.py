@@ -58,6 +58,12 @@ def first_of(rows: NDArray[np.intp]) -> str:
     return ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
 
 
+def rows_where(bad: NDArray[np.bool_]) -> str:
+    """How messages call the rows that are marked in (n,) bool: "row 3", or "rows 0, 2, 5"."""
+    rows = np.flatnonzero(bad)
+    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"
+
+
 def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
     """(n, d) float64 copy of queries; one row may be given as (d,).
 

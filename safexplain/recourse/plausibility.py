@@ -101,7 +101,7 @@ class Plausibility:
             )
         ranges = np.ptp(rows, axis=0)
         ranges = np.where(ranges > 0, ranges, 1.0)
-        public_unit = ranges if people is None else _public_units(people, ranges)
+        public_unit = ranges if people is None else people.scale
         yes_or_no = ((rows == 0) | (rows == 1)).all(axis=0)
         deviation = np.where(yes_or_no | (rows.std(axis=0) == 0), public_unit, rows.std(axis=0))
         choices = (public_unit, deviation, np.where(yes_or_no, public_unit, ranges), np.ones_like(ranges))
@@ -187,9 +187,3 @@ class _Density:
     def nearest(self, table: Floats) -> NDArray[np.intp]:
         """(n,) positions of the nearest public rows."""
         return np.asarray(self.found.kneighbors(table / self.unit, 1, return_distance=False)[:, 0])
-
-
-def _public_units(preprocessing: Preprocessing, ranges: Floats) -> Floats:
-    """(D,) units in which rows are compared: half the public range, or else half the range of the public rows."""
-    ranged = np.array([np.isfinite(part.high - part.low) for part in preprocessing.parts])
-    return np.where(ranged[preprocessing.feature_of], preprocessing.scale, ranges / 2)

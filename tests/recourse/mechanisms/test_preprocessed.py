@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from evidence import DATA, needs
-from safexplain.recourse.counterfactual import HardenedCounterfactual
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -59,10 +58,7 @@ def population(n=1500, seed=0):
 
 EVERY = {
     "dp": DPModelRecourse,
-    "output": OutputPerturbation,
-    "objective": ObjectivePerturbation,
     "score": lambda **options: LaplaceScore(public_weights=WEIGHTS, **options),
-    "direction": lambda **options: PublicDirection({"income": 10_000, "debt": -1000}, **options),
 }
 every = pytest.mark.parametrize("name", EVERY)
 
@@ -151,18 +147,6 @@ def test_a_noised_score_is_that_of_the_scaled_rows():
     assert (made("score").fit(frame, y).score(frame).score == plain.score(scaled).score).all()
 
 
-@pytest.mark.parametrize("floor", [None, 0.01])
-def test_a_step_along_a_public_direction_is_that_of_the_scaled_rows(floor):
-    frame, y = population()
-    scaled, direction = PEOPLE.transform(frame), PEOPLE.vector({"income": 10_000, "debt": -1000}, "direction")
-    options = {"epsilon": 4.0, "classes": CLASSES, "random_state": 0, "slope_floor": floor}
-    plain = PublicDirection(direction / PEOPLE.scale, norm_bound=PEOPLE.norm_bound, **options).fit(scaled, y)
-    mine = PublicDirection({"income": 10_000, "debt": -1000}, preprocessing=PEOPLE, **options).fit(frame, y)
-    np.testing.assert_allclose(mine.sensitivity(frame), plain.sensitivity(scaled), rtol=1e-12)
-    score = mine.explain(frame, infeasible="mark").score
-    np.testing.assert_allclose(score, plain.explain(scaled, infeasible="mark").score, rtol=1e-9, atol=1e-9)
-
-
 def test_public_weights_of_a_public_frame_are_about_the_table():
     frame, y = population()
     mechanism = LaplaceScore(epsilon=4.0, preprocessing=PEOPLE, classes=CLASSES, random_state=0)
@@ -249,7 +233,7 @@ def test_a_fitted_mechanism_is_the_same_after_pickling(name, fitted):
         assert found[0].tobytes() == found[1].tobytes()
 
 
-# Constraints, diverse answers, ledgers and Alibi's call
+# Constraints, diverse answers and ledgers
 
 
 def test_limits_are_about_who_may_change_not_about_special_values(fitted):
@@ -303,17 +287,6 @@ def test_a_question_asked_as_another_kind_of_frame_is_the_same_question(tmp_path
     assert isinstance(second.frame, pl.DataFrame)
 
 
-def test_alibis_call_takes_a_frame_of_one_person(fitted):
-    asks, _ = population(100, seed=1)
-    rejected = asks[~fitted["dp"].explain(asks, infeasible="mark").favourable]
-    found = HardenedCounterfactual(fitted["dp"]).explain(rejected[:1])
-    assert found.success
-    assert found.cf["X"].index.equals(rejected[:1].index)
-    assert json.loads(found.to_json())["cf"]["X"]["age"] == [int(rejected["age"].iloc[0])]
-    with pytest.raises(InputError, match="expected one instance"):
-        HardenedCounterfactual(fitted["dp"]).explain(rejected[:2])
-
-
 # What is refused
 
 
@@ -321,10 +294,9 @@ def test_alibis_call_takes_a_frame_of_one_person(fitted):
     ("options", "message"),
     [
         ({"preprocessing": {"numeric": {}}}, "preprocessing: expected Preprocessing"),
-        ({"preprocessing": Preprocessing(numeric={"a": None})}, "a: no public range"),
         ({"constraints": Constraints(("wage",), lower=0)}, "unknown feature 'wage'"),
         ({"constraints": Constraints(("age",), lower=200)}, "age: lower 200 leaves nothing of the public range"),
-        ({"cost": L1([1, 2])}, "one a feature"),
+        ({"cost": L1([1, 2])}, "one a column"),
         ({"cost": L1({"wage": 2})}, "unknown feature 'wage'"),
     ],
 )
@@ -345,7 +317,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_trained(options, mes
         (lambda y: np.arange(200) + 0.5, "got 0.5, and such labels in 200 of 200 rows"),
     ],
 )
-@pytest.mark.parametrize("mechanism", [DPModelRecourse, ObjectivePerturbation])
+@pytest.mark.parametrize("mechanism", [DPModelRecourse, LaplaceScore])
 def test_labels_that_cannot_be_trained_on_are_refused_by_name(mechanism, labels, message):
     frame, y = population(200)
     with pytest.raises(InputError, match=message):
@@ -361,23 +333,15 @@ def test_a_column_of_labels_is_read_and_no_rows_are_refused():
         mechanism.fit(frame[:0], y[:0])
 
 
-@pytest.mark.parametrize("name", ["score", "direction"])
-def test_public_vectors_are_given_by_feature_or_column(name):
-    kind, vector = {"score": (LaplaceScore, "public_weights"), "direction": (PublicDirection, "direction")}[name]
+def test_public_weights_are_given_by_feature_or_column():
     for given, message in (
         ({"wage": 1}, "unknown feature 'wage'"),
-        ({"job": 1}, f"{vector}: job is a category"),
+        ({"job": 1}, "public_weights: job is a category"),
         ({"age": 0}, "not all 0"),
         ([1.0, 2.0], "one number for each of the 10 columns"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            kind(preprocessing=PEOPLE, **{vector: given})
-
-
-def test_a_step_cannot_switch_a_category():
-    direction = PublicDirection({"income": 1.0, "job=clerk": 1.0}, preprocessing=PEOPLE, classes=CLASSES)
-    with pytest.raises(ConfigurationError, match="one-hot groups"):
-        direction.fit(*population(50))
+            LaplaceScore(preprocessing=PEOPLE, public_weights=given)
 
 
 def test_a_model_of_other_columns_is_refused():
@@ -405,12 +369,11 @@ def test_training_frames_with_unknown_labels_or_undeclared_missing_values_are_re
 
 @every
 def test_a_frame_of_labels_without_a_preprocessing_is_told_of_it(name):
-    vector = {"score": {"public_weights": None}, "direction": {"direction": [1.0] * 5}}.get(name, {})
-    kind = {"score": LaplaceScore, "direction": PublicDirection}.get(name, EVERY[name])
+    kind = {"score": LaplaceScore, "dp": DPModelRecourse}[name]
     frame, y = population(50)
     for asks in (frame, pl.from_pandas(frame)):
         with pytest.raises(InputError, match=r"job: expected numbers, got the text.*preprocessing=Preprocessing"):
-            kind(norm_bound=1.0, classes=CLASSES, **vector).fit(asks, y)
+            kind(norm_bound=1.0, classes=CLASSES).fit(asks, y)
 
 
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
