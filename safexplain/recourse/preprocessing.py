@@ -39,7 +39,7 @@ from safexplain._digest import sha256
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import L1, L2, Cost, Percentile, check_cost
+from safexplain.recourse.cost import L1, L2, Cost, check_cost
 from safexplain.recourse.found import Floats, as_rows, first_of
 from safexplain.recourse.frames import close_to, columns_of, is_missing, kind_of, numbers_of, values_of, written
 
@@ -387,7 +387,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Without a scale each feature counts in units of its public range (a unit of its own without one), and another
         category as much as the whole range of a number: Gower's distance with `L1`. A scale, rise or fall is one
         number a feature in the order of `features`, one a column of the table, or by name, where those that are not
-        named have their public range. `Percentile(public)` may hold a frame as queries are.
+        named have their public range.
 
         Raises:
             ConfigurationError: a scale of another length.
@@ -904,20 +904,9 @@ def _narrow(people: Preprocessing, what: str, column: int, end: float, low: Floa
 
 def _priced(people: Preprocessing, cost: Cost) -> Cost:
     """The cost of features on columns."""
-    if isinstance(cost, Percentile):
-        if kind_of(cost.public) is None:
-            return cost
-        public = people.table(cost.public, clip=True)
-        public[people.held(public) & _value_columns(people)] = np.nan  # what stands for a special value is no value
-        return replace(cost, public=public)
     sides = {name: _of_columns(people, getattr(cost, name), name, cost.power) for name in ("scale", "rise", "fall")}
     priced: L1 | L2 = replace(cost, **sides)
     return priced
-
-
-def _value_columns(people: Preprocessing) -> NDArray[np.bool_]:
-    """(D,) bool, the columns of numbers and levels."""
-    return np.isin(np.arange(len(people.columns)), [p.first for p in people.parts if p.kind != "category"])
 
 
 def _of_columns(people: Preprocessing, given: Any, what: str, power: int) -> Any:
