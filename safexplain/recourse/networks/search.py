@@ -17,14 +17,11 @@ on another.
 Limits, largest changes and steps hold in every search. Rules and the largest number of changes are sought within boxes:
 where an answer breaks a rule, the search goes on in a box in which the rule cannot be broken (`then` has risen already
 as far as it must, `when` rises no further); where it changes too many features, those that the score needs least are
-held where they were, half of them at a time, and those that reach least alone, all at once. Percentile costs are
-ranked, not minimised: the search minimises sums of changes in the width of their public distributions, and what it
-finds is compared by percentiles.
+held where they were, half of them at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -35,8 +32,8 @@ from torch import Tensor, nn
 
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationTypeError, InputError
-from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
-from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost, for_columns
+from safexplain.recourse.constraints import Constraints, Mask, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
@@ -85,7 +82,6 @@ def network_recourse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
-    within: Box | None = None,
     options: SearchOptions = DEFAULT,
 ) -> Found:
     """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
@@ -101,13 +97,11 @@ def network_recourse(
         cost: what a change costs; public.
         constraints: what may change; public. None: everything.
         frozen: (n, d) or (d,) bool, what must not change besides.
-        within: least and greatest values, (n, d) each or what broadcasts to it, of each query's own answer; the query
-            itself may lie outside. Favourable queries stay nevertheless.
         options: effort and memory.
 
     Returns:
         One answer a query; `valid` is False where none was found within the constraints. Only favourable queries are
-        `proven`, and those whose constraints, `frozen` and `within` leave no row at all.
+        `proven`.
 
     Raises:
         InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
@@ -124,14 +118,12 @@ def network_recourse(
     check_columns(constraints.features, x)
     mask = _mask(frozen, rows.shape)
     constraints.check(rows, mask)
-    box = check_within(within, rows.shape)
     model = NetworkScore(score, favourable=favourable, batch_size=options.batch_size)
     cost = for_columns(cost, constraints.features, rows.shape[1])
-    tasks = tuple(
-        Boundary(model, float(target), price, options.steps) for price in _prices(cost, constraints, model.home)
-    )
-    search = _Search(tasks, cost, constraints, options)
-    counterfactual, valid, proven = rows.copy(), np.ones(len(rows), dtype=bool), np.ones(len(rows), dtype=bool)
+    rise, fall = (torch.from_numpy(side).to(model.home) for side in cost.units(rows.shape[1]))
+    price = Price(rise, cost.power == 2, None if cost.symmetric else fall)
+    search = _Search(Boundary(model, float(target), price, options.steps), cost, constraints, options)
+    counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
     with evaluation_mode(score):
         values = model.values(torch.from_numpy(rows).to(model.home))
         if not bool(torch.isfinite(values).all()):
@@ -143,190 +135,121 @@ def network_recourse(
         favoured = (values >= float(target)).cpu().numpy()
         for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
             if len(part):
-                own = None if mask is None else mask[part]
-                limits = constraints.bounds(rows[part], own, None if box is None else (box[0][part], box[1][part]))
-                counterfactual[part], valid[part] = search.answers(rows[part], *limits)
-                proven[part] = ~search.possible(*limits)
+                counterfactual[part], valid[part] = search.answers(rows[part], mask[part])
     return Found(
         x=rows,
         counterfactual=counterfactual,
         valid=valid,
-        distance=cost.distance(counterfactual - rows, rows),
+        distance=cost.distance(counterfactual - rows),
         score=values.cpu().numpy(),
         favourable=favoured,
         censored=np.zeros(len(rows), dtype=bool),
-        proven=proven,
+        proven=favoured,
     )
-
-
-def _prices(cost: Cost, constraints: Constraints, home: torch.device) -> Iterator[Price]:
-    """What searches minimise; for percentiles the slopes of the public distributions, all along and in the middle."""
-    if not isinstance(cost, Percentile):
-        rise, fall = (torch.from_numpy(side).to(home) for side in cost.units(constraints.width))
-        yield Price(rise, cost.power == 2, None if cost.symmetric else fall)
-        return
-    for middle in (0.98, 0.5):
-        slopes = [cost.steepness(column, middle) for column in range(constraints.width)]
-        yield Price(torch.tensor(slopes, dtype=torch.float64, device=home), False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Counterfactuals of unfavourable queries within boxes of their own.
+    """Counterfactuals of unfavourable queries.
 
     Args:
-        tasks: what to search, once for each.
-        cost: by which what they find is compared.
-        constraints: what holds besides the boxes.
+        task: the score, its target, and what changes cost.
+        cost: the same cost.
+        rules: the constraints.
         options: effort.
     """
 
-    tasks: tuple[Boundary, ...]
+    task: Boundary
     cost: Cost
-    constraints: Constraints
+    rules: Constraints
     options: SearchOptions
 
-    def possible(self, lower: Floats, upper: Floats) -> Mask:
-        """(n,) bool, whether limits (n, d) leave a row at all."""
-        open_: Mask = (lower <= upper).all(axis=1)
-        for group in self.constraints.groups:
-            open_ &= self.constraints.admissible(group, lower, upper).any(axis=1)
-        return open_
-
-    def answers(self, x: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Mask]:
-        """Rows (n, d) within limits (n, d), and (n,) bool, whether they hold; the query itself where one does not."""
+    def answers(self, x: Floats, frozen: Mask) -> tuple[Floats, Mask]:
+        """Rows (n, d), and (n,) bool, whether they are answers; the query itself where none was found."""
         best, distance = x.copy(), np.full(len(x), np.inf)
-        rows = np.flatnonzero(self.possible(lower, upper))
-        for task in self.tasks:
-            for found in self._candidates(task, x[rows], lower[rows], upper[rows]) if len(rows) else ():
-                reached = self._values(task, found) >= task.target
-                valid = reached & self.constraints.satisfied(
-                    x[rows], found, *self._limits(x[rows], lower[rows], upper[rows])
-                )
-                far = self.cost.distance(found - x[rows], x[rows])
-                better = valid & (far < distance[rows])
-                best[rows[better]], distance[rows[better]] = found[better], far[better]
+
+        def searched(at: NDArray[np.intp], held: Mask) -> tuple[Floats, Mask]:
+            """Take what is better for the queries `at` (k,); rows (k, d), and whether they change too many features."""
+            for row in self._searched(x[at], held):
+                reached, far = self._values(row) >= self.task.target, self.cost.distance(row - x[at])
+                better = reached & self.rules.satisfied(x[at], row, frozen[at]) & (far < distance[at])
+                best[at[better]], distance[at[better]] = row[better], far[better]
+            return row, self.rules.changes(x[at], row) > most
+
+        every, most = np.arange(len(x)), x.shape[1] if self.rules.most_changes is None else self.rules.most_changes
+        row, many = searched(every, frozen)
+        left, row, held = every[many], row[many], frozen[many]
+        if len(left):
+            searched(left, held | self._all_but(self._alone(x[left], held), np.full(len(left), most)))
+        while len(left):
+            half = np.maximum(self.rules.changes(x[left], row) // 2, most)
+            held = held | self._all_but(self._needed(x[left], row), half)
+            row, many = searched(left, held)
+            left, row, held = left[many], row[many], held[many]
         return best, np.isfinite(distance)
 
-    def _candidates(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Iterator[Floats]:
-        """Rows (n, d) that may hold."""
-        found = self._ruled(task, x, lower, upper)
-        yield from found
-        most = self.constraints.most_changes
-        if most is None:
-            return
-        many = np.flatnonzero(self.constraints.changes(x, found[-1]) > most)
-        if not len(many):
-            return
-        row, need = found[-1].copy(), self._alone(task, x[many], lower[many], upper[many])
-        for part in self._only(task, x[many], lower[many], upper[many], need, np.full(len(many), most)):
-            yield _with(row, many, part)
-        while len(many):
-            keep = np.maximum(self.constraints.changes(x[many], row[many]) // 2, most)
-            need = np.where(self._features(row[many] != x[many]), self._needed(task, x[many], row[many]), -np.inf)
-            for part in self._only(task, x[many], lower[many], upper[many], need, keep):
-                row = _with(row, many, part)
-                yield row
-            fewer = self.constraints.changes(x[many], row[many])
-            many = many[(fewer > most) & (keep > most)]
-
-    def _only(
-        self, task: Boundary, x: Floats, lower: Floats, upper: Floats, need: Floats, keep: NDArray[np.intp]
-    ) -> list[Floats]:
-        """What the search finds when only those `keep` (n,) features change that are needed most (n, d)."""
-        forced = self._features((x < lower) | (x > upper))
-        first = self.constraints.feature == np.arange(self.constraints.width)
-        need = np.where(first, np.where(forced, np.inf, need), -np.inf)
-        place = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
-        held = ~self._features(place < keep[:, None]) & ~forced
-        return self._ruled(task, x, np.where(held, x, lower), np.where(held, x, upper))
-
-    def _ruled(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> list[Floats]:
-        """What the search finds within limits (n, d), and what it finds within limits that keep the rules."""
-        rules, found = self.constraints, [self._within(task, x, lower, upper)]
-        if not rules.rules:
-            return found
+    def _searched(self, x: Floats, frozen: Mask) -> list[Floats]:
+        """Rows (n, d) within the limits of queries, and where these break a rule, rows within limits that cannot."""
+        rules, (lower, upper) = self.rules, self.rules.bounds(x, frozen)
+        found = [self._within(x, frozen, lower, upper)]
         row = found[0]
-        kept = rules.obeyed(x, row) & (self._values(task, row) >= task.target)
-        broken = np.flatnonzero(~kept)
-        for follow in (True, False) if len(broken) else ():
-            low, high = lower[broken].copy(), upper[broken].copy()
+        broken = np.flatnonzero(~(rules.obeyed(x, row) & (self._values(row) >= self.task.target)))
+        for follow in (True, False) if rules.rules and len(broken) else ():
+            low, high, again = lower[broken], upper[broken], row.copy()
             for when, then in rules.linked:
                 rises = follow & (row[broken, when] > x[broken, when])
                 most = np.where(rises, row[broken, when], x[broken, when])
                 high[:, when] = np.maximum(np.minimum(high[:, when], most), low[:, when])
                 low[:, then] = np.where(rises, np.maximum(low[:, then], row[broken, then]), low[:, then])
-            low = np.minimum(low, high)
-            found.append(_with(row, broken, self._within(task, x[broken], low, high)))
+            again[broken] = self._within(x[broken], frozen[broken], np.minimum(low, high), high)
+            found.append(again)
         return found
 
-    def _within(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Floats:
+    def _within(self, x: Floats, frozen: Mask, lower: Floats, upper: Floats) -> Floats:
         """(n, d) what the search finds within limits, on its steps and with its categories; rules are repaired."""
-        limits = self._limits(x, lower, upper)
-        start = self.constraints.project(x, x, *limits)
-        home = task.score.home
-        query, at, low, high = (torch.from_numpy(array.copy()).to(home) for array in (x, start, lower, upper))
-        found = _searched(task, Moves.of(self.constraints, home), query, at, low, high, self.options)
-        return self.constraints.project(x, found.cpu().numpy(), *limits)
+        home = self.task.score.home
+        query, low, high = (torch.from_numpy(array).to(home) for array in (x, lower, upper))
+        found = nearest_allowed(self.task, Moves.of(self.rules, home), query, low, high, self.options)
+        return self.rules.project(x, found.cpu().numpy(), frozen)
 
-    def _limits(self, x: Floats, lower: Floats, upper: Floats) -> tuple[Mask, tuple[Floats, Floats]]:
-        """Limits (n, d) as constraints take them: what is frozen, where a query may lie outside its box, and a box."""
-        frozen = (lower == x) & (upper == x)
-        for group in self.constraints.groups:
-            frozen[:, group] = False
-        return frozen, (lower, upper)
+    def _needed(self, x: Floats, row: Floats) -> Floats:
+        """(n, d) by how much the score falls when a feature of the rows (n, d) goes back; unchanged ones come last."""
+        need, value = np.full(x.shape, -np.inf), self._values(row)
+        for feature in np.unique(self.rules.feature):
+            back = np.where(self.rules.feature == feature, x, row)
+            need[:, feature] = np.where((back != row).any(axis=1), value - self._values(back), -np.inf)
+        return need
 
-    def _needed(self, task: Boundary, x: Floats, row: Floats) -> Floats:
-        """(n, d) by how much the score falls when a feature of the row goes back; the same for a whole group."""
-        falls, value = np.empty(x.shape), self._values(task, row)
-        for feature in np.unique(self.constraints.feature):
-            columns = np.flatnonzero(self.constraints.feature == feature)
-            back = row.copy()
-            back[:, columns] = x[:, columns]
-            falls[:, columns] = (value - self._values(task, back))[:, None]
-        return falls
-
-    def _alone(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Floats:
+    def _alone(self, x: Floats, frozen: Mask) -> Floats:
         """(n, d) the highest score at the ends of each feature's limits, or of its categories, the others as in x."""
-        reach = (task.reach(torch.from_numpy(x).to(task.score.home))[:, None] / task.price.unit).cpu().numpy()
-        lower, upper = np.maximum(lower, x - reach), np.minimum(upper, x + reach)
-        highest = np.full(x.shape, -np.inf)
-        for feature in np.unique(self.constraints.feature):
-            columns = np.flatnonzero(self.constraints.feature == feature)
-            ends, open_ = [lower[:, columns], upper[:, columns]], np.ones((len(x), len(columns)), dtype=bool)
-            if len(columns) > 1:
-                ends, open_ = list(np.eye(len(columns))), self.constraints.admissible(columns, lower, upper)
-            for at, end in enumerate(ends):
+        reach = (self.task.reach(torch.from_numpy(x).to(self.task.score.home))[:, None] / self.task.price.unit).cpu()
+        lower, upper = self.rules.bounds(x, frozen)
+        highest, grouped = np.full(x.shape, -np.inf), [column for group in self.rules.groups for column in group]
+        for column, feature in enumerate(self.rules.feature):
+            for end in (np.maximum(lower, x - reach.numpy()), np.minimum(upper, x + reach.numpy())):
                 moved = x.copy()
-                moved[:, columns] = end
-                value = np.where(open_[:, at % open_.shape[1]], self._values(task, moved), -np.inf)
-                highest[:, columns] = np.maximum(highest[:, columns], value[:, None])
+                moved[:, column] = (1 + (column in grouped)) * end[:, column]  # above the own category's 1
+                moved = self.rules.project(x, moved, frozen)
+                highest[:, feature] = np.maximum(highest[:, feature], self._values(moved))
         return highest
 
-    def _features(self, columns: Mask) -> Mask:
-        """(n, d) bool, the columns and those of the same one-hot group."""
-        marked = columns.copy()
-        for group in self.constraints.groups:
-            marked[:, group] = columns[:, group].any(axis=1, keepdims=True)
-        return marked
+    def _all_but(self, need: Floats, kept: NDArray[np.intp]) -> Mask:
+        """(n, d) bool, all columns but those of as many features (n,) as are needed most; `need` (n, d) of a one-hot
+        group stands at its first column, and is -inf at the others."""
+        place = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
+        held: Mask = (place >= kept[:, None])[:, self.rules.feature]
+        return held
 
-    @staticmethod
-    def _values(task: Boundary, rows: Floats) -> Floats:
-        values: Floats = task.score.values(torch.from_numpy(rows).to(task.score.home)).cpu().numpy()
+    def _values(self, rows: Floats) -> Floats:
+        values: Floats = self.task.score.values(torch.from_numpy(rows).to(self.task.score.home)).cpu().numpy()
         return values
 
 
-def _with(rows: Floats, at: NDArray[np.intp], part: Floats) -> Floats:
-    """A copy of rows (n, d) with some of them replaced."""
-    changed = rows.copy()
-    changed[at] = part
-    return changed
-
-
-def _searched(
-    task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, options: SearchOptions
+def nearest_allowed(
+    task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor, options: SearchOptions
 ) -> Tensor:
-    """(n, d) the best row found for each query x, from all starts around `at`, which is x or the row nearest to it."""
+    """(n, d) the best row found for each query x within limits (n, d), from all starts."""
+    at = torch.minimum(torch.maximum(x, lower), upper)
     aim = task.aim(task.score.values(at))
     mixed = bool(moves.discrete.any())
     found = [improved(task, moves, x, aim, at, lower, upper, swaps=False)] if mixed else []
@@ -409,10 +332,9 @@ def _better(task: Boundary, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where((torch.where(valid[0] == valid[1], nearer, valid[1]))[:, None], other, one)
 
 
-def _mask(frozen: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    if frozen is None:
-        return None
-    given = np.asarray(frozen)
+def _mask(frozen: ArrayLike | None, shape: tuple[int, ...]) -> Mask:
+    """(n, d) bool, a copy."""
+    given = np.zeros(shape, dtype=bool) if frozen is None else np.asarray(frozen)
     if given.dtype != np.bool_ or given.shape not in (shape, shape[1:]):
         raise InputError(f"frozen: expected bool of shape {shape} or {shape[1:]}, got {given.dtype} {given.shape}")
     return np.array(np.broadcast_to(given, shape))
