@@ -23,7 +23,6 @@ held where they were, half of them at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import torch
@@ -37,11 +36,15 @@ from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
-from safexplain.recourse.networks.discrete_search import Moves, chosen_categories, improved, rounded
+from safexplain.recourse.networks.discrete_search import Moves, improved, rounded
 from safexplain.recourse.networks.score import NetworkScore, Score, evaluation_mode
 
+_STEPS = 60
+"""Gradients of one search at most."""
 _SCATTERED = 256
 """Points around a query that are scored where its first search finds nothing."""
+_SEED = 0
+"""Of the directions in which further searches start, the same for every query."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,18 @@ class SearchOptions:
     Args:
         starts: searches of each query, the first from the query itself; the others find nearer points, or points where
             the first finds none (a flat score).
-        steps: gradients of one search at most.
         batch_size: rows that the model sees at once, and queries that are searched together; memory grows with it.
-        seed: of the directions in which further searches start, the same for every query.
 
     Raises:
-        ConfigurationError: a number that is not positive, or a seed below 0.
+        ConfigurationError: a number that is not positive.
     """
 
     starts: int = 8
-    steps: int = 60
     batch_size: int = 8192
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("starts", 1), ("steps", 1), ("batch_size", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        for name in ("starts", "batch_size"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
 
 
 DEFAULT = SearchOptions()
@@ -122,7 +121,7 @@ def network_recourse(
     cost = for_columns(cost, constraints.features, rows.shape[1])
     rise, fall = (torch.from_numpy(side).to(model.home) for side in cost.units(rows.shape[1]))
     price = Price(rise, cost.power == 2, None if cost.symmetric else fall)
-    search = _Search(Boundary(model, float(target), price, options.steps), cost, constraints, options)
+    search = _Search(Boundary(model, float(target), price, _STEPS), cost, constraints, options)
     counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
     with evaluation_mode(score):
         values = model.values(torch.from_numpy(rows).to(model.home))
@@ -252,17 +251,14 @@ def nearest_allowed(
     at = torch.minimum(torch.maximum(x, lower), upper)
     aim = task.aim(task.score.values(at))
     mixed = bool(moves.discrete.any())
-    found = [improved(task, moves, x, aim, at, lower, upper, swaps=False)] if mixed else []
-    for origin in [at, chosen_categories(task, moves, x, at, lower, upper)] if bool(moves.member.any()) else [at]:
-        held = torch.where(moves.member, origin, lower), torch.where(moves.member, origin, upper)
-        point = _nearest_of_starts(task, x, aim, origin, *held, options.starts, options.seed)
-        if mixed:
-            point = rounded(task, moves, x, aim, point, lower, upper)
-            point = improved(task, moves, x, aim, point, lower, upper, swaps=False)
-        found.append(point)
-    best = reduce(lambda one, other: _better(task, x, one, other), found)
+    held = torch.where(moves.member, at, lower), torch.where(moves.member, at, upper)
+    best = _nearest_of_starts(task, x, aim, at, *held, options.starts)
     if mixed:
-        best = improved(task, moves, x, aim, best, lower, upper, swaps=True)
+        best = improved(
+            task, moves, x, aim, rounded(task, moves, x, aim, best, lower, upper), lower, upper, swaps=False
+        )
+        from_query = improved(task, moves, x, aim, at, lower, upper, swaps=False)
+        best = improved(task, moves, x, aim, _better(task, x, from_query, best), lower, upper, swaps=True)
     low, high = moves.pinned(best, lower, upper)
     if mixed and not bool(moves.discrete.all()):
         best = _better(task, x, best, nearest(task, x, aim, best, low, high)[0])
@@ -272,13 +268,13 @@ def nearest_allowed(
 
 
 def _nearest_of_starts(
-    task: Boundary, x: Tensor, aim: Tensor, origin: Tensor, lower: Tensor, upper: Tensor, starts: int, seed: int
+    task: Boundary, x: Tensor, aim: Tensor, origin: Tensor, lower: Tensor, upper: Tensor, starts: int
 ) -> Tensor:
     """(n, d) the nearest valid point of all searches; where none is valid, one of high score.
 
     The first search starts from `origin` (n, d); `starts` of them, besides the one from scattered points.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_SEED)
     best, distance = nearest(task, x, aim, origin, lower, upper)
     lost = distance.isinf().nonzero()[:, 0] if starts > 1 else distance.new_empty(0, dtype=torch.long)
     if len(lost):
