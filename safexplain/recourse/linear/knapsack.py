@@ -141,8 +141,8 @@ class _Lists:
         if column is not None:
             step, unit, most = self.items.step[column], self.items.unit[column], self.items.most[0, column]
             rooms, rates = np.append([most * step], slack.room), np.append([(unit / step) ** slack.power], slack.rate)
-            both = WaterFilling.of(rooms[None], rates, slack.power)
-            below = np.floor(both.share(self.enough - gain[None], 0) / step)
+            both = WaterFilling.of(np.broadcast_to(rooms, (len(gain), len(rooms))), rates, slack.power)
+            below = np.floor(both.gains(self.enough - gain)[:, 0] / step)
             counts = np.clip(below + np.array([[-1.0], [0.0], [1.0]]), 0.0, most)
             gain, cost = gain + counts * step, cost + (unit * counts) ** slack.power
         rest = missing(np.atleast_2d(gain), self.enough, self.goal, slack.total)

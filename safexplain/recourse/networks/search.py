@@ -1,4 +1,4 @@
-"""Recourse for networks: the nearest allowed change that a differentiable score accepts, all queries at once.
+"""Recourse for networks: the nearest allowed change that one accepts, all queries at once.
 
 What is returned is verified: every constraint holds exactly, and the model's own score of the returned row, rounded to
 the model's type, reaches the target. The network is not convex, so the distance is that of the best point found, not a
@@ -37,7 +37,7 @@ from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, improved, rounded
-from safexplain.recourse.networks.score import NetworkScore, Score, evaluation_mode
+from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 
 _STEPS = 60
 """Gradients of one search at most."""
@@ -73,7 +73,7 @@ DEFAULT = SearchOptions()
 
 
 def network_recourse(
-    score: Score | nn.Module,
+    network: nn.Module,
     x: ArrayLike | Tensor,
     *,
     target: float = 0.0,
@@ -83,16 +83,15 @@ def network_recourse(
     frozen: ArrayLike | None = None,
     options: SearchOptions = DEFAULT,
 ) -> Found:
-    """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
+    """Nearest rows that a network accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
     Args:
-        score: (n, d) tensor -> (n,) scores, each of its own row, higher is better, of torch's default type and on the
-            CPU; or a network, on its own device and in its own type, whose score is the
-            logit of the favourable class minus the largest other one, or the only logit. A network is searched in
-            evaluation mode; its parameters, gradients and training flags stay as they are.
+        network: on its own device and in its own type; its output is (n,) or (n, 1), the logit of class 1, or (n, k)
+            logits, of which the favourable one less the largest other one is the score. It is searched in evaluation
+            mode; its parameters, gradients and training flags stay as they are.
         x: (n, d) queries, or one (d,).
         target: score that a counterfactual has to reach; queries that reach it already are favourable.
-        favourable: the wanted class of a network.
+        favourable: the wanted class.
         cost: what a change costs; public.
         constraints: what may change; public. None: everything.
         frozen: (n, d) or (d,) bool, what must not change besides.
@@ -105,7 +104,7 @@ def network_recourse(
     Raises:
         InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
             another shape, not finite, or not differentiable.
-        ConfigurationError: an argument of another type, a target that is not finite, or `favourable` beside a callable.
+        ConfigurationError: an argument of another type, or a target that is not finite.
     """
     check_number("target", target)
     check_cost(cost)
@@ -117,18 +116,18 @@ def network_recourse(
     check_columns(constraints.features, x)
     mask = _mask(frozen, rows.shape)
     constraints.check(rows, mask)
-    model = NetworkScore(score, favourable=favourable, batch_size=options.batch_size)
+    model = NetworkScore(network, favourable=favourable, batch_size=options.batch_size)
     cost = for_columns(cost, constraints.features, rows.shape[1])
     rise, fall = (torch.from_numpy(side).to(model.home) for side in cost.units(rows.shape[1]))
-    price = Price(rise, cost.power == 2, None if cost.symmetric else fall)
+    price = Price(rise, fall, cost.power == 2)
     search = _Search(Boundary(model, float(target), price, _STEPS), cost, constraints, options)
     counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
-    with evaluation_mode(score):
+    with evaluation_mode(network):
         values = model.values(torch.from_numpy(rows).to(model.home))
         if not bool(torch.isfinite(values).all()):
             bad = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
             raise InputError(
-                f"score: not a finite number for {len(bad)} queries (first: row {bad[0]}); look for NaN in the"
+                f"model: no finite score for {len(bad)} queries (first: row {bad[0]}); look for NaN in the"
                 " parameters, or for units that the model was not trained on"
             )
         favoured = (values >= float(target)).cpu().numpy()

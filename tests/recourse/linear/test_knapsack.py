@@ -146,13 +146,3 @@ def test_step_counts_that_are_left_out_lose_more_than_the_gap(power):
     inside = (counts >= fewest) & (counts <= greatest)
     np.testing.assert_array_equal(inside, loses <= gap[:, None] * (1 + 1e-12))
     assert 0.03 < inside.mean() < 0.9
-
-
-@pytest.mark.parametrize("power", [1, 2])
-def test_the_share_of_a_column_is_what_filling_all_of_them_gives_it(power):
-    rng = np.random.default_rng(1)
-    filling = WaterFilling.of(rng.uniform(0, 2, (40, 5)), rng.uniform(0.1, 3, 5), power)
-    goals = rng.uniform(-0.5, 1.2, (40, 7)) * filling.total[:, None]
-    every = np.stack([filling.gains(goal) for goal in goals.T], axis=1)
-    for column in range(5):
-        np.testing.assert_allclose(filling.share(goals, column), every[:, :, column], rtol=1e-9, atol=1e-12)

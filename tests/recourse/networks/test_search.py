@@ -214,11 +214,12 @@ def test_favourable_queries_stay_as_they_are_and_hopeless_ones_are_marked():
 
 
 def test_later_starts_leave_a_plateau():
-    def score(rows):
-        return (rows.norm(dim=1) - 1.0).clamp_min(0.0) - 0.5  # flat around the origin
+    class Flat(nn.Module):
+        def forward(self, rows):
+            return (rows.norm(dim=1) - 1.0).clamp_min(0.0) - 0.5  # flat around the origin
 
-    found = network_recourse(score, np.zeros((1, 4)))
-    alone = network_recourse(score, np.zeros((1, 4)), options=SearchOptions(starts=1))
+    found = network_recourse(Flat(), np.zeros((1, 4)))
+    alone = network_recourse(Flat(), np.zeros((1, 4)), options=SearchOptions(starts=1))
     assert not alone.valid[0]
     assert found.valid[0]
     assert found.distance[0] == pytest.approx(1.5, rel=1e-3)
