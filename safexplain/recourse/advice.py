@@ -102,7 +102,7 @@ def linear_advice(
     advice = advise(
         rows,
         found.counterfactual,
-        cost.parts(change, rows),
+        cost.parts(change),
         free=free,
         stepped=stepped,
         money=money,
@@ -128,7 +128,7 @@ def linear_advice(
     without = linear_recourse(
         weights, bias, rows[lost], target=target, cost=cost, constraints=ranges, frozen=table.held(rows[lost])
     )
-    unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change, rows[lost])
+    unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change)
     return replace(advice, unlimited=unlimited, share=share)
 
 

@@ -1,31 +1,25 @@
-"""What a change costs: norms over columns in public units, or shares of a public population that it overtakes.
+"""What a change costs: norms over columns in public units.
 
 The scales are public. A scale computed from the training data, the median absolute deviation of Wachter, Mittelstadt
 and Russell 2017 (arXiv 1711.00399, section on distance) above all, publishes statistics of the data with every distance
-and counterfactual: take it from public data, or from what the features mean. The same holds for the percentiles of
-Ustun, Spangher and Liu 2019 (arXiv 1809.06514, section 4).
+and counterfactual: take it from public data, or from what the features mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._validate import check_number, real_numbers
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.feature_names import Features, column_names, is_mapping, limits
+from safexplain._validate import real_numbers
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.feature_names import Features, is_mapping, limits
 from safexplain.recourse.found import Floats
 
 Scale = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64]
-
-LEVELS = 200
-"""Steps between the quantiles that `Percentile` keeps of public data."""
-FLAT = 0.01
-"""What a change across the whole public range of a column costs by `Percentile` besides the percentiles."""
 
 
 def _checked(given: Any, what: str, zero: str) -> Any:
@@ -102,8 +96,8 @@ class _Scaled:
         """Whether rising costs what falling does, whatever the column, because neither was given."""
         return self.rise == 1.0 and self.fall == 1.0
 
-    def parts(self, delta: Floats, x: Floats | None = None) -> Floats:
-        """(..., d) what each column of changes adds, wherever they start (x)."""
+    def parts(self, delta: Floats) -> Floats:
+        """(..., d) what each column of changes (..., d) adds, to the distance or to its square."""
         return np.asarray(np.abs(self._scaled(delta)) ** self.power)
 
     def _scaled(self, delta: Floats) -> Floats:
@@ -140,8 +134,8 @@ class L2(_Scaled):
 
     power: ClassVar[int] = 2
 
-    def distance(self, delta: Floats, x: Floats | None = None) -> Floats:
-        """(...) cost of changes (..., d), wherever they start (x); does not overflow where the result does not."""
+    def distance(self, delta: Floats) -> Floats:
+        """(...) cost of changes (..., d); does not overflow where the result does not."""
         scaled = self._scaled(delta)
         power: Any = np.frexp(np.abs(scaled).max(axis=-1, initial=0.0, keepdims=True))[
             1
@@ -155,20 +149,9 @@ class L1(_Scaled):
 
     power: ClassVar[int] = 1
 
-    def distance(self, delta: Floats, x: Floats | None = None) -> Floats:
-        """(...) cost of changes (..., d), wherever they start (x)."""
+    def distance(self, delta: Floats) -> Floats:
+        """(...) cost of changes (..., d)."""
         return np.asarray(self.parts(delta).sum(axis=-1))
-
-    def curve(self, column: int, x: float, low: float, high: float) -> tuple[Floats, Floats]:
-        """Cost of bringing one column from x to anywhere between two finite limits; linear between the points.
-
-        Returns:
-            Points, ascending, from low to high, with x among them if it lies between, and their costs.
-        """
-        lengths = [len(given) for given in (self.scale, self.rise, self.fall) if isinstance(given, tuple)]
-        rise, fall = (side[column] for side in self.units(max(lengths, default=column + 1)))
-        points = _points(low, high, np.array([x]))
-        return points, np.where(points > x, rise * (points - x), fall * (x - points))
 
 
 @dataclass(frozen=True)
@@ -195,173 +178,7 @@ class MAD(L1):
         super().__post_init__()
 
 
-@dataclass(frozen=True, eq=False)
-class Percentile:
-    """Sum over columns of the share of a public population that a change overtakes (Ustun, Spangher and Liu 2019).
-
-    A change of a column from a to b costs |G(b) - G(a)|. G is the distribution function of its public values: at each
-    of their quantiles the mean of the shares below it and up to it, linear between quantiles, constant beyond the least
-    and greatest one; plus .01 (v - least) / (greatest - least), so that no change is free. So to go from the 20th
-    percentile of incomes to the 50th costs .3, whatever the currency.
-
-    Args:
-        public: public data: a frame, a (m, d) array, or a mapping feature -> values, which may be of different lengths.
-            NaN are left out. A frame with categories needs a preprocessing that encodes them. The training data are
-            not public.
-        category: what a change of a 0/1 column (public values 0 and 1 only) costs; another category of a one-hot group
-            changes two of them.
-
-    Raises:
-        ConfigurationError: not numbers, or a column with fewer than two different values besides 0 and 1.
-    """
-
-    power: ClassVar[int] = 1
-    symmetric: ClassVar[bool] = True
-
-    public: Any = field(repr=False)
-    category: float = 0.5
-    _names: tuple[Any, ...] | None = field(init=False, repr=False)
-    _columns: tuple[tuple[Floats, Floats], ...] = field(init=False, repr=False)
-    _unread: str | None = field(init=False, repr=False, default=None)
-
-    def __post_init__(self) -> None:
-        check_number("category", self.category, above=0)
-        object.__setattr__(self, "category", float(self.category))
-        try:
-            names, columns = _public_columns(self.public)
-        except ConfigurationError as error:
-            if isinstance(self.public, Mapping) or column_names(self.public) is None:
-                raise
-            names, columns = column_names(self.public), []  # a preprocessing may know its categories
-            object.__setattr__(self, "_unread", str(error))
-        object.__setattr__(self, "_names", names)
-        shown = [repr(name) for name in names] if names else [f"column {at}" for at in range(len(columns))]
-        found = tuple(self._distribution(values, name) for values, name in zip(columns, shown, strict=False))
-        object.__setattr__(self, "_columns", found)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Percentile):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        columns = tuple((values.tobytes(), shares.tobytes()) for values, shares in self._columns)
-        return self.category, self._names, columns
-
-    def _distribution(self, values: Floats, name: str) -> tuple[Floats, Floats]:
-        """Points of G and its values there."""
-        values = np.sort(values[~np.isnan(values)])
-        if not np.isfinite(values).all():
-            raise ConfigurationError(f"public: {name} has infinite values; leave these rows out")
-        if np.isin(values, (0.0, 1.0)).all():
-            return np.array([0.0, 1.0]), np.array([0.0, self.category])
-        if values[0] == values[-1]:
-            raise ConfigurationError(
-                f"public: {name} has one value only ({values[0]:g}), so no percentiles; add public rows that differ, or"
-                " use L1 with a scale for it"
-            )
-        grid = np.unique(np.quantile(values, np.linspace(0, 1, LEVELS + 1), method="inverted_cdf"))
-        below, up_to = (np.searchsorted(values, grid, side) / len(values) for side in ("left", "right"))
-        return grid, (below + up_to) / 2 + FLAT * (grid - grid[0]) / (grid[-1] - grid[0])
-
-    def named(self, features: Features) -> Percentile:
-        """This cost for columns in the order of these features, where the public data have names.
-
-        Raises:
-            ConfigurationError: a feature that the public data have not.
-        """
-        if self._names is None or isinstance(features, int) or self._names == features or self._unread:
-            return self
-        lost = [name for name in features if name not in self._names]
-        if lost:
-            raise ConfigurationError(
-                f"public: no column {lost[0]!r}; add its public values, or leave it out of the features"
-                f" (it has {', '.join(map(str, self._names))})"
-            )
-        columns = dict(zip(self._names, _public_columns(self.public)[1], strict=True))
-        return Percentile({name: columns[name] for name in features}, category=self.category)
-
-    def check(self, d: int) -> None:
-        """Raise ConfigurationError unless this is a cost of d columns."""
-        if self._unread:
-            raise ConfigurationError(self._unread)
-        if len(self._columns) != d:
-            raise ConfigurationError(f"public: expected {d} columns, as the queries have, got {len(self._columns)}")
-
-    def share(self, column: int, values: Floats) -> Floats:
-        """G of one column at values (...)."""
-        points, shares = self._columns[column]
-        width = points[-1] - points[0]
-        slope = self.category if points[0] == 0.0 and width == 1.0 and len(points) == 2 else FLAT / width
-        inside: Floats = np.interp(values, points, shares)
-        beyond: Floats = np.maximum(values - points[-1], 0.0) - np.maximum(points[0] - values, 0.0)
-        return inside + slope * beyond
-
-    def steepness(self, column: int, middle: float) -> float:
-        """Slope of G of one column, on average over this middle part of its public values."""
-        points, shares = self._columns[column]
-        ends = np.interp(shares[-1] * np.array([1 - middle, 1 + middle]) / 2, shares, points)
-        rise = np.diff(self.share(column, ends))[0]
-        return float(rise / (ends[1] - ends[0]))
-
-    def parts(self, delta: Floats, x: Floats | None = None) -> Floats:
-        """(..., d) what each column of changes from x (..., d) adds."""
-        if x is None:
-            raise InputError("x: a percentile cost depends on where a change starts; pass distance(change, x)")
-        self.check(delta.shape[-1])
-        after = np.asarray(x) + delta
-        each = [
-            np.abs(self.share(column, after[..., column]) - self.share(column, x[..., column]))
-            for column in range(delta.shape[-1])
-        ]
-        return np.stack(each, axis=-1)
-
-    def distance(self, delta: Floats, x: Floats | None = None) -> Floats:
-        """(...) cost of changes (..., d) from x (..., d)."""
-        return np.asarray(self.parts(delta, x).sum(axis=-1))
-
-    def curve(self, column: int, x: float, low: float, high: float) -> tuple[Floats, Floats]:
-        """Cost of bringing one column from x to anywhere between two finite limits; linear between the points.
-
-        Returns:
-            Points, ascending, from low to high, with x among them if it lies between, and their costs.
-        """
-        points = _points(low, high, np.append(self._columns[column][0], x))
-        return points, np.abs(np.asarray(self.share(column, points) - self.share(column, np.array(x))))
-
-
-def _points(low: float, high: float, inner: Floats) -> Floats:
-    """The inner points that lie between two finite limits, and these."""
-    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-        raise ConfigurationError(f"a curve needs finite limits, the lower one first, got {low} and {high}")
-    return np.asarray(np.unique(np.concatenate([[low, high], inner[(inner > low) & (inner < high)]])))
-
-
-def _public_columns(public: Any) -> tuple[tuple[Any, ...] | None, list[Floats]]:
-    """Names, if there are any, and the values of each column of public data."""
-    if isinstance(public, Mapping):
-        names: tuple[Any, ...] | None = tuple(public)
-        columns = [real_numbers(public[name], f"public, {name!r}", ConfigurationError) for name in public]
-    else:
-        names = column_names(public)
-        hint = "expected numbers; encode categories as the preprocessing does: Percentile(preprocessing.table(frame))"
-        table = real_numbers(public, "public", ConfigurationError, hint)
-        if table.ndim != 2:
-            raise ConfigurationError(f"public: expected shape (m, d), got {table.shape}")
-        columns = list(table.T)
-    for at, values in enumerate(columns):
-        if values.ndim != 1 or np.isnan(values).all():
-            shown = repr(names[at]) if names else f"column {at}"
-            raise ConfigurationError(f"public: {shown} has no values; expected a list of public numbers")
-    if not columns:
-        raise ConfigurationError("public: expected at least one column")
-    return names, columns
-
-
-Cost = L1 | L2 | Percentile
+Cost = L1 | L2
 """What a change may cost; the solvers are exact for these."""
 
 EUCLIDEAN = L2()
@@ -371,7 +188,7 @@ EUCLIDEAN = L2()
 def check_cost(cost: Any) -> None:
     """Raise ConfigurationTypeError unless this is a `Cost`."""
     if not isinstance(cost, Cost):
-        raise ConfigurationTypeError(f"cost: expected L2(), L1(), MAD(scale) or Percentile(public), got {cost!r}")
+        raise ConfigurationTypeError(f"cost: expected L2(), L1() or MAD(scale), got {cost!r}")
 
 
 def for_columns(cost: Cost, features: Features | None, d: int) -> Cost:

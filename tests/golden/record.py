@@ -56,6 +56,8 @@ from safexplain import (
 )
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.networks.search import network_recourse
 from safexplain.verdict import stats
 from safexplain.verdict.stats.bound_methods import ErrorCounts
 
@@ -627,15 +629,15 @@ def geometry() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, cost in costs.items():
         found[name] = {
-            "free": answered(recourse.linear_recourse(**line, x=x, target=0.5, cost=cost)),
-            "limited": answered(recourse.linear_recourse(**line, x=x.clip(-2.9, 2.9), cost=cost, constraints=free)),
-            "mixed": answered(recourse.linear_recourse(**line, x=mixed, target=1.0, cost=cost, constraints=whole)),
+            "free": answered(linear_recourse(**line, x=x, target=0.5, cost=cost)),
+            "limited": answered(linear_recourse(**line, x=x.clip(-2.9, 2.9), cost=cost, constraints=free)),
+            "mixed": answered(linear_recourse(**line, x=mixed, target=1.0, cost=cost, constraints=whole)),
         }
     table, net = given("table").astype(np.float64), mlp().double()
     box = recourse.Constraints(6, lower=-5.0, upper=5.0, immutable=(5,))
-    options = recourse.SearchOptions(starts=3, steps=40, seed=1)
+    options = recourse.SearchOptions(starts=3)
     for name, wanted in (("network", 1), ("network, other class", 0)):
-        answer = recourse.search_recourse(net, table, favourable=wanted, constraints=box, options=options)
+        answer = network_recourse(net, table, favourable=wanted, constraints=box, options=options)
         found[name] = {"searched": answered(answer)}
     return found
 

@@ -207,4 +207,4 @@ def every_row(x, rules: Constraints, low, high, frozen=()) -> np.ndarray:
 def least_cost(x, rows, w, b, target, cost) -> float:
     """Least cost among rows (m, d) whose score reaches the target, infinite if none does."""
     reached = rows[rows @ w + b >= target - 1e-9]
-    return float(cost.distance(reached - x, np.broadcast_to(x, reached.shape)).min()) if len(reached) else np.inf
+    return float(cost.distance(reached - x).min()) if len(reached) else np.inf

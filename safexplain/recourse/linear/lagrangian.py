@@ -42,7 +42,8 @@ class Items:
     def take(self, rows: Ints) -> Items:
         """The items of some queries."""
         gain, cost = (tuple(array[rows] for array in arrays) for arrays in (self.gain, self.cost))
-        return replace(self, most=self.most[rows], gain=gain, cost=cost, slack=self.slack.take(rows))
+        slack = WaterFilling.of(self.slack.room[rows], self.slack.rate, self.slack.power)
+        return replace(self, most=self.most[rows], gain=gain, cost=cost, slack=slack)
 
     @property
     def total(self) -> Floats:

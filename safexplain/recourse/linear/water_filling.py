@@ -64,11 +64,6 @@ class WaterFilling:
             reach = before + rooms * rates / slope
         return cls(power, room, rate, before, reach, _exclusive(full), slope)
 
-    def take(self, rows: NDArray[np.intp]) -> WaterFilling:
-        """Those of some queries."""
-        sorted_ = (self.before, self.reach, self.spent, self.slope)
-        return WaterFilling(self.power, self.room[rows], self.rate, *(array[rows] for array in sorted_))
-
     @property
     def total(self) -> Floats:
         """(n,) greatest gain, as `cost` adds it up."""
@@ -83,19 +78,6 @@ class WaterFilling:
         spent, slope = np.take_along_axis(self.spent, at, axis=1), np.take_along_axis(self.slope, at, axis=1)
         above = goal - np.take_along_axis(self.before, at, axis=1)
         return np.where(missing, np.inf, spent + slope * above**self.power)
-
-    def share(self, goal: Floats, column: int) -> Floats:
-        """(n, k) gain of one column for k goals (n, k) of each query; all of its room if out of reach."""
-        goal = np.maximum(goal, 0.0)
-        room = self.room[:, column, None]
-        if self.power == 1:
-            place = int((np.argsort(self.rate, kind="stable") == column).argmax())
-            filled: Floats = np.clip(goal - self.before[:, place, None], 0.0, room)
-            return filled
-        at, missing = self._piece(goal)
-        above = goal - np.take_along_axis(self.before, at, axis=1)
-        level = np.where(missing, np.inf, above * np.take_along_axis(self.slope, at, axis=1))
-        return np.asarray(np.minimum(level / self.rate[column], room))
 
     def _piece(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """(n, k) which column fills up next at each goal (n, k), and whether none does; 0 there."""

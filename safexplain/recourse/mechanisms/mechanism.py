@@ -474,7 +474,7 @@ def _largest_share(found: Found, cost: Cost, constraints: Constraints | None) ->
 
     To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
     """
-    share = cost.parts(found.change, found.x)
+    share = cost.parts(found.change)
     for group in constraints.groups if constraints else ():
         share[:, group] = share[:, group].sum(axis=1, keepdims=True)
     largest: NDArray[np.bool_] = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]

@@ -1,4 +1,4 @@
-"""Recourse of networks and of any differentiable score, found by search and verified by the score itself.
+"""Recourse of networks, found by search and verified by their own scores.
 
 `search` runs several searches of each query on a `score`. `boundary_search` finds the nearest point of the features
 that move continuously, by exact steps on the linearised score; `discrete_search` chooses whole numbers and categories

@@ -29,23 +29,23 @@ class Price:
     """What a change costs each feature, as a search on tensors needs it.
 
     Args:
-        weight: (d,) what a change by 1 costs the features.
+        rise: (d,) what a change by 1 costs the features.
+        fall: (d,) what a change by -1 costs.
         squared: whether the distance is the Euclidean norm of the weighted change, or the sum of its sizes.
-        falling: (d,) what a change by -1 costs, if that is not the same.
     """
 
-    weight: Tensor
+    rise: Tensor
+    fall: Tensor
     squared: bool
-    falling: Tensor | None = None
 
     def along(self, direction: Tensor) -> Tensor:
         """(..., d) what a change by 1 costs in directions (..., d)."""
-        return self.weight if self.falling is None else torch.where(direction > 0, self.weight, self.falling)
+        return torch.where(direction > 0, self.rise, self.fall)
 
     @property
     def unit(self) -> Tensor:
         """(d,) the lower one of both, by which lengths of steps are measured."""
-        return self.weight if self.falling is None else torch.minimum(self.weight, self.falling)
+        return torch.minimum(self.rise, self.fall)
 
     def distance(self, change: Tensor) -> Tensor:
         """(...) distances of (..., d) changes."""

@@ -1,11 +1,10 @@
 """Nearest point that a network scores high enough, where some features take steps or are one-hot groups.
 
-One-hot groups are first chosen by an additive model of the score: exact scores after every single switch, a gradient
-for the rest, and the multiplier at which the cheapest choices add up to the target. Features that take steps are
-relaxed, searched like continuous ones (`boundary_search`) and rounded. What rounding broke, and what the additive model
-missed, a local search over single moves repairs: the moves that look cheapest by exact scores are carried out, the
-continuous features follow, and the best is kept. A single move takes a feature one step up or down, or a one-hot group
-to another category. A point counts as valid only by the network's score of the rounded row.
+Features that take steps are relaxed, searched like continuous ones (`boundary_search`) and rounded; one-hot groups stay
+where they are. What rounding broke, and categories that would do better, a local search over single moves finds: the
+moves that look cheapest by exact scores are carried out, the continuous features follow, and the best is kept. A single
+move takes a feature one step up or down, or a one-hot group to another category. A point counts as valid only by the
+network's score of the rounded row.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from safexplain.recourse.networks.boundary_search import Boundary, linear_step, 
 
 _LAST = 1e100
 """Ranks moves that do not reach the score behind those that do."""
-_BISECTIONS = 50
 _TRIED = 2
 """Moves of each row that are carried out in a round of the local search."""
 _UNDONE = 2
@@ -40,14 +38,12 @@ class Moves:
     Args:
         keep: (m, d) 0 in the columns that the move sets, 1 elsewhere.
         add: (m, d) what it adds.
-        group: (m,) which one-hot group it switches; -1: a feature that takes steps.
         grid: (d,) size of a step of features that take steps; 0: of the others.
         member: (d,) bool, columns of one-hot groups.
     """
 
     keep: Tensor
     add: Tensor
-    group: Tensor
     grid: Tensor
     member: Tensor
 
@@ -59,26 +55,18 @@ class Moves:
     @classmethod
     def of(cls, constraints: Constraints, device: torch.device) -> Moves:
         """The moves that constraints leave, whatever the query."""
-        eye, keep, add, group = torch.eye(constraints.width, dtype=torch.float64), [], [], []
+        eye, keep, add = torch.eye(constraints.width, dtype=torch.float64), [], []
         for column in constraints.grid.nonzero()[0].tolist():
             keep += [torch.ones_like(eye[0])] * 2
             add += [constraints.grid[column] * eye[column], -constraints.grid[column] * eye[column]]
-            group += [-1, -1]
         member = torch.zeros(constraints.width, dtype=torch.bool)
-        for number, columns in enumerate(constraints.groups):
+        for columns in constraints.groups:
             member[columns.tolist()] = True
             for column in columns.tolist():
                 keep.append(1.0 - eye[columns.tolist()].sum(dim=0))
                 add.append(eye[column])
-                group.append(number)
-        none = eye[:0]
-        return cls(
-            torch.stack(keep).to(device) if keep else none.to(device),
-            torch.stack(add).to(device) if add else none.to(device),
-            torch.tensor(group, dtype=torch.long, device=device),
-            torch.from_numpy(constraints.grid).to(device),
-            member.to(device),
-        )
+        sides = (torch.stack(side).to(device) if side else eye[:0].to(device) for side in (keep, add))
+        return cls(*sides, torch.from_numpy(constraints.grid).to(device), member.to(device))
 
     def made(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """(n, m, d) rows after each move, and (n, m) bool, whether the move changes them and stays in the box."""
@@ -157,53 +145,6 @@ def _promising(
     points[row, move] = point
     chosen = ranks.topk(min(count, m), dim=1, largest=False)
     return points.gather(1, chosen.indices[..., None].expand(-1, -1, d)), chosen.values.isfinite()
-
-
-def chosen_categories(task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(n, d) rows `at`, x or the nearest to it, with the one-hot groups as the additive model of the score has them."""
-    return torch.cat([_chosen_categories(task, moves, *part) for part in moves.parts(task, x, at, lower, upper)])
-
-
-def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    value, slope = task.score.gradients(at)
-    switches = (moves.group >= 0).nonzero()[:, 0]
-    only = Moves(moves.keep[switches], moves.add[switches], moves.group[switches], moves.grid, moves.member)
-    after, allowed = only.made(at, lower, upper)
-    m, d = after.shape[1:]
-    gain = torch.where(allowed, task.score.values(after.reshape(-1, d)).reshape(-1, m) - value[:, None], 0.0)
-    cost = torch.where(allowed, task.price.energy(after - x[:, None]) - task.price.energy(at - x)[:, None], 0.0)
-    free = ~moves.member
-    reach = task.reach(x)[:, None] / task.price.unit
-    low, high = torch.maximum(lower, at - reach), torch.minimum(upper, at + reach)
-    w, groups = task.price.along(slope), int(moves.group.max()) + 1
-
-    def choices(multiplier: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, groups) which move of each group, m: none; and the (n,) rise of the score."""
-        worth = torch.where(allowed, multiplier[:, None] * gain - cost, -torch.inf)
-        best, rise = [], torch.zeros_like(multiplier)
-        for number in range(groups):
-            columns = (only.group == number).nonzero()[:, 0]
-            top, where = worth[:, columns].max(dim=1)
-            best.append(torch.where(top > 0, columns[where], m))
-            rise = rise + torch.where(top > 0, gain[:, columns].gather(1, where[:, None])[:, 0], 0.0)
-        push = multiplier[:, None] * slope
-        far = torch.where(slope > 0, high, low)
-        moved = x + push / w.square() if task.price.squared else torch.where(push.abs() > w, far, at)
-        moved = torch.minimum(torch.maximum(moved, low), high)
-        return torch.stack(best, dim=1), rise + (slope * (moved - at))[:, free].sum(dim=1)
-
-    small, large = torch.full_like(value, -30.0), torch.full_like(value, 30.0)
-    for _ in range(_BISECTIONS):
-        middle = (small + large) / 2
-        enough = choices(middle.exp())[1] >= task.goal - value
-        small, large = torch.where(enough, small, middle), torch.where(enough, middle, large)
-    best, _ = choices(large.exp())
-    rows = at.clone()
-    for number in range(groups):
-        taken = (best[:, number] < m).nonzero()[:, 0]
-        move = best[taken, number]
-        rows[taken] = rows[taken] * only.keep[move] + only.add[move]
-    return rows
 
 
 def rounded(task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,20 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import whole_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-
-Score = Callable[[Tensor], Tensor]
+from safexplain.errors import ConfigurationTypeError, InputError
 
 NO_DERIVATIVE = (
-    "score: its output does not depend on x in a way that torch can differentiate; compute it from x with torch,"
+    "model: its output does not depend on x in a way that torch can differentiate; compute it from x with torch,"
     " without detach(), numpy() or no_grad()"
 )
 
 
 @contextmanager
-def evaluation_mode(score: Score | nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode and back; whatever is not a network is left alone."""
-    trained = [m for m in score.modules() if m.training] if isinstance(score, nn.Module) else []
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode and back."""
+    trained = [module for module in network.modules() if module.training]
     try:
         for module in trained:
             module.training = False
@@ -35,43 +33,30 @@ def evaluation_mode(score: Score | nn.Module) -> Iterator[None]:
 
 
 class NetworkScore:
-    """What a search asks of a model: scores of rows, with or without gradients, a batch at a time.
+    """What a search asks of a network: scores of rows, with or without gradients, a batch at a time.
 
-    Geometry is in float64; rows are rounded to the model's type before the model sees them, so that what is scored is
-    what its user will score. Parameters are not touched: gradients are taken with respect to the rows alone.
+    Geometry is in float64; rows are rounded to the network's type before it sees them, so that what is scored is what
+    its user will score. Parameters are not touched: gradients are taken with respect to the rows alone.
 
     Args:
-        score: (n, d) rows -> (n,) scores, or a network whose output is (n,) or (n, 1), the logit of class 1, or (n, k)
-            logits.
-        favourable: of a network, the class that is wanted: its logit minus the largest other one is the score.
-        batch_size: rows that the model sees at once.
+        network: its output is (n,) or (n, 1), the logit of class 1, or (n, k) logits.
+        favourable: the class that is wanted: its logit minus the largest other one is the score.
+        batch_size: rows that the network sees at once.
 
     Raises:
-        ConfigurationError: not a score, not a class, or `favourable` beside a callable, which says itself what it
-            scores.
+        ConfigurationError: not a network, or not a class.
     """
 
-    def __init__(self, score: Score | nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:
-        network = isinstance(score, nn.Module)
-        if not callable(score) or isinstance(score, type):
-            raise ConfigurationTypeError(
-                f"score: expected a torch module, or a function of a tensor of rows, got {score!r}; for a linear model"
-                " use linear_recourse(coef, intercept, x)"
-            )
-        favourable = whole_number("favourable", favourable, 0)
-        if not network and favourable != 1:
-            raise ConfigurationError(
-                f"favourable: expected 1 beside a callable, got {favourable}; a callable returns the score itself,"
-                " higher is better: negate it there, or pass the network"
-            )
-        parameters = [p for p in score.parameters() if p.is_floating_point()] if isinstance(score, nn.Module) else []
-        first = parameters[0] if parameters else None
-        self.device = torch.device("cpu") if first is None else first.device
-        self.dtype = torch.get_default_dtype() if first is None else first.dtype
+    def __init__(self, network: nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:
+        if not isinstance(network, nn.Module):
+            raise ConfigurationTypeError(f"model: expected a torch module, got {network!r}")
+        parameters = [p for p in network.parameters() if p.is_floating_point()]
+        self.device = parameters[0].device if parameters else torch.device("cpu")
+        self.dtype = parameters[0].dtype if parameters else torch.get_default_dtype()
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # has no float64
         self.batch_size = batch_size
         self.precision = max((torch.finfo(p.dtype).eps for p in parameters), default=torch.finfo(self.dtype).eps)
-        self._score, self._network, self._favourable = score, network, favourable
+        self._network, self._favourable = network, whole_number("favourable", favourable, 0)
 
     def values(self, rows: Tensor) -> Tensor:
         """(n,) float64 scores of (n, d) float64 rows; -inf where the model returns none."""
@@ -97,40 +82,33 @@ class NetworkScore:
         return torch.cat(parts).to(self.home, torch.float64).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _outcome(self, rows: Tensor) -> Tensor:
-        """(n,) scores, as the model returns them."""
+        """(n,) scores, as the network returns them."""
         try:
-            out = self._score(rows)
+            out = self._network(rows)
         except RuntimeError as error:
             if "requires grad" in str(error):
                 raise InputError(f"{NO_DERIVATIVE} ({error})") from error
             if "shape" not in str(error) and "size" not in str(error):
                 raise
             raise InputError(f"x: the model does not take rows of {rows.shape[1]} features ({error})") from error
-        n = len(rows)
-        if not isinstance(out, Tensor):
-            raise InputError(f"score: expected a tensor, got {type(out).__name__}; return the logits themselves")
-        if not self._network:
-            if out.shape != (n,):
-                raise InputError(f"score: expected shape ({n},) for {n} rows, got {tuple(out.shape)}; one score a row")
-            return out
-        if out.shape in ((n,), (n, 1)) and self._favourable in (0, 1):
-            logit = out.reshape(n)
-            return logit if self._favourable else -logit
-        if out.ndim != 2 or len(out) != n or not 0 <= self._favourable < out.shape[1]:
+        n, wanted = len(rows), self._favourable
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if shape in ((n,), (n, 1)) and wanted in (0, 1):
+            return out.reshape(n) if wanted else -out.reshape(n)
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != n or wanted >= out.shape[1]:
             raise InputError(
                 f"model: expected logits of shape ({n},), ({n}, 1) or ({n}, k) for {n} rows, with a column for class"
-                f" {self._favourable}, got {tuple(out.shape)}"
+                f" {wanted}, got {shape}"
             )
-        others = [k for k in range(out.shape[1]) if k != self._favourable]
-        return out[:, self._favourable] - out[:, others].amax(dim=1)
+        return out[:, wanted] - out[:, torch.arange(out.shape[1]) != wanted].amax(dim=1)
 
 
 def scores_of(
-    score: Score | nn.Module, rows: NDArray[np.float64], *, favourable: int = 1, batch_size: int = 8192
+    network: nn.Module, rows: NDArray[np.float64], *, favourable: int = 1, batch_size: int = 8192
 ) -> NDArray[np.float64]:
     """(n,) scores of (n, d) rows, in evaluation mode; arguments and errors as `NetworkScore`."""
-    asked = NetworkScore(score, favourable=favourable, batch_size=batch_size)
-    with evaluation_mode(score):
+    asked = NetworkScore(network, favourable=favourable, batch_size=batch_size)
+    with evaluation_mode(network):
         found = asked.values(torch.from_numpy(rows).to(asked.home))
     return np.asarray(found.cpu().numpy(), dtype=np.float64)
 

@@ -312,15 +312,12 @@ def test_constraints_and_costs_of_other_models_are_refused():
 def test_many_queries_are_solved_together(monkeypatch):
     calls = []
 
-    def counted(name):
-        real = getattr(solve, name)
-        monkeypatch.setattr(solve, name, lambda *given: calls.append(name) or real(*given))
-
-    counted("_reach"), counted("solve")
+    real = solve.solve
+    monkeypatch.setattr(solve, "solve", lambda *given: calls.append(len(given[1])) or real(*given))
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=23), np.rint(3 * rng.normal(size=(100_000, 23)))
     rules = Constraints(23, lower=-30, upper=30, integer=tuple(range(23)), increasing=(3, 4))
     linear_recourse(w, -1.0, x)
-    assert calls == ["_reach"]
+    assert calls == []
     linear_recourse(w, -1.0, x[:1000], constraints=rules)
-    assert calls.count("solve") <= 2
+    assert len(calls) <= 2

@@ -29,7 +29,9 @@ def problems(count, seed, outside=True):
 
 
 def solved(squared, weight, *rest):
-    points, multiplier = linear_step(Price(torch.tensor(weight), squared), *map(torch.tensor, rest))
+    points, multiplier = linear_step(
+        Price(torch.tensor(weight), torch.tensor(weight), squared), *map(torch.tensor, rest)
+    )
     return points.numpy(), multiplier.numpy()
 
 
@@ -62,7 +64,7 @@ def least_cost(squared, w, x, slope, at, rise, lower, upper):
 def test_a_step_is_the_cheapest_that_rises_enough(squared):
     weight, *rest = problems(120, 0)
     points, _ = solved(squared, weight, *rest)
-    price, reachable = Price(torch.tensor(weight), squared), 0
+    price, reachable = Price(torch.tensor(weight), torch.tensor(weight), squared), 0
     for k, (x, slope, at, rise, lower, upper) in enumerate(zip(*rest, strict=True)):
         point = points[k]
         assert ((point >= lower) & (point <= upper)).all()
@@ -81,7 +83,7 @@ def test_no_feasible_point_is_cheaper(seed, squared):
     weight, *rest = problems(8, seed)
     x, slope, at, rise, lower, upper = rest
     points, multiplier = solved(squared, weight, *rest)
-    price = Price(torch.tensor(weight), squared)
+    price = Price(torch.tensor(weight), torch.tensor(weight), squared)
     cost = price.energy(torch.tensor(points - x)).numpy()
     tries = lower + np.random.default_rng(seed).random((300, *x.shape)) * (upper - lower)
     enough = ((tries - at) * slope).sum(axis=2) >= rise

@@ -1,18 +1,36 @@
 from __future__ import annotations
 
+import os
 from itertools import product
 
 import numpy as np
 import pytest
 from recourse_linear_oracle import all_counts, integer_program
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, Rule
-from safexplain.recourse.cost import L1, L2, Percentile
+from safexplain.recourse.cost import EUCLIDEAN, L1, L2
+from safexplain.recourse.found import Found
 from safexplain.recourse.program import mixed_integer
-from safexplain.recourse.program.solve import Linear, solve_program
+from safexplain.recourse.program.solve import cheapest
 
 SPAN = 3
+
+
+def solve_program(w, x, bias=0.0, target=0.0, cost=EUCLIDEAN, constraints=None, frozen=None, time_limit=10.0):
+    """Every query by the program, whatever could be solved without it."""
+    x = np.atleast_2d(np.asarray(x, dtype=float))
+    rules = Constraints(len(w)) if constraints is None else constraints
+    score = x @ w + bias
+    frozen, bias = np.zeros(x.shape, dtype=bool) if frozen is None else frozen, np.broadcast_to(bias, len(x))
+    rows, valid, proven = x.copy(), score >= target, score >= target
+    for at in np.flatnonzero(score < target):
+        found = cheapest(w, float(bias[at]), target, x[at], cost, rules, frozen[at], 0.0, time_limit)
+        proven[at], valid[at] = found.proven, found.row is not None
+        if found.row is not None:
+            rows[at] = found.row
+            assert cost.distance(rows[at] - x[at]) ** cost.power == pytest.approx(found.paid)
+    lost = np.zeros(len(x), dtype=bool)
+    return Found(x, rows, valid, cost.distance(rows - x), score, score >= target, lost, proven=proven)
 
 
 def costs(rng, d):
@@ -21,7 +39,6 @@ def costs(rng, d):
         L2(rng.uniform(0.3, 3, d)),
         L1(rng.uniform(0.3, 3, d), rise=rng.uniform(0.3, 3, d), fall=rng.uniform(0.3, 3, d)),
         L2(rise=2.0, fall=0.5),
-        Percentile(np.vstack([np.eye(d), SPAN * rng.normal(size=(40, d)) ** 3])),
     ]
 
 
@@ -42,7 +59,7 @@ def discrete(seed):
     x = np.append(rng.integers(-SPAN, SPAN + 1, 4), np.eye(3)[rng.integers(3)]).astype(float)
     w = rng.normal(size=d)
     w[seed % 2] *= -1 if w[seed % 2] > 0 else 1
-    return w, x, rules, costs(rng, d)[(seed // 5) % 5], rng
+    return w, x, rules, costs(rng, d)[(seed // 5) % 4], rng
 
 
 def every_row(d=4, span=SPAN):
@@ -53,16 +70,16 @@ def every_row(d=4, span=SPAN):
 ROWS = every_row()
 
 
-@pytest.mark.parametrize("kind", range(25))
+@pytest.mark.parametrize("kind", range(20))
 def test_discrete_answers_are_those_of_trying_every_row(kind):
     found_none = 0
-    for seed in range(kind, kind + 100, 25):
+    for seed in range(kind, kind + 80, 20):
         w, x, rules, cost, _ = discrete(seed)
         allowed = ROWS[rules.satisfied(np.broadcast_to(x, ROWS.shape), ROWS)]
         scores = allowed @ w
-        target = float(np.quantile(scores[scores > w @ x], 0.9)) if seed < 75 else float((ROWS @ w).max()) - 1e-6
-        best = cost.distance(allowed - x, np.broadcast_to(x, allowed.shape))[scores >= target].min(initial=np.inf)
-        found = solve_program(Linear(w), x, target=target, cost=cost, constraints=rules)
+        target = float(np.quantile(scores[scores > w @ x], 0.9)) if seed < 60 else float((ROWS @ w).max()) - 1e-6
+        best = cost.distance(allowed - x)[scores >= target].min(initial=np.inf)
+        found = solve_program(w, x, target=target, cost=cost, constraints=rules)
         assert found.proven[0], seed
         assert found.valid[0] == np.isfinite(best), seed
         found_none += not found.valid[0]
@@ -89,7 +106,7 @@ def test_mixed_answers_match_other_solvers(shape, power):
         for group in groups:
             x[list(group)] = np.eye(len(group))[rng.integers(len(group))]
         target = float(w @ x + rng.uniform(0.5, 8))
-        found = solve_program(Linear(w), x, target=target, cost=(L1, L2)[power - 1](scale), constraints=rules)
+        found = solve_program(w, x, target=target, cost=(L1, L2)[power - 1](scale), constraints=rules)
         if power == 1:
             best = integer_program(w, 0.0, x, target, 1 / scale, rules)
         elif whole < 4:
@@ -102,7 +119,7 @@ def test_mixed_answers_match_other_solvers(shape, power):
             assert found.distance[0] == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", range(4))
 def test_no_row_that_a_search_at_random_finds_is_cheaper(which):
     rng = np.random.default_rng(which)
     d = 5
@@ -118,7 +135,7 @@ def test_no_row_that_a_search_at_random_finds_is_cheaper(which):
     )
     x = rng.uniform(-2, 2, size=(3, d))
     target = 5.0
-    found = solve_program(Linear(w), x, target=target, cost=cost, constraints=rules)
+    found = solve_program(w, x, target=target, cost=cost, constraints=rules)
     assert found.proven.all()
     assert found.valid.all()
     assert rules.satisfied(x, found.counterfactual).all()
@@ -131,13 +148,13 @@ def test_no_row_that_a_search_at_random_finds_is_cheaper(which):
         tried = rules.project(start, tried)
         good = rules.satisfied(start, tried) & (tried @ w >= target)
         assert good.any()
-        assert cost.distance(tried[good] - row, start[good]).min() >= distance * (1 - 1e-6)
+        assert cost.distance(tried[good] - row).min() >= distance * (1 - 1e-6)
 
 
 def test_without_limits_the_answer_is_the_closed_form():
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=6), rng.normal(size=(4, 6))
-    found = solve_program(Linear(w, np.array([-4.0, -5.0, -6.0, -7.0])), x)
+    found = solve_program(w, x, np.array([-4.0, -5.0, -6.0, -7.0]))
     assert found.distance == pytest.approx((np.arange(4, 8) - x @ w) / np.linalg.norm(w), rel=1e-6)
     assert found.proven.all()
 
@@ -149,32 +166,21 @@ def test_columns_of_any_size_are_solved():
     x = np.array([[41_000.0, 2.0, 0.004, 12_000.0]])
     rules = Constraints(4, lower=0, upper=10 * size, integer=(0, 3), rules=(Rule(0, 3, per_unit=0.01),))
     for cost in (L1(size), L2(size)):
-        found = solve_program(Linear(w), x, target=9.0, cost=cost, constraints=rules)
+        found = solve_program(w, x, target=9.0, cost=cost, constraints=rules)
         small = Constraints(4, lower=0, upper=10, rules=(Rule(0, 3),))
-        same = solve_program(Linear(w * size), x / size, target=9.0, cost=type(cost)(), constraints=small)
+        same = solve_program(w * size, x / size, target=9.0, cost=type(cost)(), constraints=small)
         assert found.proven.all()
         assert found.distance == pytest.approx(same.distance, rel=1e-4)  # whole dollars
-
-
-def test_a_box_of_each_query_may_leave_the_query_out():
-    w, x = np.array([1.0, 2.0]), np.array([[0.0, 0.0], [0.0, 0.0]])
-    lower, upper = np.array([[1.0, -9.0], [-9.0, -9.0]]), np.full((2, 2), 9.0)
-    found = solve_program(Linear(w), x, target=3.0, cost=L1(), within=(lower, upper))
-    np.testing.assert_allclose(found.counterfactual, [[1, 1], [0, 1.5]], atol=1e-9)
-    assert found.proven.all()
-    none = solve_program(Linear(w), x, target=3.0, within=(lower, np.array([[0.5, 9.0], [9.0, 0.0]])))
-    assert none.valid.tolist() == [False, True]
-    assert none.proven.all()
 
 
 def test_what_is_out_of_reach_is_proven_to_be():
     rules = Constraints(3, lower=-1, upper=1, rules=(Rule(0, 1, per_unit=5),))
     w = np.array([1.0, -1.0, 0.5])
     frozen = np.array([[True, True, True], [False, False, False]])
-    found = solve_program(Linear(w), np.zeros((2, 3)), target=0.4, constraints=rules, frozen=frozen)
+    found = solve_program(w, np.zeros((2, 3)), target=0.4, constraints=rules, frozen=frozen)
     assert found.valid.tolist() == [False, True]
     assert found.proven.all()
-    beyond = solve_program(Linear(w), np.zeros(3), target=2.4, constraints=rules)
+    beyond = solve_program(w, np.zeros(3), target=2.4, constraints=rules)
     assert not beyond.valid[0]
     assert beyond.proven[0]
     assert (beyond.counterfactual == 0).all()
@@ -186,16 +192,14 @@ def test_a_time_limit_leaves_the_best_answer_unproven():
     w = rng.integers(1000, 1100, d) + rng.random(d)
     rules = Constraints(d, lower=0, upper=1, integer=tuple(range(d)))
     cost = L1(1 / (w + rng.normal(size=d)))
-    found = solve_program(
-        Linear(w), np.zeros(d), target=0.4719 * w.sum(), cost=cost, constraints=rules, time_limit=0.05
-    )
+    found = solve_program(w, np.zeros(d), target=0.4719 * w.sum(), cost=cost, constraints=rules, time_limit=0.05)
     assert not found.proven[0]
     if found.valid[0]:
         assert (found.counterfactual @ w)[0] >= 0.4719 * w.sum()
 
 
 def test_favourable_queries_stay():
-    found = solve_program(Linear(np.array([1.0])), [[2.0], [-1.0]])
+    found = solve_program(np.array([1.0]), [[2.0], [-1.0]])
     assert found.favourable.tolist() == [True, False]
     assert found.counterfactual[0, 0] == 2.0
     assert found.proven.all()
@@ -204,28 +208,12 @@ def test_favourable_queries_stay():
 def test_nothing_is_printed(capfd):
     for seed in range(100, 130):
         w, x, rules, cost, _ = discrete(seed)
-        solve_program(Linear(w), x, target=float(w @ x + 3), cost=cost, constraints=rules)
+        solve_program(w, x, target=float(w @ x + 3), cost=cost, constraints=rules)
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 
 
 def test_what_others_print_meanwhile_is_kept(capfd):
-    with mixed_integer._held_output(), mixed_integer._held_output():
-        import os
-
+    with mixed_integer._silent():
         os.write(1, b"HighsMipSolverData::something\nhello\n")
     assert capfd.readouterr().out == "hello\n"
-
-
-def test_bad_arguments_are_named():
-    model, x = Linear(np.ones(2)), np.zeros((3, 2))
-    with pytest.raises(InputError, match=r"x: expected shape \(n, 2\)"):
-        solve_program(model, np.zeros((3, 4)))
-    with pytest.raises(ConfigurationError, match="for 3 columns, but the model has 2"):
-        solve_program(model, x, constraints=Constraints(3))
-    with pytest.raises(InputError, match="within: expected shape"):
-        solve_program(model, x, within=(np.zeros((4, 2)), np.zeros((3, 2))))
-    with pytest.raises(ConfigurationError, match="time_limit"):
-        solve_program(model, x, time_limit=0)
-    with pytest.raises(ConfigurationTypeError, match=r"expected Linear\(weights, bias\) or Forest"):
-        solve_program(np.ones(2), x)

@@ -1,0 +1,266 @@
+"""What one query may become, and the variables of its change: what they cost and what constraints make of them.
+
+A column's change is S v with a variable v of size one, or a whole number of steps; a one-hot group has a binary for
+each category. What a column's change costs is bounded from below by straight lines, which are exact where it is linear.
+A square is bounded by tangents, and by secants between neighbouring steps; they are added where a solution lies, so
+that solving and adding again and again closes the gap (outer approximation: Duran and Grossmann 1986). Binaries that
+say whether a feature changes at all are there only where their number is limited; a line's value at no change is
+multiplied by them, which loses nothing and makes the bound tighter (perspective cuts: Frangioni and Gentile 2006).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.recourse.constraints import Constraints, Mask, Rule
+from safexplain.recourse.cost import Cost
+from safexplain.recourse.found import Floats
+from safexplain.recourse.program.mixed_integer import Program
+
+COST = 1e3
+"""What the dearest answer that is looked for costs in the program, so that HiGHS's tolerances are small beside it."""
+SNAP = 1e-9
+"""Share of a column's range within which a value is taken for the end of the range, or for no change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What one query (d,) may become, and at what cost.
+
+    Args:
+        x: (d,) the query.
+        low: (d,) least values, at most x; may be infinite.
+        high: (d,) greatest values, at least x.
+        groups: one-hot groups: columns (k,) and which categories are open (k,).
+        cost: what changes cost.
+        rules: the constraints.
+        frozen: (d,) bool, what must not change besides.
+    """
+
+    x: Floats
+    low: Floats
+    high: Floats
+    groups: tuple[tuple[NDArray[np.intp], Mask], ...]
+    cost: Cost
+    rules: Constraints
+    frozen: Mask
+
+    @classmethod
+    def of(cls, x: Floats, w: Floats, cost: Cost, rules: Constraints, frozen: Mask) -> Query:
+        """One query (d,) whose columns only change so that w.x rises, but for those that rise by a rule: the cheapest
+        answer has no other changes."""
+        low, high = (side[0] for side in rules.bounds(x[None], frozen[None]))
+        groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups)
+        free = np.isin(np.arange(len(x)), [column for group in rules.groups for column in group])
+        follows = free | np.isin(np.arange(len(x)), [then for _, then in rules.linked])
+        low, high = np.where((w < 0) | free, low, x), np.where((w > 0) | follows, high, x)
+        return cls(x, low, high, groups, cost, rules, frozen)
+
+    @property
+    def grouped(self) -> Mask:
+        """(d,) bool, columns of one-hot groups."""
+        return np.isin(np.arange(len(self.x)), [column for group, _ in self.groups for column in group])
+
+    def paid(self, row: Floats) -> float:
+        """What changing the query to a row (d,) costs, to the power: what adds up over the columns."""
+        return float(self.cost.parts(row - self.x).sum())
+
+    def kept(self, row: Floats) -> bool:
+        """Whether a row (d,) keeps the constraints."""
+        return bool(self.rules.satisfied(self.x[None], row[None], self.frozen[None])[0])
+
+    def projected(self, row: Floats) -> Floats:
+        """The row (d,) with its rules kept, as far as that takes little."""
+        if not self.rules.rules:
+            return row
+        moved: Floats = self.rules.project(self.x[None], row[None], self.frozen[None])[0]
+        return moved
+
+    def narrowed(self, radius: float) -> Query:
+        """The same with limits beyond which a single column's change alone would cost more than the radius."""
+        grid = np.where(self.rules.grid > 0, self.rules.grid, 1.0)
+        sides = []
+        for unit in self.cost.units(len(self.x)):
+            with np.errstate(over="ignore"):
+                far = radius ** (1 / self.cost.power) / unit * (1 + 1e-9)
+            sides.append(np.where(self.rules.grid > 0, np.floor(far / grid) * grid, far))
+        up, down = sides
+        return replace(self, low=np.maximum(self.low, self.x - down), high=np.minimum(self.high, self.x + up))
+
+
+@dataclass(eq=False)
+class Change:
+    """A program with the variables of a query's change.
+
+    Args:
+        query: what may change, with finite limits.
+        radius: greatest cost that is looked for.
+    """
+
+    query: Query
+    radius: float
+    program: Program = field(init=False, default_factory=Program)
+    _variable: NDArray[np.intp] = field(init=False)
+    """(d,) the variable of each column; -1: it does not change."""
+    _size: Floats = field(init=False)
+    """(d,) what one of the variable is in units of the column."""
+    _fixed: Floats = field(init=False)
+    """(d,) what is added to that: a category's binary is 1 where it is chosen, a change counts from the query."""
+    _above: dict[int, int] = field(init=False, default_factory=dict)
+    """Of columns whose cost is bounded by lines, the variable of the cost."""
+    _lines: dict[int, list[tuple[float, float]]] = field(init=False, default_factory=dict)
+    """Slope and value at no change of these lines."""
+    _changes: dict[int, int] = field(init=False, default_factory=dict)
+    """Binaries of columns that say whether they change."""
+    _rises: dict[int, int] = field(init=False, default_factory=dict)
+    """Binaries of columns that say whether they rise."""
+
+    def __post_init__(self) -> None:
+        query, program, d = self.query, self.program, len(self.query.x)
+        rises, falls, grouped = query.high - query.x, query.x - query.low, query.grouped
+        self._variable = np.full(d, -1)
+        self._fixed = np.where(grouped, -query.x, 0.0)
+        grid = query.rules.grid
+        self._size = np.where(grouped, 1.0, np.where(grid > 0, grid, np.maximum(rises, falls)))
+        for column in np.flatnonzero(~grouped & (np.maximum(rises, falls) > 0)).tolist():
+            least, most = -falls[column] / self._size[column], rises[column] / self._size[column]
+            if grid[column]:
+                least, most = np.ceil(least - 1e-9), np.floor(most + 1e-9)
+            self._variable[column] = program.variable(least, most, whole=bool(grid[column]))
+        for group, open_ in query.groups:
+            self._categories(group, open_)
+        if query.rules.most_changes is not None:
+            self._limit_changes(query.rules.most_changes)
+        for column in np.flatnonzero(~grouped & (self._variable >= 0)).tolist():
+            self._priced(column)
+        for rule, (when, then) in zip(query.rules.rules, query.rules.linked, strict=True):
+            self._link(rule, when, then)
+
+    def _categories(self, group: NDArray[np.intp], open_: Mask) -> None:
+        """A binary for each category of a group, of which one is 1."""
+        delta = np.zeros((len(group), len(self.query.x)))
+        delta[:, group] = np.eye(len(group)) - self.query.x[group]
+        prices = self.query.cost.parts(delta).sum(axis=1) * (COST / self.radius)
+        self._variable[group] = [self.program.binary(price) for price in prices.tolist()]
+        self.program.row(self._variable[group], np.ones(len(group)), 1.0, 1.0)
+        self.program.row(self._variable[group], ~open_, 0.0, 0.0)
+
+    def _limit_changes(self, most: int) -> None:
+        """Let at most so many features change, a one-hot group as one."""
+        query, counted, entries = self.query, [], []
+        for column in np.flatnonzero(~query.grouped & (self._variable >= 0)).tolist():
+            at, changes = int(self._variable[column]), self.program.binary()
+            for end, sides in ((query.high, (-np.inf, 0.0)), (query.low, (0.0, np.inf))):
+                far = float(end[column] - query.x[column]) / self._size[column]
+                self.program.row((at, changes), (1.0, -far), *sides)
+            self._changes[column] = changes
+            counted.append(changes)
+            entries.append(1.0)
+        for group, _ in query.groups:  # each is one change, which the binary of its own category gives back
+            counted.append(int(self._variable[group[query.x[group].argmax()]]))
+            entries.append(-1.0)
+        self.program.row(counted, entries, -np.inf, float(most - len(query.groups)))
+
+    def _priced(self, column: int) -> None:
+        """Charge for the change of a column."""
+        query, at = self.query, int(self._variable[column])
+        rise, fall = (float(unit[column]) for unit in query.cost.units(len(query.x)))
+        low, high = float(query.low[column] - query.x[column]), float(query.high[column] - query.x[column])
+        if query.cost.power == 1 and (low == 0 or high == 0):
+            self.program.cost[at] += (rise if high > 0 else -fall) * self._size[column] * (COST / self.radius)
+            return
+        self._above[column], self._lines[column] = self.program.variable(0.0, np.inf, cost=1.0), []
+        if query.cost.power == 1:
+            self._line(column, rise, 0.0)
+            self._line(column, -fall, 0.0)
+            return
+        for share in (1.0, 0.5, 0.25, 0.125):
+            for end in {low, high} - {0.0}:
+                self._touch(column, share * end)
+
+    def _line(self, column: int, slope: float, value: float) -> None:
+        """Let the cost of a column's change be at least slope * change + value; the value only where it changes."""
+        self._lines[column].append((slope, value))
+        price, above, at = COST / self.radius, self._above[column], int(self._variable[column])
+        entries = (1.0, -slope * self._size[column] * price)
+        if column in self._changes:
+            self.program.row((above, at, self._changes[column]), (*entries, -value * price), 0.0)
+        else:
+            self.program.row((above, at), entries, value * price)
+
+    def _touch(self, column: int, change: float) -> None:
+        """Let the cost of a column's change be exact at this change: a square's tangent, or secants beside a step."""
+        rise, fall = (float(unit[column]) for unit in self.query.cost.units(len(self.query.x)))
+
+        def cost(change: float) -> float:
+            return float(((rise if change > 0 else fall) * change) ** 2)
+
+        if any(slope * change + value >= cost(change) * (1 - 1e-12) for slope, value in self._lines[column]):
+            return
+        step = float(self.query.rules.grid[column])
+        if not step:
+            self._line(column, 2 * (rise if change > 0 else fall) ** 2 * change, -cost(change))
+            return
+        middle = float(np.rint(change / step) * step)
+        for left in (middle - step, middle):
+            slope = (cost(left + step) - cost(left)) / step
+            self._line(column, slope, cost(left) - slope * left)
+
+    def _link(self, rule: Rule, when: int, then: int) -> None:
+        """Let `then` rise as the rule asks where `when` rises."""
+        query, program = self.query, self.program
+        rise = float(query.high[when] - query.x[when])
+        if rise <= 0 or (query.grouped[when] and query.x[when]):
+            return
+        least, most = float(query.low[then] - query.x[then]), float(query.high[then] - query.x[then])
+        scale = COST / max(abs(least), abs(most), rule.per_unit * rise + rule.at_least)
+        risen, raised = int(self._variable[when]), (int(self._variable[then]), self._size[then] * scale)
+        columns, entries = ((raised[0],), (raised[1],)) if raised[0] >= 0 else ((), ())
+        if query.grouped[when]:
+            needed = rule.per_unit + rule.at_least
+            program.row((*columns, risen), (*entries, (least - needed) * scale), least * scale)
+            return
+        if least == 0 and not rule.at_least:
+            program.row((*columns, risen), (*entries, -rule.per_unit * self._size[when] * scale), 0.0)
+            return
+        if when not in self._rises:
+            self._rises[when] = program.binary()
+        share, rises = program.variable(0.0, 1.0), self._rises[when]
+        program.row((share, risen), (1.0, -self._size[when] / rise), 0.0)
+        program.row((share, rises), (1.0, -1.0), -np.inf, 0.0)
+        entries = (*entries, -rule.per_unit * rise * scale, (least - rule.at_least) * scale)
+        program.row((*columns, share, rises), entries, least * scale)
+
+    def row(self, weights: Floats, lower: float, scale: float) -> int:
+        """Let weights (d,) times the change be at least as much, all multiplied by the scale; the row's number."""
+        used = np.flatnonzero((weights != 0) & (self._variable >= 0))
+        entries = (weights * self._size)[used] * scale
+        return self.program.row(self._variable[used], entries, (lower - float(weights @ self._fixed)) * scale)
+
+    def read(self, values: Floats) -> tuple[Floats, Mask]:
+        """What a solution means: the row (d,), whole where it has to be, and which columns are continuous in it."""
+        query, grid = self.query, self.query.rules.grid
+        row, there = query.x.copy(), ~query.grouped & (self._variable >= 0)
+        free = there & (grid == 0)
+        amount = values[self._variable]
+        row[there] += (self._size * np.where(grid > 0, np.rint(amount), amount))[there]
+        for end in (query.low, query.high, query.x):
+            row = np.where(free & (np.abs(row - end) <= SNAP * self._size), end, row)
+        for column, binary in self._changes.items():
+            row[column] = row[column] if values[binary] > 0.5 else query.x[column]
+        for column, binary in self._rises.items():
+            row[column] = row[column] if values[binary] > 0.5 else min(row[column], query.x[column])
+        row = np.clip(row, query.low, query.high)
+        for group, _ in query.groups:
+            row[group] = np.arange(len(group)) == amount[group].argmax()
+        return query.projected(row), free
+
+    def refine(self, row: Floats) -> bool:
+        """Make the bound of the cost exact at a row (d,); whether that took any new line."""
+        before = len(self.program.lower)
+        for column in self._above if self.query.cost.power == 2 else ():
+            self._touch(column, float(row[column] - self.query.x[column]))
+        return len(self.program.lower) > before
