@@ -10,6 +10,7 @@ would answer another query than the one that came.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,9 @@ class Constraints:
         step: features change by whole multiples of it, from where the query is; 0: by any amount. Given as `lower` is,
             one number for all not for one-hot groups. `integer` alone is a step of 1.
         rules: what else has to change when a feature rises, each a `Rule`.
+        reachable: of a person's categories, the labels that somebody may change to: {"home": ["owns"]}. With a
+            preprocessing, a category that is not named here does not change: nobody is told to become another one
+            unless it was said that people can.
 
     Attributes:
         low: (d,) least values; whole where whole numbers are needed.
@@ -134,6 +138,7 @@ class Constraints:
     largest_change: Limit = None
     step: Limit = None
     rules: tuple[Rule, ...] = ()
+    reachable: Mapping[str, Sequence[Any]] | tuple[tuple[str, tuple[Any, ...]], ...] = ()
     low: Floats = field(init=False, repr=False, compare=False)
     high: Floats = field(init=False, repr=False, compare=False)
     whole: Mask = field(init=False, repr=False, compare=False)
@@ -171,6 +176,7 @@ class Constraints:
             "one_hot": one_hot,
             "most_changes": most,
             "rules": rules,
+            "reachable": _labels_by_feature(self.reachable),
             "low": np.where(rounded, np.ceil(low), low) + 0.0,
             "high": np.where(rounded, np.floor(high), high) + 0.0,
             "whole": whole,
@@ -229,7 +235,7 @@ class Constraints:
                 raise ConfigurationError(f"one_hot group {self._names(group)}: the limits leave no category")
         if (self._fixed | (self.low == self.high) | (self.largest == 0)).all():
             raise ConfigurationError(
-                "immutable: nothing may change, so there is no recourse; leave a feature free"
+                "immutable: nothing may change, so there is no recourse; leave a feature free, or a category reachable"
                 f" (of {', '.join(map(self.label, range(min(self.width, 5))))}{', ...' if self.width > 5 else ''})"
             )
 
@@ -425,6 +431,22 @@ class Constraints:
 
     def _names(self, group: NDArray[np.intp]) -> str:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
+
+
+def _labels_by_feature(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """`reachable`, as it is kept.
+
+    Raises:
+        ConfigurationError: not a mapping of features to lists of labels.
+    """
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        found = tuple((str(name), tuple(labels)) for name, labels in pairs)
+    except (TypeError, ValueError):
+        found, pairs = (), [None]
+    if len(found) != len(pairs) or any(isinstance(labels, str) for _, labels in pairs):
+        raise ConfigurationError(f'reachable: expected labels by feature, as {{"home": ["owns"]}}, got {given!r:.80}')
+    return found
 
 
 def check_constraints(constraints: Any) -> None:

@@ -23,6 +23,7 @@ Parts = Sequence[Feature]
 def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constraints:
     """Constraints within the public ranges; see `Preprocessing.constraints`."""
     columns = _columns(parts)
+    reachable = {} if given is None else dict(given.reachable)
     lists: dict[str, list[str]] = {name: [] for name in ("immutable", "integer", "increasing", "decreasing")}
     groups: list[Sequence[str]] = []
     numbers: dict[str, Any] = {
@@ -36,10 +37,21 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
         if part.kind != "category":
             numbers["lower"][part.name], numbers["upper"][part.name] = part.regular
             lists["integer"] += [part.name] if part.kind == "ordinal" else []
-        elif len(part.names) > 1:
+        elif len(part.names) > 1 and part.name in reachable:
             groups.append(part.names)
+            labels = reachable.pop(part.name)
+            if unknown := [label for label in labels if label not in part.labels]:
+                raise ConfigurationError(
+                    f"reachable: {part.name} has no label {unknown[0]!r}; expected some of {list(part.labels)}"
+                )
+            lists["decreasing"] += [
+                column for column, label in zip(part.names, part.labels, strict=False) if label not in labels
+            ]
         else:
+            groups += [part.names] if len(part.names) > 1 else []
             lists["immutable"] += part.names
+    if reachable:
+        raise ConfigurationError(f"reachable: {next(iter(reachable))!r} is no category of the preprocessing")
     others: dict[str, Any] = {}
     if given is not None:
         names = given.features

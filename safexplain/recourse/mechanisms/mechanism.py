@@ -157,6 +157,10 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         check_constraints(self.constraints)
         people = self.preprocessing
         if people is None:
+            if self.constraints is not None and self.constraints.reachable:
+                raise ConfigurationError(
+                    "reachable: it is about labels of people; give preprocessing=Preprocessing(...)"
+                )
             names = None if self.constraints is None else self.constraints.features
             cost = self.cost.named(names) if isinstance(names, tuple) else self.cost
             self._set(column_cost=cost, column_constraints=self.constraints, bound=self.norm_bound)
