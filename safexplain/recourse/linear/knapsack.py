@@ -155,4 +155,5 @@ def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
     """The states that gain more than all that cost no more, in the order of their costs."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
-    return order[np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)]
+    more = np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)
+    return np.asarray(order[more])
