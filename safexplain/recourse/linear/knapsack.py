@@ -26,7 +26,7 @@ from safexplain.recourse.linear.water_filling import WaterFilling
 
 STATES, TRIED = 50_000, 2_000_000
 """Choices of one query that are kept at a time, and that are looked at."""
-LEAST, FIRST, MOST = 1e-8, 1e-3, 1e15
+LEAST, FIRST, MOST = 1e-8, 3e-2, 1e15
 """Caps tried, by how much they are above the lower bound, as shares of it."""
 TIE = 1e-14
 """Share of the goal by which gains that count as equal may differ."""
@@ -124,19 +124,19 @@ class _Lists:
                 return None, not len(kept)
             gain, cost = gain[kept], cost[kept]
             trail.append((item, kept // len(values), values[kept % len(values)]))
-        counts, cost = self._completed(last, gain, cost)
-        state = int(cost.argmin())
-        if not cost[state] <= bound + gap:
+        state, count, paid = self._completed(last, gain, cost)
+        if not paid <= bound + gap:
             return None, True
         chosen = np.zeros(groups + len(fewest))
         if last is not None:
-            chosen[groups + last] = counts[state]
+            chosen[groups + last] = count
         for item, parents, values in reversed(trail):
             chosen[item], state = values[state], parents[state]
         return chosen, True
 
-    def _completed(self, column: int | None, gain: Floats, cost: Floats) -> tuple[Floats, Floats]:
-        """(s,) counts of one integer column with which continuous columns complete states, and what that costs."""
+    def _completed(self, column: int | None, gain: Floats, cost: Floats) -> tuple[int, float, float]:
+        """The state (s,) that is cheapest once continuous columns and one integer column complete it, the count of the
+        latter, and what that costs."""
         slack, counts = self.items.slack, np.zeros((1, len(gain)))
         if column is not None:
             step, unit, most = self.items.step[column], self.items.unit[column], self.items.most[0, column]
@@ -145,14 +145,15 @@ class _Lists:
             below = np.floor(both.gains(self.enough - gain)[:, 0] / step)
             counts = np.clip(below + np.array([[-1.0], [0.0], [1.0]]), 0.0, most)
             gain, cost = gain + counts * step, cost + (unit * counts) ** slack.power
-        rest = missing(np.atleast_2d(gain), self.enough, self.goal, slack.total)
-        cost = cost + slack.cost(rest.reshape(1, -1)).reshape(rest.shape)
-        best = cost.argmin(axis=0)[None]
-        return np.take_along_axis(counts, best, axis=0)[0], np.take_along_axis(cost, best, axis=0)[0]
+        rest = missing(gain.reshape(1, -1), self.enough, self.goal, slack.total)
+        paid = cost.ravel() + slack.cost(rest)[0]
+        best = int(paid.argmin())
+        return best % counts.shape[1], float(counts.flat[best]), float(paid[best])
 
 
 def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
     """The states that gain more than all that cost no more, in the order of their costs."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
-    return order[np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)]
+    more = np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)
+    return np.asarray(order[more])

@@ -65,8 +65,8 @@ class Moves:
             for column in columns.tolist():
                 keep.append(1.0 - eye[columns.tolist()].sum(dim=0))
                 add.append(eye[column])
-        sides = (torch.stack(side).to(device) if side else eye[:0].to(device) for side in (keep, add))
-        return cls(*sides, torch.from_numpy(constraints.grid).to(device), member.to(device))
+        kept, added = (torch.stack(side).to(device) if side else eye[:0].to(device) for side in (keep, add))
+        return cls(kept, added, torch.from_numpy(constraints.grid).to(device), member.to(device))
 
     def made(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """(n, m, d) rows after each move, and (n, m) bool, whether the move changes them and stays in the box."""

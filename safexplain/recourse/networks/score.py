@@ -94,13 +94,15 @@ class NetworkScore:
         n, wanted = len(rows), self._favourable
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         if shape in ((n,), (n, 1)) and wanted in (0, 1):
-            return out.reshape(n) if wanted else -out.reshape(n)
+            logit: Tensor = out.reshape(n)
+            return logit if wanted else -logit
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != n or wanted >= out.shape[1]:
             raise InputError(
                 f"model: expected logits of shape ({n},), ({n}, 1) or ({n}, k) for {n} rows, with a column for class"
                 f" {wanted}, got {shape}"
             )
-        return out[:, wanted] - out[:, torch.arange(out.shape[1]) != wanted].amax(dim=1)
+        lead: Tensor = out[:, wanted] - out[:, torch.arange(out.shape[1]) != wanted].amax(dim=1)
+        return lead
 
 
 def scores_of(

@@ -146,7 +146,7 @@ class Change:
         prices = self.query.cost.parts(delta).sum(axis=1) * (COST / self.radius)
         self._variable[group] = [self.program.binary(price) for price in prices.tolist()]
         self.program.row(self._variable[group], np.ones(len(group)), 1.0, 1.0)
-        self.program.row(self._variable[group], ~open_, 0.0, 0.0)
+        self.program.row(self._variable[group][~open_], np.ones((~open_).sum()), 0.0, 0.0)
 
     def _limit_changes(self, most: int) -> None:
         """Let at most so many features change, a one-hot group as one."""

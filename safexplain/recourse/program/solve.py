@@ -106,10 +106,10 @@ class _Search:
 
     def __post_init__(self) -> None:
         w, query = self.w, self.query
-        size = np.abs(query.x) @ np.abs(w) + abs(self.bias) + abs(self.target)
+        size = float(np.abs(query.x) @ np.abs(w)) + abs(self.bias) + abs(self.target)
         size += sum(float(np.abs(w[group]).max()) for group, _ in query.groups)
         self.need = self.target - self.bias - float(w @ query.x)
-        self.slack = 8 * (len(w) + 8) * float(np.finfo(np.float64).eps) * float(size)
+        self.slack = 8 * (len(w) + 8) * float(np.finfo(np.float64).eps) * size
         """Bound on the rounding error of a score near the target."""
         unit = np.where(w > 0, *query.cost.units(len(w)))
         with np.errstate(over="ignore", divide="ignore"):
