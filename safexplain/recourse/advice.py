@@ -110,7 +110,9 @@ def linear_advice(
         valid=valid,
         further=change * weights > 0,
     )
-    ranges = constraints if table is None else table.constraints()
+    ranges = constraints
+    if table is not None:  # whatever can be a reason, whether or not it may change
+        ranges = table.constraints(Constraints(table.features, reachable=table.categories))
     if ranges is not None:  # nobody goes below the least value that there is
         room = np.where(change > 0, advice.rounded < ranges.high, advice.rounded > ranges.low)
         advice = replace(advice, further=advice.further & room)

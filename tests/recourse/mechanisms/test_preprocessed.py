@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 from dataclasses import replace
 
@@ -458,3 +459,46 @@ def test_accuracy_without_privacy_is_not_lost_by_the_scaling():
     assert scaled.score(PEOPLE.transform(frame), y) == pytest.approx(
         plain.score((table - table.mean(0)) / (table.std(0) + 1e-9), y), abs=0.003
     )
+
+
+# Categories that a person may change to
+
+
+def asked(**rules):
+    frame, y = population(600)
+    rules = Constraints(PEOPLE.features, immutable=("income", "debt"), **rules)
+    model = DPModelRecourse(epsilon=50.0, classes=CLASSES, preprocessing=PEOPLE, constraints=rules, random_state=0)
+    frame = frame[frame["job"].notna()]
+    return frame, model.fit(frame, y.loc[frame.index]).explain(frame, infeasible="mark")
+
+
+def test_nobody_is_told_to_become_what_the_lender_does_not_call_reachable():
+    for labels in (["manager"], ["manager", "clerk"]):
+        frame, answer = asked(reachable={"job": labels})
+        changed = np.asarray(answer.frame["job"] != frame["job"])
+        assert changed.any()
+        assert set(answer.frame["job"][changed]) <= set(labels)
+
+
+def test_without_a_word_no_category_changes():
+    frame, answer = asked()
+    assert (answer.frame["job"] == frame["job"]).all()
+
+
+@pytest.mark.parametrize(
+    ("reachable", "message"),
+    [
+        ({"job": ["king"]}, "job has no label 'king'; expected some of"),
+        ({"income": [1]}, "'income' is no category of the preprocessing"),
+        ({"job": "manager"}, 'expected labels by feature, as {"home"'),
+        (7, "expected labels by feature"),
+    ],
+)
+def test_what_cannot_be_reached_is_told(reachable, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        asked(reachable=reachable)
+
+
+def test_labels_need_a_preprocessing():
+    with pytest.raises(ConfigurationError, match="give preprocessing=Preprocessing"):
+        DPModelRecourse(constraints=Constraints(("job",), reachable={"job": ["manager"]}))
