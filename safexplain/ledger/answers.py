@@ -135,7 +135,8 @@ class Batch:
         """In the order of the questions; a charge stands where its question is asked first."""
         texts = {**(made or {}), **{q: stored.text for q, stored in found.items()}}
         charged = {c.question: c for c in charges}
-        paid = {q: stored.paid for q, stored in found.items()} | {q: c.id for q, c in charged.items()}
+        paid = {q: stored.paid for q, stored in found.items() if stored.paid is not None}
+        paid |= {q: charge.id for q, charge in charged.items() if q is not None}
         return tuple(Answer(json.loads(texts[q]), charged.pop(q, None), paid[q]) for q in self.questions)
 
 

@@ -120,10 +120,10 @@ def linear_advice(
     if table is None or ranges is None or not len(lost):
         return advice
     if constraints is not None:
-        single = {k for k in range(len(free)) if all(k not in group for group in constraints.groups)}
+        numbers = {part.name for part in table.parts if part.kind != "category"}
         rising, falling = (
-            tuple(f for f in named if (constraints.features.index(f) if isinstance(f, str) else f) in single)
-            for named in (constraints.increasing, constraints.decreasing)
+            tuple(name for name in listed if name in numbers)
+            for listed in (constraints.increasing, constraints.decreasing)
         )
         ranges = replace(ranges, increasing=rising, decreasing=falling)
     unlimited, share = rows.copy(), advice.share.copy()

@@ -83,6 +83,7 @@ class Plausibility:
             raise ConfigurationError(f'method: expected "lof" or "knn", got {self.method!r}')
         neighbours = whole_number("neighbours", self.neighbours, 1)
         people = self.preprocessing
+        names: tuple[str, ...] | None
         if people is not None:
             rows, names = people.table(self.public, clip=True), people.columns
         else:
