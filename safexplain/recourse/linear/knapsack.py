@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from safexplain.recourse.constraints import Mask
 from safexplain.recourse.found import Floats
-from safexplain.recourse.linear.lagrangian import Ints, Items, bracket
+from safexplain.recourse.linear.lagrangian import Ints, Items, multiplier
 from safexplain.recourse.linear.water_filling import WaterFilling
 
 STATES, TRIED = 50_000, 2_000_000
@@ -45,7 +45,7 @@ def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints
         the goal. Nothing changes where none does, and where that is open.
     """
     total = items.total
-    level = bracket(items, np.minimum(goal, (1 - 1e-12) * total))[1]
+    level = multiplier(items, np.minimum(goal, (1 - 1e-12) * total))
     bound = items.least(level).sum(axis=1) + level * goal
     values, proven = np.zeros((len(goal), len(items.gain) + len(items.step))), np.ones(len(goal), dtype=bool)
     for group, cost in enumerate(items.cost):

@@ -110,36 +110,17 @@ class Items:
         return total
 
 
-def bracket(items: Items, goal: Floats) -> tuple[Floats, Floats]:
-    """Multipliers just below and just above the one where the relaxed gain passes the goal, each (n,).
+def multiplier(items: Items, goal: Floats) -> Floats:
+    """(n,) the multiplier, to 1e-11 of it, where the relaxed gain reaches the goal; by bisection of its logarithm.
 
     Args:
         items: what can be chosen.
         goal: (n,) positive, a little below `items.total` at most.
     """
-    low = 0.5 * _first_moves(items, goal)
-    high = 8 * low
-    for _ in range(200):
-        short = items.relaxed_gain(high) < goal
-        if not short.any():
-            break
-        low, high = np.where(short, high, low), np.where(short, 8 * high, high)
-    for _ in range(36):
+    low, high = np.full_like(goal, -1000.0), np.full_like(goal, 1000.0)
+    for _ in range(48):
         middle = (low + high) / 2
-        short = items.relaxed_gain(middle) < goal
+        short = items.relaxed_gain(np.exp2(middle)) < goal
         low, high = np.where(short, middle, low), np.where(short, high, middle)
-    return low, high
-
-
-def _first_moves(items: Items, goal: Floats) -> Floats:
-    """(n,) multiplier below which no item moves and the continuous columns stay short of the goal."""
-    slack = items.slack
-    least = [np.full_like(goal, (items.step_cost(np.ones_like(items.step)) / items.step).min(initial=np.inf))]
-    if slack.power == 1:
-        least.append(np.full_like(goal, slack.rate.min(initial=np.inf)))
-    elif len(slack.rate):
-        least.append(2 * goal / (1.0 / slack.rate).sum())
-    for gain, cost in zip(items.gain, items.cost, strict=True):
-        least.append(np.where((gain > 0) & np.isfinite(cost), cost / gain, np.inf).min(axis=1))
-    first: Floats = np.minimum.reduce(least)
-    return np.where(np.isfinite(first) & (first > 0), first, 1.0)
+    level: Floats = np.exp2(high)
+    return level

@@ -164,35 +164,36 @@ class _Search:
 
     def answers(self, x: Floats, frozen: Mask) -> tuple[Floats, Mask]:
         """Rows (n, d), and (n,) bool, whether they are answers; the query itself where none was found."""
-        best, distance = x.copy(), np.full(len(x), np.inf)
+        best, distance, every = x.copy(), np.full(len(x), np.inf), np.arange(len(x))
+        most = x.shape[1] if self.rules.most_changes is None else self.rules.most_changes
 
-        def searched(at: NDArray[np.intp], held: Mask) -> tuple[Floats, Mask]:
-            """Take what is better for the queries `at` (k,); rows (k, d), and whether they change too many features."""
+        def take(at: NDArray[np.intp], held: Mask) -> tuple[Floats, Mask]:
+            """Keep what is better for the queries `at` (k,); rows (k, d), and whether they change too many features."""
             for row in self._searched(x[at], held):
                 reached, far = self._values(row) >= self.task.target, self.cost.distance(row - x[at])
                 better = reached & self.rules.satisfied(x[at], row, frozen[at]) & (far < distance[at])
                 best[at[better]], distance[at[better]] = row[better], far[better]
             return row, self.rules.changes(x[at], row) > most
 
-        every, most = np.arange(len(x)), x.shape[1] if self.rules.most_changes is None else self.rules.most_changes
-        row, many = searched(every, frozen)
+        row, many = take(every, frozen)
         left, row, held = every[many], row[many], frozen[many]
         if len(left):
-            searched(left, held | self._all_but(self._alone(x[left], held), np.full(len(left), most)))
+            take(left, held | self._all_but(self._alone(x[left], held), np.full(len(left), most)))
         while len(left):
             half = np.maximum(self.rules.changes(x[left], row) // 2, most)
             held = held | self._all_but(self._needed(x[left], row), half)
-            row, many = searched(left, held)
+            row, many = take(left, held)
             left, row, held = left[many], row[many], held[many]
         return best, np.isfinite(distance)
 
     def _searched(self, x: Floats, frozen: Mask) -> list[Floats]:
         """Rows (n, d) within the limits of queries, and where these break a rule, rows within limits that cannot."""
         rules, (lower, upper) = self.rules, self.rules.bounds(x, frozen)
-        found = [self._within(x, frozen, lower, upper)]
-        row = found[0]
-        broken = np.flatnonzero(~(rules.obeyed(x, row) & (self._values(row) >= self.task.target)))
-        for follow in (True, False) if rules.rules and len(broken) else ():
+        row = self._within(x, frozen, lower, upper)
+        found, broken = [row], np.empty(0, dtype=np.intp)
+        if rules.rules:  # a repair may have taken the score below the target
+            broken = np.flatnonzero(~(rules.obeyed(x, row) & (self._values(row) >= self.task.target)))
+        for follow in (True, False) if len(broken) else ():
             low, high, again = lower[broken], upper[broken], row.copy()
             for when, then in rules.linked:
                 rises = follow & (row[broken, when] > x[broken, when])

@@ -111,16 +111,17 @@ class _Search:
         self.need = self.target - self.bias - float(w @ query.x)
         self.slack = 8 * (len(w) + 8) * float(np.finfo(np.float64).eps) * size
         """Bound on the rounding error of a score near the target."""
-        unit = np.where(w > 0, *query.cost.units(len(w)))
         with np.errstate(over="ignore", divide="ignore"):
-            self.rate: Floats = np.where(w != 0, unit / np.abs(np.where(w != 0, w, 1.0)), np.inf) ** query.cost.power
+            rate = np.where(w > 0, *query.cost.units(len(w))) / np.abs(w)
+            self.rate: Floats = np.asarray(rate**query.cost.power, dtype=np.float64)
         """(d,) what a gain of one in the score costs each column, to the power."""
 
     def unlimited(self) -> float:
         """What the change would cost, to the power, if every column could change as it liked."""
         if self.query.cost.power == 1:
             return float(self.rate.min()) * self.need
-        return self.need**2 / float((1 / self.rate).sum())
+        with np.errstate(divide="ignore"):
+            return self.need**2 / float((1 / self.rate).sum())
 
     def within(self, query: Query, radius: float) -> Answer:
         """The cheapest row of a query with finite limits."""
