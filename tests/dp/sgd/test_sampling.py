@@ -18,7 +18,7 @@ from safexplain._secure_random.generators import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping, DPFineTuner
 from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, box_muller, gaussian, source_of, uniform
+from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, share_of, source_of, uniform
 from safexplain.errors import ConfigurationError, InputError
 
 
@@ -63,19 +63,10 @@ def test_samplers_are_secret_by_default():
 
 
 def test_processes_share_one_batch():
-    shares = [
-        list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5), rank=r, processes=2)) for r in range(2)
-    ]
-    whole = list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5)))
-    assert [sorted(a + b) for a, b in zip(*shares, strict=True)] == whole
-    assert any(not batch for batch in shares[0])
-    assert {record % 2 for batch in shares[1] for record in batch} == {1}, "a record is always the same process's"
-    assert len(whole) == len(shares[0]) == 50
-
-
-def test_a_second_epoch_draws_other_batches():
-    sampler = PoissonBatchSampler(50, 0.5, sampler=PoissonSampler.from_seed(6))
-    assert list(sampler) != list(sampler)
+    whole = PoissonSampler.from_seed(5).batch(0, 50, 0.1)
+    shares = [share_of(whole, rank, 2).tolist() for rank in range(2)]
+    assert sorted(shares[0] + shares[1]) == whole.tolist()
+    assert {record % 2 for record in shares[1]} == {1}, "a record is always the same process's"
 
 
 def test_records_come_from_tensors_arrays_and_data_sets_alike():
