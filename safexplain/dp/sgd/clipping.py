@@ -101,6 +101,18 @@ class AutoSClipping(_OneBound):
         return _where_finite(norms, self.max_grad_norm / (norms + self.gamma))
 
 
+@dataclass(frozen=True)
+class NoClipping:
+    """Every gradient as it is, for training without a guarantee, to compare with."""
+
+    per_layer: ClassVar[bool] = False
+    bound: ClassVar[float] = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Ones, 0 where the norm is not finite."""
+        return _where_finite(norms, norms.new_ones(norms.shape))
+
+
 def check_clipping(clipping: object) -> None:
     """Raise ConfigurationTypeError unless it is a clipping rule."""
     if not hasattr(clipping, "factors"):
