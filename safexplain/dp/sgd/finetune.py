@@ -87,8 +87,6 @@ class DPFineTuner:
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
         piece: most examples in memory at a time, whatever the batch.
-        largest_batch: cut larger Poisson batches down to so many records (persons), for a fixed amount of work in a
-            step; the noise pays for it. Memory needs no such limit: see `piece`.
         groups: whose each record is, one whole number or text a record: the guarantee is then about persons with all
             of their rows. Batches are of persons, `batch_size` and `delta` are meant for persons, the gradients of a
             person's rows are averaged and clipped once, and the sample rate is over the number of persons.
@@ -126,7 +124,6 @@ class DPFineTuner:
         loss: Loss = cross_entropy,
         mode: Mode | None = None,
         piece: int = 64,
-        largest_batch: int | None = None,
         groups: Any = None,
         rows_per_group: int | None = None,
         device: str | torch.device | None = None,
@@ -150,9 +147,7 @@ class DPFineTuner:
         elif rows_per_group is not None:
             raise ConfigurationError("rows_per_group goes with groups=, the person of each record")
         units = self.records if self.persons is None else self.persons
-        self.plan = plan_training(
-            budget, len(units), batch_size, epochs=epochs, steps=steps, largest_batch=largest_batch
-        )
+        self.plan = plan_training(budget, len(units), batch_size, epochs=epochs, steps=steps)
         of_rows = self.persons is not None or getattr(clipping, "per_layer", False)
         mode = mode or ("hooks" if of_rows else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
@@ -266,11 +261,10 @@ class DPFineTuner:
                 raise ConfigurationError("epsilons go with compare=, the records on which accuracies are computed")
             return []
         check_comparable(self.prepared(), records)
-        batches, taken = (plan.records, plan.expected_batch_size), plan.steps
         for epsilon in wanted:
             budget = replace(plan.budget, epsilon=epsilon, noise_multiplier=None)
             others.append(self._like())
-            others[-1].plan = plan_training(budget, *batches, steps=taken, largest_batch=plan.largest_batch)
+            others[-1].plan = plan_training(budget, plan.records, plan.expected_batch_size, steps=plan.steps)
         without = self._like()
         without.plan, without.config = replace(plan, noise_multiplier=0.0), replace(self.config, clipping=NoClipping())
         return [*others, without]
@@ -334,7 +328,7 @@ class DPFineTuner:
         if has_closed_form(model, records, self.config):
             cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
             given = cast(InMemory, records)
-            if self.persons is None and self.plan.largest_batch is None:
+            if self.persons is None:
                 train_head(model, given, self.plan, self.config, cache=cache, known=known, progress=progress)
                 return 0
             problem = head_problem(model, given, self.plan, self.config, cache=cache, known=known)

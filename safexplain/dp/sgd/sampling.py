@@ -53,18 +53,11 @@ class PoissonSampler:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_seed, (self.seed,)
 
-    def batch(self, step: int, records: int, sample_rate: float, largest: int | None = None) -> NDArray[np.int64]:
-        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`.
-
-        Of a batch of more than `largest` records so many are kept, a uniformly random choice.
-        """
+    def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
+        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
         if sample_rate >= 1:
-            drawn = np.arange(records)
-        else:
-            drawn = np.flatnonzero(self.stream(step).random(records) < sample_rate)
-        if largest is None or len(drawn) <= largest:
-            return drawn
-        return np.sort(self.stream(step, 2).choice(drawn, largest, replace=False))
+            return np.arange(records)
+        return np.flatnonzero(self.stream(step).random(records) < sample_rate)
 
     def stream(self, step: int, number: int = 0) -> Randomness:
         """Random numbers of one step; streams of other steps or numbers have none in common."""

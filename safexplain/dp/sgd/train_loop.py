@@ -78,7 +78,7 @@ def train_network(
 
         @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
         def batch(t: int) -> list[Piece]:
-            whole = sampler.batch(t, plan.records, plan.sample_rate, plan.largest_batch)
+            whole = sampler.batch(t, plan.records, plan.sample_rate)
             drawn = share_of(whole, rank, processes).tolist()
             if persons is not None:
                 return persons.pieces(drawn, config.piece, sampler.stream(t, 1))

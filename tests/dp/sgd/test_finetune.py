@@ -446,3 +446,19 @@ def test_a_tuner_says_what_it_will_train():
         "DPFineTuner(Sequential, all: 8 of 8 parameters; 40 records, 5 steps of 10; noise multiplier "
     )
     assert repr(tuner).endswith("epsilon 8 at delta 0.001, substitute)")
+
+
+def test_who_runs_out_of_memory_is_told_what_helps():
+    class TooLarge(nn.Linear):
+        fails = False
+
+        def forward(self, x):
+            if self.fails and len(x) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    model = nn.Sequential(TooLarge(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    TooLarge.fails = True
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        tuner(model).fit()
+    assert "lower piece, now 64" in caught.value.__notes__[0]
