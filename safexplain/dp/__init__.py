@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
 from safexplain._privacy_loss.selection import RepeatAndSelect
-from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
+from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ __all__ = [
     "composed",
     "epsilons",
     "noise_multiplier",
-    "plot_epsilons",
     "prepare",
     "statement_from",
     "steps_within",
