@@ -1,8 +1,8 @@
 """What a training spends, and what a budget buys.
 
 `epsilons` and its relatives live in `safexplain._privacy_loss`, which has the proofs and the tables (certificates need
-them too, without torch), and are to be had here. From a budget back to noise and steps: `calibration`. What was spent is
-stated by `safexplain.verdict.privacy_statement.PrivacyStatement`.
+them too, without torch), and are to be had here. `calibration` goes from a budget back to noise and steps. What was
+spent is stated by `safexplain.verdict.privacy_statement.PrivacyStatement`.
 """
 
 from __future__ import annotations

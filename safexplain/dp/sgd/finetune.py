@@ -157,16 +157,6 @@ class DPFineTuner:
         self._start = model
 
     def __repr__(self) -> str:
-        p, b = self.plan, self.plan.budget
-        who = "records" if self.persons is None else "persons"
-        spends = "no limit on epsilon" if b.epsilon is None else f"epsilon {b.epsilon:g} at delta {b.delta:g}"
-        return (
-            f"DPFineTuner({type(self._start).__name__}, {self._trained()}; {p.records:,} {who}, {p.steps:,} steps of"
-            f" {p.expected_batch_size:g}; noise multiplier {p.noise_multiplier:.4g}, {self.config.clipping!r};"
-            f" {spends}, {b.adjacency})"
-        )
-
-    def __str__(self) -> str:
         title = f"{type(self._start).__name__}, to be trained with differential privacy"
         return _described(title, self.statement.rows())
 
