@@ -144,10 +144,10 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
 
 def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
     printed = run("dp_fine_tune", tmp_path)
-    before, after = (int(part) for part in re.findall(r"(\d+)%", printed))
-    assert before < 25
-    assert after > 80
-    assert "8.000 (one record substituted)" in printed
+    private, without = (float(part) for part in re.findall(r"(0\.\d+) ±", printed))
+    assert 0.8 < private < without
+    assert printed.count("Epsilon, one record substituted       8.000") == 2
+    assert f"{without:.3f}" not in (tmp_path / "MODEL_CARD.md").read_text()
     assert "several records of one person" in (tmp_path / "MODEL_CARD.md").read_text()
 
 

@@ -123,6 +123,25 @@ def test_batches_in_pieces_are_batches(inside):
     assert stated.phases == (Steps(1.5, 0.2, 10),)
 
 
+@pytest.mark.parametrize("mode", ["ghost", "functorch"])
+def test_every_way_of_computing_gradients_is_stated(mode):
+    engine, model, optimizer, *criterion, loader = private(grad_sample_mode=mode)
+    for x, y in loader:
+        optimizer.zero_grad()
+        (criterion[0] if criterion else functional.cross_entropy)(model(x), y).backward()
+        optimizer.step()
+    assert statement_from(engine, model, optimizer, loader, delta=1e-5).phases == (Steps(1.5, 0.2, 5),)
+
+
+def test_a_model_that_opacus_did_not_wrap_is_given_as_it_is():
+    model = network()
+    engine, hooks, optimizer, loader = private(model=model, wrap_model=False)
+    train(model, optimizer, loader, 1)
+    statement_from(engine, model, optimizer, loader, delta=1e-5).check_model(model)
+    with pytest.raises(InputError, match="model: expected a Module, got GradSampleHooks"):
+        statement_from(engine, hooks, optimizer, loader, delta=1e-5)
+
+
 def test_full_batches_are_said_and_cost_no_sampling():
     engine, model, optimizer, loader = private(batch_size=50)
     train(model, optimizer, loader)
