@@ -17,11 +17,6 @@ from torch import nn
 from safexplain.dp import DPFineTuner, PrivacyStatement
 
 
-def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    with torch.no_grad():
-        return float((model(x).argmax(1) == y).float().mean())
-
-
 def main() -> None:
     digits = load_digits()
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
@@ -41,11 +36,10 @@ def main() -> None:
         lr=0.01,
         pretrained=False,
     )
-    print(f"planned: {tuner.plan.steps} steps, noise multiplier {tuner.plan.noise_multiplier:.2f}")
-    trained = tuner.fit()
-    print(f"accuracy on new digits: {accuracy(network, x[~inside], y[~inside]):.0%} before, ", end="")
-    print(f"{accuracy(trained.model, x[~inside], y[~inside]):.0%} after")
-    print(trained.statement)
+    print(tuner)
+    trained = tuner.fit(compare=(x[~inside], y[~inside]))
+    print(trained)
+    print(trained.comparison)  # what privacy costs: for your eyes, not for the model card
 
     trained.statement.save("privacy.json")
     Path("MODEL_CARD.md").write_text(f"# Digits\n\n{trained.statement.to_markdown()}")

@@ -81,7 +81,7 @@ NAMES = {
         "composed",
         "DPFineTuner",
         "DPLogisticRegression",
-        "make_private",
+        "statement_from",
     ],
     "safexplain.verdict.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
     "safexplain.serve": ["Service", "router", "app", "Limits"],

@@ -56,7 +56,7 @@ PROTECTS: dict[Adjacency, str] = {
 SHUFFLED = (
     "shuffled batches are not accounted: passing over a shuffled data set is not Poisson sampling, and the epsilon of"
     " Poisson sampling can be far too small for it (Chua et al. 2024, arXiv 2403.17673). Draw Poisson batches"
-    ' (DPFineTuner and make_private do), or account each epoch as one step with sampling="full-batch", which holds for'
+    ' (DPFineTuner and Opacus do), or account each epoch as one step with sampling="full-batch", which holds for'
     " any order in which each record is in one batch an epoch"
 )
 

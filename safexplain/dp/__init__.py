@@ -1,9 +1,10 @@
 """Differential privacy: accounting under every adjacency, training that keeps a budget, and what each covers.
 
 A budget (epsilon, delta, adjacency) goes through `accounting` to noise and a number of steps. `models` makes a network
-fit for gradients of single examples; `sgd` trains it (`DPFineTuner`, or `make_private` for a loop of one's own), and
-`heads` does so in closed form where a linear head alone trains. `linear` is logistic regression without a network.
-Each gives a model and a `PrivacyStatement`, whose epsilons are computed from its parameters, never stored.
+fit for gradients of single examples; `sgd` trains it (`DPFineTuner`), and `heads` does so in closed form where a linear
+head alone trains. `linear` is logistic regression without a network. Each gives a model and a `PrivacyStatement`, whose
+epsilons are computed from its parameters, never stored. Loops of one's own train with Opacus; `statement_from` reads
+their statement from its `PrivacyEngine`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
 from safexplain._privacy_loss.selection import RepeatAndSelect
-from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
+from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -21,23 +22,21 @@ if TYPE_CHECKING:
     from safexplain.dp.models.prepare import prepare
     from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
     from safexplain.dp.sgd.finetune import DPFineTuner
-    from safexplain.dp.sgd.make_private import BudgetSpent, make_private
+    from safexplain.dp.sgd.opacus_engine import statement_from
 
 _LATER = {
     "AutoSClipping": "sgd.clipping",
-    "BudgetSpent": "sgd.make_private",
     "DPFineTuner": "sgd.finetune",
     "DPLogisticRegression": "linear.classifier",
     "FlatClipping": "sgd.clipping",
     "PerLayerClipping": "sgd.clipping",
-    "make_private": "sgd.make_private",
     "prepare": "models.prepare",
+    "statement_from": "sgd.opacus_engine",
 }
 """Names that are imported when they are asked for: accounting alone needs neither torch nor Opacus."""
 
 __all__ = [
     "AutoSClipping",
-    "BudgetSpent",
     "DPFineTuner",
     "DPLogisticRegression",
     "Epsilons",
@@ -48,10 +47,9 @@ __all__ = [
     "Steps",
     "composed",
     "epsilons",
-    "make_private",
     "noise_multiplier",
-    "plot_epsilons",
     "prepare",
+    "statement_from",
     "steps_within",
 ]
 

@@ -40,9 +40,15 @@ COUNTED = (
     " means that a real record or an empty one stood in its place"
 )
 OWN_LOOP = (
-    "the loop of the training was its owner's: the loss was the mean of what each record alone gives, and all steps"
-    " that shaped the weights are counted here; weights of an earlier training that came in without its count are not"
+    "the loop of the training was its owner's, and only its accountant's history is known: batches were those of the"
+    " accounted loader, each record's gradient was clipped before noise was added, and the loss was the mean of what"
+    " each record alone gives",
+    "no layer mixed the records of a batch, and nothing else that shaped the weights or their choice was computed from"
+    " the records: no statistics of data, starting weights, learning rates, checkpoints or further passes",
+    "all steps that shaped the weights are counted here; weights of an earlier training that came in without its count"
+    " are not",
 )
+"""What only the loop itself shows: `safexplain.audit.canaries.WhiteBox` watches one, `safexplain canaries` runs it."""
 SELECTED = (
     "the number of trainings was drawn at random before any of them, whatever the data; it stays secret, and all were"
     " run, each with new randomness and with options drawn from a public list independently of the others",
@@ -117,7 +123,7 @@ class PrivacyStatement:
         unit: what neighbouring data sets differ in: one "record", or one "person" with all of their rows. A batch is
             then one of persons, and `clipping` bounds what all rows of a person give together.
         rows_per_person: most rows of a person that were trained on; with unit "person" only.
-        own_loop: whether the loop was the user's own, of which only so much can be checked.
+        own_loop: whether the loop was the user's own, of which only the accountant's history is known.
         selection: of how many trainings such as this the model is the best, drawn how (see `selected`); None: there was
             one training, or their number and choice cost nothing that was counted.
         generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
@@ -287,7 +293,7 @@ class PrivacyStatement:
         lines = (PUBLIC, *sampled, *counted, randomness(self.generator, seeded=self.seeded))
         if self.unit == "person":
             lines = tuple(line.replace("record", "person") for line in lines)
-        return lines + ((OWN_LOOP,) if self.own_loop else ()) + (SELECTED if self.selection else ())
+        return lines + (OWN_LOOP if self.own_loop else ()) + (SELECTED if self.selection else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""

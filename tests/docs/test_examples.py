@@ -144,10 +144,10 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
 
 def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
     printed = run("dp_fine_tune", tmp_path)
-    before, after = (int(part) for part in re.findall(r"(\d+)%", printed))
-    assert before < 25
-    assert after > 80
-    assert "8.000 (one record substituted)" in printed
+    private, without = (float(part) for part in re.findall(r"(0\.\d+) ±", printed))
+    assert 0.8 < private < without
+    assert printed.count("Epsilon, one record substituted       8.000") == 2
+    assert f"{without:.3f}" not in (tmp_path / "MODEL_CARD.md").read_text()
     assert "several records of one person" in (tmp_path / "MODEL_CARD.md").read_text()
 
 
@@ -166,11 +166,12 @@ def test_a_private_model_gets_its_verdict_from_the_command_line(
     assert "as stated: epsilon" in capfd.readouterr().out
 
 
-def test_a_loop_of_ones_own_stops_at_its_budget(tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_path: Path) -> None:
     printed = run("dp_own_loop", tmp_path)
-    assert "epoch 20: epsilon 4.195 (one record added or removed), 8.000" in printed
+    assert "epsilon 4.197 (one record added or removed), 8.000 (one record substituted)" in printed
     assert int(printed.split("accuracy: ")[1].split("%")[0]) > 80
-    assert "refused: all 180 steps" in printed
+    assert "only its accountant's history is known" in printed
+    assert "As claimed: all 10 checks" in printed
 
 
 def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:

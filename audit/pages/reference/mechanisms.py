@@ -153,10 +153,9 @@ DP: Mapping[str, Guaranteed] = {
     "DPFineTuner": Guaranteed(
         "Fine-tunes a network by DP-SGD: gradients of single examples are clipped, added up and noised.",
         "Accuracy, above all on few examples; time and memory for gradients of single examples.", DP_SGD),
-    "make_private": Guaranteed(
-        "Makes a training loop of your own private: model, optimizer and loader come back as private ones.",
-        "As DPFineTuner. What the loop does beside the optimizer's steps is watched, and refused where it would break"
-        " the guarantee.", DP_SGD),
+    "statement_from": Guaranteed(
+        "States what a training loop of your own guarantees that Opacus made private, under both adjacencies.",
+        "As DPFineTuner. Of the loop only the accountant's history is known; the white box checks the rest.", DP_SGD),
     "DPLogisticRegression": Guaranteed(
         "Logistic regression by noisy gradient descent, as a scikit-learn classifier.",
         "Accuracy, above all on few records and many features.", "Bassily, Smith, Thakurta, arXiv 1405.7085",

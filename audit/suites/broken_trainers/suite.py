@@ -1,8 +1,8 @@
 """Broken DP trainers: which are refuted, by the white box and by a thousand runs of canaries? Is a right one refuted?
 
 The trainers are loops as people write them, one call a training, of 24 records: DP-SGD by hand (`by_hand`), loops with
-Opacus' `PrivacyEngine` and `safexplain.dp.make_private`, and `DPFineTuner` (`with_engines`). Each broken one differs
-from a right one in the lines that its class shows. What is claimed is what its authors believe: the noise multiplier,
+Opacus' `PrivacyEngine`, and `DPFineTuner` (`with_engines`). Each broken one differs from a right one in the lines that
+its class shows. What is claimed is what its authors believe: the noise multiplier,
 sample rate and steps that they told the accountant.
 
 Each is audited by `WhiteBox`, and by `audit_within`, as `safexplain canaries --scenario all` does it, of about 1,000
@@ -140,7 +140,7 @@ BROKEN = (
 RIGHT = tuple(map(Case, (
     "by_hand:Loop", "by_hand:AutoS", "by_hand:PoissonMomentum", "by_hand:Adam", "by_hand:PublicStandardisation",
     "by_hand:AveragedViews", "by_hand:Dropout", "by_hand:FrozenBatchNorm", "by_hand:LowRank", "by_hand:Functional",
-    "with_engines:FineTunedHead", "with_engines:Opacus", "with_engines:MakePrivate",
+    "with_engines:FineTunedHead", "with_engines:Opacus",
 )))  # fmt: skip
 """Trainers without one."""
 

@@ -1,4 +1,4 @@
-"""Loops around Opacus' `PrivacyEngine`, `safexplain.dp.make_private` and `DPFineTuner`: right ones, and misuse of them.
+"""Loops around Opacus' `PrivacyEngine` and `DPFineTuner`: right ones, and misuse of them.
 
 Their clipping and noise are right; what is wrong is done before, after or beside them.
 """
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain._progress import silent
-from safexplain.dp import DPFineTuner, FlatClipping, make_private
+from safexplain.dp import DPFineTuner
 
 from .by_hand import CLASSES, FEATURES, fetched, mlp, to_norm
 
@@ -89,22 +89,6 @@ class Opacus:
 
     def released(self, dataset: Any) -> nn.Module:
         return self.model
-
-
-class MakePrivate(Opacus):
-    """`make_private`, flat clipping, SGD in Poisson batches."""
-
-    def private(self, loader: DataLoader[Any], **options: Any) -> tuple[Any, Any, Any]:
-        optimizer = torch.optim.SGD(self.trained(), lr=self.lr)
-        made = make_private(
-            self.model, optimizer, loader, epsilon=None, delta=1e-5, epochs=self.epochs, pretrained=False,
-            noise_multiplier=self.sigma, clipping=FlatClipping(1.0),
-        )  # fmt: skip
-        return made.model, made.optimizer, made.loader
-
-    def backward(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        if len(y):
-            super().backward(model, x, y)
 
 
 class FineTunedHead(Opacus):
@@ -231,10 +215,10 @@ class FourViews(Opacus):
         super().backward(model, views + 0.1 * torch.randn_like(views), y.repeat(4))
 
 
-# ------------------------------------------------------------------------------------------- beside make_private
+# ------------------------------------------------------------------------------------------- beside the private loop
 
 
-class ScaledByLargest(MakePrivate):
+class ScaledByLargest(Opacus):
     """Inputs are divided by the largest norm in the private data, and the model is released with that divisor."""
 
     def prepared(self, dataset: Any) -> Any:
@@ -248,7 +232,7 @@ class ScaledByLargest(MakePrivate):
         return nn.Sequential(scale, self.model)
 
 
-class HeadOfClassMeans(MakePrivate):
+class HeadOfClassMeans(Opacus):
     """The last layer starts at the private means of each class's features."""
 
     def network(self, dataset: Any) -> nn.Module:
@@ -260,7 +244,7 @@ class HeadOfClassMeans(MakePrivate):
         return nn.Sequential(*model)
 
 
-class BestStep(MakePrivate):
+class BestStep(Opacus):
     """Released is the model between the steps that has the least loss on the private data."""
 
     lr = 0.5
@@ -280,7 +264,7 @@ class BestStep(MakePrivate):
         return self.model
 
 
-class BiasFittedAfterwards(MakePrivate):
+class BiasFittedAfterwards(Opacus):
     """After the private training the last bias is fitted to the private data, to calibrate the classes."""
 
     def released(self, dataset: Any) -> nn.Module:

@@ -168,8 +168,6 @@ class Watched:
             add()
             noises = [p.grad - s for p, s in zip(optimizer.params, sums, strict=True)]
             drawn, count = self.fetched.take(), sum(rows)
-            if not self.taken and count and len(drawn) == count + 1:
-                drawn = drawn[1:]  # make_private looks at one record
             rows.clear()
             told = count < len(drawn) or count % max(1, len(drawn)) == 0  # persons of several records; views of one
             for p, released in zip(optimizer.params, self(sums, noises, drawn if told else None), strict=True):

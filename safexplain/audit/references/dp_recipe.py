@@ -56,7 +56,6 @@ class DPTraining:
         noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that would be passed.
         steps: of the optimizer, instead of the recipe's epochs.
         sample_rate: share of the members in a batch, in expectation, instead of the recipe's batch size.
-        largest_batch: what larger Poisson batches are cut down to; None: they are not.
         clip: largest norm C of one example's gradient.
         clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
             or per-layer.
@@ -75,7 +74,6 @@ class DPTraining:
     noise_multiplier: float | None = None
     steps: int | None = None
     sample_rate: float | None = None
-    largest_batch: int | None = None
     clip: float = 1.0
     clipping: ClippingName = "auto-s"
     gamma: float = 0.01
@@ -92,9 +90,8 @@ class DPTraining:
             TrainingBudget(self.epsilon, self.delta, self.adjacency, self.noise_multiplier)
             for name in ("clip", "gamma"):
                 object.__setattr__(self, name, check_number(name, getattr(self, name), above=0.0))
-            for name in ("steps", "largest_batch"):
-                if (value := getattr(self, name)) is not None:
-                    check_whole(name, value, 1)
+            if self.steps is not None:
+                check_whole("steps", self.steps, 1)
             if self.sample_rate is not None and check_number("sample_rate", self.sample_rate, above=0.0) > 1:
                 raise ConfigurationError(f"sample_rate: expected a share of at most 1, got {self.sample_rate!r}")
             if self.clipping not in get_args(ClippingName):
@@ -169,7 +166,6 @@ class DPTraining:
                 epochs=None if self.steps else how.epochs,
                 steps=self.steps,
                 batch_size=how.batch_size if self.sample_rate is None else self.sample_rate * len(y),
-                largest_batch=self.largest_batch,
                 clipping=self.rule,
                 trainable=self.chosen,
                 optimizer=optimizer,
@@ -260,7 +256,7 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
         else f'"{statement.mechanism}"'
         if not phases or not statement.mechanism.startswith(MECHANISM)
         else f"{phases[0].sampling} batches"
-        if phases[0].sampling not in ("poisson", "full-batch", "truncated-poisson")
+        if phases[0].sampling not in ("poisson", "full-batch")
         else f"{statement.unit}s of several rows"
         if statement.unit != "record"
         else ""
@@ -278,8 +274,7 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
             ' name the training in the recipe, function = "module:train", a function train(x, y, generator) that'
             " returns a model trained as the target was"
         )
-    names = ("noise_multiplier", "steps", "sample_rate", "largest_batch")
-    steps = {name: value for name in names if (value := getattr(phases[0], name)) is not None}
+    steps = {name: getattr(phases[0], name) for name in ("noise_multiplier", "steps", "sample_rate")}
     trainable: dict[str, Trained] = {}
     if counted := re.fullmatch(r"(.*): [\d,]+ of [\d,]+ parameters", statement.trained):
         named = counted[1] in ("all", "head", "last-block", "bias")

@@ -121,7 +121,7 @@ def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraini
     """Whether two models differ in what trains alone, which is their heads."""
     from safexplain.dp.models.parameters import select
 
-    if dp.trainable != "head" or dp.largest_batch is not None:
+    if dp.trainable != "head":
         return i == first
     one, other = models[first].state_dict(), models[i].state_dict()
     training = set(select(models[first], "head"))

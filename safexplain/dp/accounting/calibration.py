@@ -1,14 +1,11 @@
-"""The noise that a privacy budget asks for, the steps that it allows, and epsilon against steps as a figure."""
+"""The noise that a privacy budget asks for, and the steps that it allows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 from dp_accounting import get_sigma_gaussian
 from scipy.optimize import brentq
 
@@ -19,23 +16,12 @@ from safexplain._privacy_loss import (
     check_adjacency,
     check_delta,
     epsilon_of,
-    group_privacy_epsilon,
 )
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # imported where it draws: accounting alone needs no matplotlib
-
 SMALLEST_SIGMA, LARGEST_SIGMA = 1e-6, 1e7
 MOST_STEPS = 10_000_000
-
-POINTS = 24
-
-CURVES: tuple[tuple[Adjacency, str, str], ...] = (
-    ("substitute", "one record substituted", "#e8743b"),
-    ("add_remove", "one record added or removed", "#3f8fd2"),
-)
 
 
 def noise_multiplier(
@@ -130,40 +116,6 @@ def steps_within(
         middle = (enough + too_many) // 2
         enough, too_many = (middle, too_many) if within(middle) else (enough, middle)
     return enough
-
-
-def plot_epsilons(
-    noise_multiplier: float,
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    *,
-    sampling: Sampling = "poisson",
-    path: str | Path | None = None,
-) -> Figure:
-    """A figure of what is spent after each step, and of what add/remove accounting would say of a substitution.
-
-    Arguments and errors as for `epsilons`; the ending of `path`, the file to save to, chooses the format.
-    """
-    from matplotlib.figure import Figure
-
-    at = np.unique(np.ceil(steps * np.linspace(0, 1, POINTS)[1:] ** 2).astype(int))  # denser where it is steep
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    for adjacency, label, color in CURVES:
-        spent = [epsilon_of([Steps(noise_multiplier, sample_rate, int(t), sampling)], delta, adjacency) for t in at]
-        axes.plot([0, *at], [0, *spent], color=color, label=label)
-        axes.annotate(f"{spent[-1]:.2f}", (at[-1], spent[-1]), xytext=(4, 0), textcoords="offset points", va="center")
-    bound = [group_privacy_epsilon(noise_multiplier, sample_rate, int(t), delta, sampling=sampling) for t in at]
-    axes.plot([0, *at], [0, *bound], ":", color="#8b8f98", label="substitution by group privacy (looser)")
-    axes.set(xlabel="steps", ylabel=f"epsilon at delta {delta:g}", xlim=(0, steps * 1.09), ylim=(0, None))
-    title = f"noise multiplier {noise_multiplier:g}, sample rate {sample_rate:g}, {sampling} batches"
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
 
 
 def _likely_steps(target: float, sigma: float, q: float, delta: float, adjacency: Adjacency) -> int:

@@ -74,7 +74,13 @@ class HeadProblem:
 
 
 def head_problem(
-    model: nn.Module, records: InMemory, plan: TrainingPlan, config: TrainingConfig, *, cache: Path | None
+    model: nn.Module,
+    records: InMemory,
+    plan: TrainingPlan,
+    config: TrainingConfig,
+    *,
+    cache: Path | None,
+    known: dict[str, Tensor] | None = None,
 ) -> HeadProblem:
     """Compute the features.
 
@@ -84,6 +90,7 @@ def head_problem(
         plan: steps, sample rate and noise.
         config: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
         cache: folder for the features.
+        known: keeps them for another training with this backbone and these records.
 
     Raises:
         InputError: another model, or features that are not finite or depend on other rows.
@@ -104,8 +111,10 @@ def head_problem(
         bias=head.bias is not None,
     )
     bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
-    x = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
-    return HeadProblem(head, x, recipe, Heads(head.weight.detach()[None], bias[None]))
+    known = {} if known is None else known
+    if "x" not in known:
+        known["x"] = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
+    return HeadProblem(head, known["x"], recipe, Heads(head.weight.detach()[None], bias[None]))
 
 
 def train_head(
@@ -116,12 +125,13 @@ def train_head(
     *,
     cache: Path | None,
     progress: Progress,
+    known: dict[str, Tensor] | None = None,
 ) -> None:
     """Train the head in place, from its present weights; arguments and errors as for `head_problem`.
 
     Labels that the head has no output for are an InputError too; `progress` is told how far the head is.
     """
-    problem = head_problem(model, records, plan, config, cache=cache)
+    problem = head_problem(model, records, plan, config, cache=cache, known=known)
     head, device = problem.layer, problem.x.device
 
     def told(stage: str, done: float, total: float, note: str = "") -> None:

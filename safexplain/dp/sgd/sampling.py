@@ -7,7 +7,6 @@ knows every batch: the guarantee is void.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from safexplain._secure_random.generators import KEY_BYTES, KeyedGenerator, Randomness, SecureGenerator, fresh_key
 from safexplain.errors import ConfigurationError
@@ -55,18 +53,11 @@ class PoissonSampler:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_seed, (self.seed,)
 
-    def batch(self, step: int, records: int, sample_rate: float, largest: int | None = None) -> NDArray[np.int64]:
-        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`.
-
-        Of a batch of more than `largest` records so many are kept, a uniformly random choice.
-        """
+    def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
+        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
         if sample_rate >= 1:
-            drawn = np.arange(records)
-        else:
-            drawn = np.flatnonzero(self.stream(step).random(records) < sample_rate)
-        if largest is None or len(drawn) <= largest:
-            return drawn
-        return np.sort(self.stream(step, 2).choice(drawn, largest, replace=False))
+            return np.arange(records)
+        return np.flatnonzero(self.stream(step).random(records) < sample_rate)
 
     def stream(self, step: int, number: int = 0) -> Randomness:
         """Random numbers of one step; streams of other steps or numbers have none in common."""
@@ -74,51 +65,6 @@ class PoissonSampler:
             return KeyedGenerator(self.key, step, number)
         key = np.frombuffer(int(self.seed).to_bytes(16, "little", signed=True), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, step]))
-
-
-class PoissonBatchSampler(Sampler[list[int]]):
-    """A batch sampler for `torch.utils.data.DataLoader`: an epoch is 1 / sample_rate Poisson batches, rounded up.
-
-    Batches differ in size and may be empty; the loader's collate function must take an empty list. With several
-    processes, each gets its part of every batch, also where that is empty.
-
-    Args:
-        records: size of the data set.
-        sample_rate: q, in (0, 1].
-        sampler: the randomness; secret by default.
-        on_start: called before the first batch of each epoch.
-        rank: of this process.
-        processes: how many share each batch.
-        largest: most records in a batch, over all processes; None: no limit.
-    """
-
-    def __init__(
-        self,
-        records: int,
-        sample_rate: float,
-        *,
-        sampler: PoissonSampler | None = None,
-        on_start: Callable[[], None] | None = None,
-        rank: int = 0,
-        processes: int = 1,
-        largest: int | None = None,
-    ) -> None:
-        self.largest = largest
-        self.records, self.sample_rate = records, sample_rate
-        self.rank, self.processes = rank, processes
-        self._sampler, self._on_start = sampler or PoissonSampler(), on_start
-        self.step = 0
-
-    def __len__(self) -> int:
-        return math.ceil(1 / self.sample_rate - 1e-9)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self._on_start:
-            self._on_start()
-        for _ in range(len(self)):
-            batch = self._sampler.batch(self.step, self.records, self.sample_rate, self.largest)
-            self.step += 1
-            yield share_of(batch, self.rank, self.processes).tolist()
 
 
 def seed_of(seed: int, step: int) -> int:

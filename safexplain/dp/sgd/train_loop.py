@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from safexplain.dp.sgd.persons import Persons, Piece
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Records
 from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of, shared_sampler, source_of
-from safexplain.dp.sgd.steps import PerSampleStep, make_step
+from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import InputError
 
 STAGE = "training with DP"
@@ -42,7 +42,8 @@ def train_network(
 
     Under torch.distributed, each process takes its share of every batch, and the first one saves. The model is in
     training mode, what trains requiring gradients, on the device where to train. A checkpoint is only continued if it
-    agrees with `purpose`. With `persons`, batches are of persons, of whom `plan` speaks.
+    agrees with `purpose`. With `persons`, batches are of persons, of whom `plan` speaks. Progress is told steps,
+    epsilon and the mean loss of the last batch, which no guarantee covers.
 
     Returns:
         How many examples (persons) had no finite gradient and did not count.
@@ -78,63 +79,37 @@ def train_network(
 
         @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
         def batch(t: int) -> list[Piece]:
-            whole = sampler.batch(t, plan.records, plan.sample_rate, plan.largest_batch)
+            whole = sampler.batch(t, plan.records, plan.sample_rate)
             drawn = share_of(whole, rank, processes).tolist()
             if persons is not None:
                 return persons.pieces(drawn, config.piece, sampler.stream(t, 1))
             return [(drawn[i : i + config.piece], []) for i in range(0, len(drawn), config.piece)]
 
-        _take_steps(step, model, records, plan, config, batch, start, saver, progress)
+        pieces = records.pieces(rows for t in range(start, plan.steps) for rows, _ in batch(t))
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=config.seed is not None), saver.on_interrupt():
+            for t in range(start, plan.steps):
+                if config.seed is not None and isinstance(step.optimizer.generator, torch.Generator):
+                    _reseed(step.optimizer.generator, config.seed, t)
+                total, count = torch.zeros((), device=device), 0
+                for _, whose in batch(t):
+                    x, y = next(pieces)
+                    count += len(y)
+                    of = torch.tensor(whose, device=device) if whose else None
+                    with memory_told(f"lower piece, now {config.piece}: it changes neither training nor guarantee"):
+                        total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
+                with saver.step():
+                    step.step()
+                if saver.taken % max(plan.steps // CHECKS, 1) == 0 or saver.taken == plan.steps:
+                    _check_finite(model)
+                    if progress is not silent:
+                        note = plan.told(saver.taken) + (f", loss {float(total) / count:.2f}" if count else "")
+                        progress(STAGE, saver.taken, plan.steps, note)
+                saver.save_now_and_then()
+        saver.save()
     finally:
         step.close()
     return step.optimizer.skipped
-
-
-def _take_steps(
-    step: PerSampleStep,
-    model: nn.Module,
-    records: Records,
-    plan: TrainingPlan,
-    config: TrainingConfig,
-    batch: Callable[[int], list[Piece]],
-    start: int,
-    saver: Saver,
-    progress: Progress,
-) -> None:
-    """Take the steps from `start` to the end of the plan; `batch` gives this process's part of a step's batch.
-
-    Progress is told steps, epsilon and the mean loss of the last batch, which no guarantee covers.
-    """
-    device, seed = next(model.parameters()).device, config.seed
-
-    def wanted() -> Iterator[list[int]]:
-        for t in range(start, plan.steps):
-            for rows, _ in batch(t):
-                yield rows
-
-    pieces = records.pieces(wanted())
-    every = max(plan.steps // CHECKS, 1)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=seed is not None), saver.on_interrupt():
-        for t in range(start, plan.steps):
-            if seed is not None and isinstance(step.optimizer.generator, torch.Generator):
-                _reseed(step.optimizer.generator, seed, t)
-            total, count = torch.zeros((), device=device), 0
-            for _, whose in batch(t):
-                x, y = next(pieces)
-                count += len(y)
-                of = torch.tensor(whose, device=device) if whose else None
-                with memory_told(f"lower piece, now {config.piece}: it changes neither training nor guarantee"):
-                    total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
-            with saver.step():
-                step.step()
-            if saver.taken % every == 0 or saver.taken == plan.steps:
-                _check_finite(model)
-                if progress is not silent:
-                    note = plan.told(saver.taken) + (f", loss {float(total) / count:.2f}" if count else "")
-                    progress(STAGE, saver.taken, plan.steps, note)
-            saver.save_now_and_then()
-    saver.save()
 
 
 @contextmanager

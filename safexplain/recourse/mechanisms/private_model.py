@@ -15,7 +15,7 @@ from torch import nn
 
 from safexplain._privacy_loss import Adjacency
 from safexplain._validate import whole_number
-from safexplain.dp.sgd.make_private import without_hooks
+from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost

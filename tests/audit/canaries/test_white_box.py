@@ -39,7 +39,7 @@ def failed(result: Any) -> set[str]:
     return {check.name for check in result.checks if check.passed is False}
 
 
-RIGHT_ONES = [case.name for case in RIGHT if case.name != "with_engines:MakePrivate"]
+RIGHT_ONES = [case.name for case in RIGHT]
 
 
 @pytest.mark.parametrize("name", RIGHT_ONES)

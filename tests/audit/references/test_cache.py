@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import safexplain
 from safexplain._digest import Undigestable, code_digest, digest
+from safexplain._progress import silent
 from safexplain.audit import ModelCache
 from safexplain.audit.references import cache as cache_module
-from safexplain.dp import make_private
+from safexplain.dp import DPFineTuner
 from safexplain.errors import InputError
 
 LR = 0.1
@@ -368,16 +369,14 @@ def test_a_module_that_is_not_there_has_no_digest():
 
 
 def loop_of_their_own(dataset, generator):
-    return make_private(nn.Linear(2, 2), None, None, epsilon=1, delta=1e-5, epochs=1)
+    return DPFineTuner(nn.Linear(2, 2), dataset, epsilon=1, delta=1e-5, epochs=1).fit().model
 
 
 def test_functions_of_this_package_stand_by_their_code_not_by_what_their_modules_keep():
-    """A training function that calls `make_private` has a digest: the audit of one stores its runs by it."""
+    """A training function that calls `DPFineTuner` has a digest: the audit of one stores its runs by it."""
     first = digest(loop_of_their_own)
     data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
-    model = nn.Linear(2, 2)
-    make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=4), epsilon=None, delta=1e-2,
-        epochs=1, noise_multiplier=1.0,
-    )  # fmt: skip
+    DPFineTuner(
+        nn.Linear(2, 2), data, epsilon=None, noise_multiplier=1.0, delta=1e-2, steps=2, batch_size=4, progress=silent
+    ).fit()
     assert digest(loop_of_their_own) == first

@@ -159,6 +159,7 @@ def test_epochs_and_batches_of_another_training_give_way_to_the_statement_and_th
         ({"phases": (Steps(2.4, 0.2, 50), Steps(3.0, 0.2, 50))}, "2 phases"),
         ({"mechanism": "objective perturbation"}, '"objective perturbation"'),
         ({"phases": (Steps(2.4, 0.2, 100, "fixed-size"),)}, "fixed-size batches"),
+        ({"phases": (Steps(2.4, 0.2, 100, "truncated-poisson", 240, 900),)}, "truncated-poisson batches"),
         ({"unit": "person", "rows_per_person": 5}, "persons of several rows"),
         ({"clipping": "by hand"}, "clipping by hand"),
     ],
@@ -166,15 +167,6 @@ def test_epochs_and_batches_of_another_training_give_way_to_the_statement_and_th
 def test_trainings_that_cannot_be_repeated_ask_for_a_function(changes, says):
     with pytest.raises(InputError, match=f'with {says}, which .* function = "module:train"'):
         of("", replace(STATED, **changes))
-
-
-def test_batches_that_were_cut_are_cut():
-    phase = Steps(2.4, 0.2, 100, "truncated-poisson", largest_batch=240, records=900)
-    dp = of("", replace(STATED, phases=(phase,))).dp
-    assert dp == replace(of("", STATED).dp, largest_batch=240)
-    data = torch.randn(100, 4), torch.arange(100) % 3
-    tuner = replace(dp, largest_batch=30).tuner(Recipe(), nn.Sequential(nn.Linear(4, 3)), *data, seed=0)
-    assert tuner.plan.phase().largest_batch == 30
 
 
 def test_a_clipping_that_the_statement_does_not_tell_can_be_given():

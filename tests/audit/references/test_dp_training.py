@@ -142,15 +142,6 @@ def test_finished_references_are_not_trained_again(tmp_path, monkeypatch):
     assert len(told) == 4
 
 
-def test_cut_batches_train_head_by_head():
-    population, noisy = pool(), replace(HEAD.dp, epsilon=None, noise_multiplier=1.0)
-    cut, plain = (replace(HEAD, dp=replace(noisy, largest_batch=most)) for most in (16, None))
-    models = train_shadows(population, cut, build=shared, models=2, members=40).models
-    whole = train_shadows(population, plain, build=shared, models=2, members=40).models
-    assert torch.equal(models[0][0].weight, whole[0][0].weight)
-    assert not torch.allclose(state(models[0]), state(whole[0]))
-
-
 # ------------------------------------------------------------------------------------------------- where it starts
 
 

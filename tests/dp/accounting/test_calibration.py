@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain.dp import epsilons, noise_multiplier, plot_epsilons, steps_within
-from safexplain.dp.accounting import group_privacy_epsilon
+from safexplain.dp import epsilons, noise_multiplier, steps_within
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
@@ -71,24 +68,3 @@ def test_impossible_budgets_are_refused(values, message):
 def test_a_budget_is_a_number():
     with pytest.raises(ConfigurationTypeError, match="target_epsilon"):
         noise_multiplier("8", 0.1, 10, 1e-5)
-
-
-def test_the_curves_end_at_the_epsilons_of_the_last_step(tmp_path: Path) -> None:
-    figure = plot_epsilons(2.0, 0.1, 100, 1e-5, path=tmp_path / "epsilons.png")
-    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    spent = epsilons(2.0, 0.1, 100, 1e-5)
-    ends = [curves[name].get_ydata()[-1] for name in ("one record substituted", "one record added or removed")]
-    assert ends == pytest.approx([spent.substitute, spent.add_remove])
-    group = curves["substitution by group privacy (looser)"].get_ydata()[-1]
-    assert group == pytest.approx(group_privacy_epsilon(2.0, 0.1, 100, 1e-5))
-    assert all(list(line.get_xdata()) == sorted(set(line.get_xdata())) for line in curves.values())
-    assert (tmp_path / "epsilons.png").stat().st_size > 10_000
-
-
-def test_one_step_is_enough_for_a_figure() -> None:
-    assert len(plot_epsilons(2.0, 0.1, 1, 1e-5).axes[0].get_lines()) == 3
-
-
-def test_a_figure_of_impossible_values_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="sample_rate"):
-        plot_epsilons(2.0, 1.1, 10, 1e-5)

@@ -437,12 +437,17 @@ def test_training_is_silent_off_a_terminal(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_tuner_says_what_it_will_train():
-    x = torch.randn(40, 3)
-    tuner = DPFineTuner(
-        nn.Sequential(nn.Linear(3, 2)), (x, (x[:, 0] > 0).long()), epsilon=8, delta=1e-3, steps=5, batch_size=10
-    )
-    assert repr(tuner).startswith(
-        "DPFineTuner(Sequential, all: 8 of 8 parameters; 40 records, 5 steps of 10; noise multiplier "
-    )
-    assert repr(tuner).endswith("epsilon 8 at delta 0.001, substitute)")
+def test_who_runs_out_of_memory_is_told_what_helps():
+    class TooLarge(nn.Linear):
+        fails = False
+
+        def forward(self, x):
+            if self.fails and len(x) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    model = nn.Sequential(TooLarge(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    TooLarge.fails = True
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        tuner(model).fit()
+    assert "lower piece, now 64" in caught.value.__notes__[0]

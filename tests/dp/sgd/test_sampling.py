@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from opacus.optimizers.optimizer import _generate_noise
-from scipy.stats import binomtest, chi2, chisquare, kstest
+from scipy.stats import binomtest, chi2, kstest
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,7 +18,7 @@ from safexplain._secure_random.generators import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping, DPFineTuner
 from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, box_muller, gaussian, source_of, uniform
+from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, share_of, source_of, uniform
 from safexplain.errors import ConfigurationError, InputError
 
 
@@ -63,19 +63,10 @@ def test_samplers_are_secret_by_default():
 
 
 def test_processes_share_one_batch():
-    shares = [
-        list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5), rank=r, processes=2)) for r in range(2)
-    ]
-    whole = list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5)))
-    assert [sorted(a + b) for a, b in zip(*shares, strict=True)] == whole
-    assert any(not batch for batch in shares[0])
-    assert {record % 2 for batch in shares[1] for record in batch} == {1}, "a record is always the same process's"
-    assert len(whole) == len(shares[0]) == 50
-
-
-def test_a_second_epoch_draws_other_batches():
-    sampler = PoissonBatchSampler(50, 0.5, sampler=PoissonSampler.from_seed(6))
-    assert list(sampler) != list(sampler)
+    whole = PoissonSampler.from_seed(5).batch(0, 50, 0.1)
+    shares = [share_of(whole, rank, 2).tolist() for rank in range(2)]
+    assert sorted(shares[0] + shares[1]) == whole.tolist()
+    assert {record % 2 for record in shares[1]} == {1}, "a record is always the same process's"
 
 
 def test_records_come_from_tensors_arrays_and_data_sets_alike():
@@ -230,7 +221,7 @@ def test_cryptographic_noise_on_float64_hides_all_digits_of_the_sum() -> None:
 def test_no_generator_that_others_use_is_touched() -> None:
     before, others = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
     gaussian(torch.empty(50), 1.0, SecureGenerator())
-    PoissonSampler().batch(3, 100, 0.3, 5)
+    PoissonSampler().batch(3, 100, 0.3)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), others, strict=True))  # noqa: NPY002
 
@@ -264,14 +255,6 @@ def test_secret_batches_are_poisson_samples_and_functions_of_key_and_step() -> N
     assert np.abs(off).max() < 5 / np.sqrt(400)
     assert np.array_equal(sampler.batch(7, 100, 0.3), PoissonSampler(bytes(range(32))).batch(7, 100, 0.3))
     assert not np.array_equal(sampler.batch(7, 100, 0.3), sampler.batch(8, 100, 0.3))
-
-
-def test_of_a_secret_batch_that_is_too_large_a_uniform_choice_is_kept() -> None:
-    sampler = PoissonSampler(bytes(range(32)))
-    kept = np.array([np.bincount(sampler.batch(t, 20, 0.9, 5), minlength=20) for t in range(2000)])
-    assert (kept.sum(1) <= 5).all()
-    assert kept.max() == 1
-    assert chisquare(kept.sum(0)).pvalue > 1e-4
 
 
 def test_the_sources_are_cryptographic_but_for_a_seed() -> None:

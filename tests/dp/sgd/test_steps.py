@@ -336,3 +336,35 @@ def test_the_global_generator_is_left_alone() -> None:
     step.accumulate(x, y)
     step.step()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "options", [{"noise_multiplier": -1.0}, {"expected_batch_size": 0}, {"noise_multiplier": float("nan")}]
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        prepare(build("mlp"), FLAT, **options)
+
+
+def test_an_optimizer_of_frozen_parameters_is_refused() -> None:
+    model = build("mlp")
+    sgd = torch.optim.SGD(model.requires_grad_(False).parameters())
+    with pytest.raises(ConfigurationError, match="nothing can be trained"):
+        make_step(model, sgd, clipping=FLAT, noise_multiplier=1.0, expected_batch_size=1, loss=loss)
+
+
+class Folded(nn.Module):
+    """Makes two rows of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.inner, self.head = nn.Flatten(), nn.Linear(384, 4), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.flat(x).reshape(-1, 384)).reshape(len(x), 8))
+
+
+def test_gradients_of_different_examples_are_not_clipped_together() -> None:
+    x, y = batch(3)
+    with pytest.raises(RefusedError, match=r"of \[3, 6\] examples"):
+        prepare(Folded(), FLAT).accumulate(x, y)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from opacus import PrivacyEngine
 from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.svm import SVC
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain._digest import weights_digest
-from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps, make_private
+from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps, statement_from
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, Recourse
 from safexplain.recourse.linear.solve import linear_recourse
@@ -251,16 +252,22 @@ def test_what_has_no_score_for_each_class_is_refused():
             DPModelRecourse(model, privacy=statement().bound_to(model), favourable=1)
 
 
+@pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook")
 def test_a_network_of_a_loop_of_ones_own_answers_while_the_loop_still_holds_it():
     X, y = two_gaussians(100, 3)
     network, data = nn.Linear(3, 2), TensorDataset(torch.tensor(X, dtype=torch.float32), torch.tensor(y))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    private = make_private(network, optimizer, DataLoader(data, batch_size=50), epsilon=8.0, delta=1e-5, epochs=1)
-    for inputs, labels in private.loader:
-        private.optimizer.zero_grad()
-        nn.functional.cross_entropy(private.model(inputs), labels).backward()
-        private.optimizer.step()
-    answer = DPModelRecourse(network, privacy=private.privacy.statement).explain(X[:5])
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=network, optimizer=optimizer, data_loader=DataLoader(data, batch_size=50), noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    stated = statement_from(engine, model, optimizer, loader, delta=1e-5)
+    answer = DPModelRecourse(network, privacy=stated).explain(X[:5])
     assert answer.valid.all()
 
 

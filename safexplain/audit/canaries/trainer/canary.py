@@ -24,6 +24,7 @@ from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
 from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
+from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
@@ -107,7 +108,7 @@ def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
 
 def _judged(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
     """The model, all records on its device, and how probable it finds the true class of each."""
-    model = _plain(model)
+    model = without_hooks(copy.deepcopy(model))
     x, y = stacked(data)
     parameter = next(iter(model.parameters()), x)
     x, y = x.to(parameter.device), y.to(parameter.device).long()
@@ -187,18 +188,6 @@ def _as_taken(x: Tensor, parameter: Tensor) -> Tensor:
     """Real inputs in the precision of the model, as float64 records of a training in float32; others as they are."""
     real = x.is_floating_point() and parameter.is_floating_point()
     return x.to(parameter.dtype) if real else x
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """A copy of the module inside Opacus' wrapper, without the hooks that Opacus left on its layers."""
-    model = copy.deepcopy(getattr(model, "_module", model))
-    for module in model.modules():
-        for hooks in (module._forward_hooks, module._backward_hooks):
-            for key, hook in list(hooks.items()):
-                inner = getattr(hook, "func", hook)
-                if getattr(inner, "__module__", "").startswith(("opacus.", "safexplain.dp.")):
-                    del hooks[key]
-    return model
 
 
 def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:

@@ -141,8 +141,6 @@ class GradientHook:
         """The numbers of the records whose gradients are about to be clipped."""
         rows = max(map(rows_of, self.optimizer.params))
         numbers = self.fetched.take()
-        if self._steps == 0 and len(numbers) == rows + 1:
-            numbers = numbers[1:]  # make_private looks at one record
         if len(numbers) == rows:
             return numbers
         if rows == 0 and any(p.summed_grad is not None for p in self.optimizer.params):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from safexplain.audit.canaries.trainer.data import NeighbouringData, records
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
-from safexplain.dp import DPFineTuner, make_private
+from safexplain.dp import DPFineTuner
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.errors import InputError, RefusedError
@@ -60,17 +60,6 @@ def opacus(dataset, *, poisson=False, mode="hooks", shuffle=False, batch=N, larg
     return model
 
 
-def own(dataset):
-    model = network()
-    model, optimizer, loader, _ = make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(dataset, batch_size=6), epsilon=None,
-        noise_multiplier=1.0, delta=1e-3, epochs=3, clipping=FlatClipping(C), seed=5,
-    )  # fmt: skip
-    for _ in range(3):
-        epoch(model, optimizer, loader)
-    return model
-
-
 def tuned(dataset, mode="hooks"):
     return DPFineTuner(
         network(), dataset, epsilon=None, noise_multiplier=1.0, delta=1e-3, steps=4, batch_size=6, mode=mode, piece=4,
@@ -99,8 +88,6 @@ LOOPS = {
     "opacus, functorch": lambda d: opacus(d, mode="functorch"),
     "opacus, pieces": lambda d: opacus(d, poisson=True, batch=6, largest=2),
     "opacus, augmented": lambda d: opacus(Augmented(d), shuffle=True, batch=5),
-    "make_private": own,
-    "make_private, augmented": lambda d: own(Augmented(d)),
     "DPFineTuner": tuned,
     "DPFineTuner, functorch": lambda d: tuned(d, "functorch"),
 }
@@ -174,7 +161,7 @@ def test_a_reference_trains_without_noise_and_knows_how_far_each_parameter_moved
     seen = []
 
     def loop(dataset):
-        model = own(dataset)
+        model = tuned(dataset)
         seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
 
     with hook.watching():
