@@ -20,7 +20,8 @@ A model's training is known by an (epsilon, delta), mostly by a Renyi curve too.
 the training fits, unless by curves more than four times as many such trainings would fit as their epsilons add up to,
 so that hardly any answers could lose by it; then, and where the training does not fit otherwise, the account changes to
 the renyi rule. So (1, 1e-5) counts as just that in a budget of (2, 1e-5), and leaves room for four answers of 1/4; one
-of (8, 1e-5) holds 32 such trainings by their curves. It is a choice by parameters alone, as every change of rule is, so that the proof holds.
+of (8, 1e-5) holds 32 such trainings by their curves. It is a choice by parameters alone, as every change of rule is, so
+that the proof holds.
 
 An account begins under the basic rule. It changes once, for good, to the renyi rule when a Renyi curve comes (it has no
 epsilon at delta 0), or a pure or Laplace release of which more copies would then fit, unless approximate ones came
