@@ -44,7 +44,7 @@ from typing import Any
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from safexplain.ledger import Concentrated, Laplace, Ledger
+from safexplain.ledger import Concentrated, Ledger, Pure
 from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
@@ -196,7 +196,7 @@ def from_records(path: str) -> float:
         release = from_json(text)
         if isinstance(release, Concentrated):
             accountant.compose(GaussianDpEvent(1 / math.sqrt(2 * release.rho)), count)
-        elif isinstance(release, Laplace):
+        elif isinstance(release, Pure):
             accountant.compose(LaplaceDpEvent(1 / release.epsilon), count)
     return float(accountant.get_epsilon(1e-6))
 
@@ -236,7 +236,7 @@ def schema(server: str, name: str) -> str:
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Name -> medians."""
     found: dict[str, list[dict[str, float]]] = {}
-    releases = {"Gaussian": Concentrated(2e-8), "Laplace": Laplace(1e-4)}
+    releases = {"Gaussian": Concentrated(2e-8), "pure": Pure(1e-4)}
     memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else options.folder
     ways = [way for way in WHOSE if "memory" not in way or memory is SHARED_MEMORY]
     with (

@@ -16,7 +16,7 @@ from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.ledger import Ledger
 from safexplain.ledger.records import Account, Charge
 from safexplain.ledger.records import Answer as Answer
-from safexplain.ledger.releases import Approximate, Laplace, Pure
+from safexplain.ledger.releases import Approximate, Pure
 
 __all__ = [
     "Account",
@@ -24,7 +24,6 @@ __all__ = [
     "BudgetExhausted",
     "Charge",
     "Concentrated",
-    "Laplace",
     "Ledger",
     "Pure",
     "Renyi",

@@ -24,11 +24,10 @@ of (8, 1e-5) holds 32 such trainings by their curves. It is a choice by paramete
 that the proof holds.
 
 An account begins under the basic rule. It changes once, for good, to the renyi rule when a Renyi curve comes (it has no
-epsilon at delta 0), or a pure or Laplace release of which more copies would then fit, unless approximate ones came
-before, which the basic rule serves better. What was spent by then,
-(e, d), stays spent; the new rule has (E - e, D - d). As that depends on parameters only, most accounts change at their
-first release, with e = d = 0. Alpha is the order at which the most copies of the release that brought the change fit.
-With D = 0 there is only the basic rule.
+epsilon at delta 0), or a pure release of which more copies would then fit, unless approximate ones came before, which
+the basic rule serves better. What was spent by then, (e, d), stays spent; the new rule has (E - e, D - d). As that
+depends on parameters only, most accounts change at their first release, with e = d = 0. Alpha is the order at which the
+most copies of the release that brought the change fit. With D = 0 there is only the basic rule.
 
 Proof. Fix two neighbouring data sets with distributions P, Q of the transcript; by symmetry it is enough to show
 P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too.
@@ -68,15 +67,10 @@ are counted as they stand. What is promised thus holds up to a relative 1e-14 in
 divergences) come from floating-point formulas; they are counted in the same units and rounded up by more than the
 formulas' error.
 
-Losses of releases are Renyi divergences of order alpha (Mironov 2017, arXiv 1702.07476), in both directions:
-
-* pure epsilon: log(p^alpha q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p:
-  that of randomised response, of which every epsilon-DP answer is a post-processing (Kairouz, Oh and Viswanath 2015,
-  arXiv 1311.0776, Theorem 3.2);
-* Laplace: log(a / (2 a - 1) e^((a - 1) eps) + (a - 1) / (2 a - 1) e^(-a eps)) / (a - 1), a = alpha (Proposition 6).
-
-Both are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
-where the formulas would cancel.
+The loss of a pure release is the Renyi divergence of order alpha of randomised response, in both directions, of which
+every epsilon-DP answer is a post-processing (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776, Theorem 3.2): log(p^alpha
+q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p. It is at most alpha epsilon^2
+/ 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in where the formula would cancel.
 """
 
 from __future__ import annotations
@@ -92,7 +86,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 
 from safexplain.ledger.curves import Concentrated, Renyi
-from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Laplace, Pure, Release, Training
+from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Pure, Release, Training
 
 AMOUNT = 10**30
 """Units in one: epsilons, deltas and losses are counted in 1e-30."""
@@ -152,8 +146,6 @@ def renyi(release: Release, order: Any) -> Any:
         return release.divergence(order)
     if isinstance(release, Training) and (curve := release.curve):
         return curve.divergence(order)
-    if isinstance(release, Laplace):
-        return np.minimum(_pure(release.epsilon, order), _laplace(release.continuous_epsilon, order))
     return _pure(release.epsilon, order)
 
 
@@ -167,15 +159,8 @@ def _pure(epsilon: float, order: Any) -> Any:
     return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(whole, epsilon))
 
 
-def _laplace(epsilon: float, order: Any) -> Any:
-    high = np.log(order / (2 * order - 1)) + (order - 1) * epsilon
-    low = np.log((order - 1) / (2 * order - 1)) - order * epsilon
-    whole = np.logaddexp(high, low) / (order - 1)
-    return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(whole, epsilon))
-
-
 @lru_cache(maxsize=4096)
-def implied(release: Pure | Approximate | Laplace | Concentrated | Renyi | Training) -> tuple[float, float]:
+def implied(release: Pure | Approximate | Concentrated | Renyi | Training) -> tuple[float, float]:
     """The (epsilon, delta) that a release counts as where epsilons are added up."""
     if isinstance(release, Concentrated | Renyi):
         return release.epsilon_at(release.delta), release.delta

@@ -1,4 +1,4 @@
-"""What one answer reveals, as a bound that the ledger can add up: pure, approximate and Laplace releases,
+"""What one answer reveals, as a bound that the ledger can add up: pure and approximate releases,
 Renyi curves (`curves`; Gaussian answers are `Concentrated`), and trainings.
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
@@ -13,20 +13,17 @@ from functools import lru_cache
 from typing import Any, ClassVar, get_args
 
 from safexplain._privacy_loss import check_adjacency
-from safexplain._validate import check_number, check_whole, keep_number
+from safexplain._validate import check_number, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger.curves import Concentrated, Renyi
 
 NEGLIGIBLE = 1e-12
 """Smaller epsilons (mus) of a release are refused: no budget would notice them."""
 
-MOST_STEPS = 10**300
-"""More steps of a grid are refused: a float does not hold their number."""
-
 
 @dataclass(frozen=True)
 class Pure:
-    """An answer that is epsilon-differentially private, delta being 0.
+    """An answer that is epsilon-differentially private, delta being 0, as by Laplace noise, on a grid or not.
 
     Args:
         epsilon: at least 1e-12.
@@ -55,39 +52,6 @@ class Approximate:
     def __post_init__(self) -> None:
         keep_number(self, "epsilon", minimum=0)
         keep_number(self, "delta", above=0, below=1)
-
-
-@dataclass(frozen=True)
-class Laplace:
-    """An answer no easier to tell apart than two Laplace variables of scale 1 / epsilon whose means differ by 1.
-
-    A Laplace mechanism has epsilon = sensitivity / scale. Noise on a grid (discrete Laplace) reveals a little more than
-    continuous noise of the same epsilon, but less than a continuous one of epsilon + a^2 / 4, a = epsilon / steps being
-    the loss of one step: at a loss of epsilon - 2 j a its delta is exactly 1 - exp(-j a), on the curve of the
-    continuous mechanism; between those points delta is a chord of that curve in exp(loss), which is above it by at most
-    the factor cosh(a / 2), and 2 log cosh(a / 2) <= a^2 / 4.
-
-    Args:
-        epsilon: at least 1e-12.
-        steps: None for continuous noise; for noise on a grid, how many steps of the grid two neighbours can be apart.
-    """
-
-    epsilon: float
-    steps: int | None = None
-    kind: ClassVar[str] = "laplace"
-
-    def __post_init__(self) -> None:
-        keep_number(self, "epsilon", minimum=NEGLIGIBLE)
-        if self.steps is not None:
-            check_whole("steps", self.steps, 1)
-            if self.steps > MOST_STEPS:
-                raise ConfigurationError("steps: expected at most 1e300; None is for continuous noise")
-
-    @property
-    def continuous_epsilon(self) -> float:
-        """Epsilon of the continuous mechanism that reveals at least as much."""
-        one_step = 0.0 if self.steps is None else self.epsilon / self.steps
-        return self.epsilon + one_step * one_step / 4
 
 
 @dataclass(frozen=True)
@@ -140,7 +104,7 @@ def _curve(orders: tuple[float, ...], divergences: tuple[float, ...]) -> Renyi:
     return Renyi(orders, divergences)
 
 
-Release = Pure | Approximate | Laplace | Concentrated | Renyi | Training
+Release = Pure | Approximate | Concentrated | Renyi | Training
 KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args(Release)}
 
 
@@ -159,7 +123,7 @@ def as_release(
     if release is not None:
         if not isinstance(release, Release):
             raise ConfigurationTypeError(
-                "release: expected Pure, Approximate, Laplace, Concentrated or Renyi, got"
+                "release: expected Pure, Approximate, Concentrated or Renyi, got"
                 f" {type(release).__name__}; a PrivacyStatement is charged by `charge_training`"
             )
         return release
@@ -185,8 +149,10 @@ def from_json(text: str) -> Release:
     """
     try:
         values: dict[str, Any] = dict(json.loads(text))
-        if values["kind"] == "gaussian":  # of 0.2
+        if values["kind"] == "gaussian":  # of 0.2, as the next
             return Concentrated(values["mu"] ** 2 / 2)
+        if values["kind"] == "laplace":
+            return Pure(values["epsilon"])
         return KINDS[values.pop("kind")](**values)
     except (TypeError, ValueError, KeyError) as error:
         raise LedgerError(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger import BudgetExhausted, Laplace, Pure
+from safexplain.ledger import BudgetExhausted, Pure
 from tests.ledger.conftest import gaussian
 
 
@@ -120,7 +120,7 @@ def test_many_questions_are_answered_together(make):
     first = ledger.answer_many("ann", ["a", "b", "a"], compute, Pure(0.125))
     assert [a.value for a in first] == ["answer 0", "answer 1", "answer 0"]
     assert [a.charge is None for a in first] == [False, False, True]
-    second = ledger.answer_many("ann", ["c", "b", "d"], compute, [Pure(0.25), Pure(9.0), Laplace(0.125)])
+    second = ledger.answer_many("ann", ["c", "b", "d"], compute, [Pure(0.25), Pure(9.0), Pure(0.125)])
     assert [a.value for a in second] == ["answer 0", "answer 1", "answer 2"]
     assert asked == [[0, 1], [0, 2]]
     assert ledger.spent("ann") == 0.625

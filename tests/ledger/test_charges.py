@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.ledger import Approximate, BudgetExhausted, Concentrated, Laplace, Ledger, Pure
+from safexplain.ledger import Approximate, BudgetExhausted, Concentrated, Ledger, Pure
 from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import to_json
@@ -19,9 +19,9 @@ from tests.ledger.conftest import gaussian
 
 def test_a_charge_is_recorded_with_all_that_was_said(make):
     ledger = make(epsilon=1.0, delta=1e-6)
-    charge = ledger.charge("ann", Laplace(0.2, steps=64), mechanism="LaplaceScore", parameters={"bound": [1, 2.5]})
+    charge = ledger.charge("ann", Pure(0.2), mechanism="LaplaceScore", parameters={"bound": [1, 2.5]})
     assert list(ledger.charges()) == [charge]
-    assert (charge.principal, charge.release, charge.mechanism) == ("ann", Laplace(0.2, steps=64), "LaplaceScore")
+    assert (charge.principal, charge.release, charge.mechanism) == ("ann", Pure(0.2), "LaplaceScore")
     assert (charge.parameters, charge.period, charge.question, charge.repeated) == (
         {"bound": [1, 2.5]},
         None,
@@ -54,7 +54,7 @@ def test_spent_of_a_stranger_is_zero(make):
 
 def test_kinds_of_releases_mix(make):
     ledger = make(epsilon=2.0, delta=1e-6)
-    for release in (Pure(0.05), Approximate(0.05, 1e-8), gaussian(0.05), Laplace(0.05)):
+    for release in (Pure(0.05), Approximate(0.05, 1e-8), gaussian(0.05), Pure(0.05)):
         ledger.charge("ann", release)
     ledger.charge("ann", epsilon=0.05, delta=1e-8)
     ledger.charge("ann", mu=0.05)
@@ -137,7 +137,7 @@ def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
 @pytest.mark.parametrize("format", ["jsonl", "csv"])
 def test_an_export_has_every_charge(make, tmp_path, format):
     ledger = make(epsilon=5.0, delta=1e-6, period="month")
-    ledger.charge('ann, of "A"', Laplace(0.2, steps=9), mechanism="LaplaceScore", parameters={"x": 1})
+    ledger.charge('ann, of "A"', Pure(0.2), mechanism="LaplaceScore", parameters={"x": 1})
     ledger.charge("bob", epsilon=0.1, delta=1e-9)
     ledger.answer("cid", "q", lambda: 1, gaussian(0.1))
     assert ledger.export(tmp_path / "out", format=format) == 3
@@ -147,8 +147,8 @@ def test_an_export_has_every_charge(make, tmp_path, format):
     assert text == stream.getvalue()
     rows = [json.loads(x) for x in text.splitlines()] if format == "jsonl" else list(csv.DictReader(io.StringIO(text)))
     first = rows[0]
-    assert (first["principal"], first["kind"], float(first["epsilon"]), int(first["steps"])) == (
-        'ann, of "A"', "laplace", 0.2, 9,
+    assert (first["principal"], first["kind"], float(first["epsilon"])) == (
+        'ann, of "A"', "pure", 0.2,
     )  # fmt: skip
     assert rows[1]["kind"] == "approximate"
     assert float(rows[1]["delta"]) == 1e-9
@@ -285,7 +285,7 @@ def fill(ledger, release, count, records):
         save_balances(execute, Balance("ann", 0, 5, sums), Balance("", 0, 5, sums))
 
 
-@pytest.mark.parametrize("release", [gaussian(2e-4), Laplace(1e-4)], ids=["gaussian", "laplace"])
+@pytest.mark.parametrize("release", [gaussian(2e-4), Pure(1e-4)], ids=["gaussian", "pure"])
 def test_after_a_million_releases_a_cold_ledger_reads_a_few_rows(sqlite_url, release):
     with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
         fill(ledger, release, 10**6, records=20_000)
@@ -302,6 +302,6 @@ def test_after_a_million_releases_a_cold_ledger_reads_a_few_rows(sqlite_url, rel
 @pytest.mark.slow
 def test_a_million_releases_are_added_up_again(sqlite_url):
     with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
-        fill(ledger, Laplace(1e-4), 10**6, records=10**6)
-        ledger.charge("ann", Laplace(1e-4))
+        fill(ledger, Pure(1e-4), 10**6, records=10**6)
+        ledger.charge("ann", Pure(1e-4))
         assert ledger.verify() == 10**6 + 1

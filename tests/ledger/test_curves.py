@@ -19,7 +19,7 @@ from scipy.integrate import quad
 from safexplain.dp import composed
 from safexplain.dp.accounting import Steps
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
-from safexplain.ledger import Approximate, Concentrated, Laplace, Pure, Renyi
+from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
 from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged
 from safexplain.ledger.curves import ORDERS
 from safexplain.ledger.releases import from_json, to_json
@@ -170,9 +170,9 @@ def test_approximate_releases_that_came_first_stay_spent_beside_a_curve():
     assert sums.spent(budget) > 0.5 + accumulated([CURVE], budget).spent(budget)
 
 
-def test_gaussian_laplace_and_approximate_releases_join_an_account_of_curves():
+def test_gaussian_pure_and_approximate_releases_join_an_account_of_curves():
     budget = Budget(6.0, 1e-5)
-    sums = accumulated([CURVE, gaussian(0.1), Laplace(0.1), Pure(0.1), Approximate(0.1, 1e-7)], budget)
+    sums = accumulated([CURVE, gaussian(0.1), Pure(0.1), Pure(0.1), Approximate(0.1, 1e-7)], budget)
     assert (sums.rule, sums.charges, sums.unbounded) == ("renyi", 5, 2)
     alone = accumulated([CURVE], budget).spent(budget)
     assert alone < sums.spent(budget) < alone + 1.0

@@ -15,7 +15,7 @@ from dp_accounting import get_epsilon_gaussian
 from safexplain._privacy_loss import Steps
 from safexplain._privacy_loss.selection import RepeatAndSelect
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
-from safexplain.ledger import Approximate, BudgetExhausted, Laplace, Ledger, Pure, Renyi
+from safexplain.ledger import Approximate, BudgetExhausted, Ledger, Pure, Renyi
 from safexplain.ledger.composition import Budget, Composition, renyi
 from safexplain.ledger.curves import ORDERS
 from safexplain.ledger.releases import Training, from_json, to_json
@@ -177,7 +177,7 @@ def test_accounts_agree_with_their_records_whatever_is_charged_granted_and_asked
         who = rng.choice("abcdef")
         match rng.randrange(8):
             case 0 | 1 | 2:
-                releases = (Pure(0.05), Laplace(0.02), Approximate(0.05, 1e-7), gaussian(0.05))
+                releases = (Pure(0.05), Pure(0.02), Approximate(0.05, 1e-7), gaussian(0.05))
                 ledger.charge(who, rng.choice(releases[: 4 if i % 50 > 25 else 3]))
             case 3:
                 statement = rng.choice([full, sampled, pure])(weights=next(weights))
@@ -333,7 +333,7 @@ def test_in_a_large_budget_many_trainings_fit_and_never_more_than_exact_accounti
 
 def test_a_training_joins_whatever_rule_an_account_has():
     budget = Budget(8.0, 1e-4)
-    for before, rule in ((gaussian(0.2), "renyi"), (Laplace(0.01), "renyi"), (Approximate(0.1, 1e-6), "renyi")):
+    for before, rule in ((gaussian(0.2), "renyi"), (Pure(0.01), "renyi"), (Approximate(0.1, 1e-6), "renyi")):
         sums = Composition().add(before, budget)
         alone = sums.spent(budget)
         for one in (ONE, training_of(sampled(), "substitute"), Training(0.5), Training(0.5, 1e-6)):
