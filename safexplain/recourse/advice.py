@@ -50,10 +50,10 @@ class Advice:
     unlimited: Floats | None = None
 
 
-def linear_advice(
+def checked_advice(
     found: Found,
     table: Preprocessing | None,
-    weights: Floats,
+    weights: Floats | None,
     bias: float,
     *,
     target: float,
@@ -62,13 +62,13 @@ def linear_advice(
     frozen: Mask | None,
     accepts: Callable[[Floats], Mask],
 ) -> Advice:
-    """How answers from a linear score may be put in words: rounded as far as the model still decides alike.
+    """How answers may be put in words: rounded as far as the model still decides alike.
 
     Args:
         found: the answers, rows of the table.
         table: the preprocessing; None: rows are numbers as they came.
-        weights: (D,) of the score.
-        bias: of the score.
+        weights: (D,) of a linear score, of which more can be said; None: of a network.
+        bias: of a linear score.
         target: that it has to reach.
         cost: what was minimised, of the columns.
         constraints: on the columns.
@@ -108,7 +108,7 @@ def linear_advice(
         money=money,
         limits=limits,
         valid=valid,
-        further=change * weights > 0,
+        further=np.zeros(change.shape, dtype=bool) if weights is None else change * weights > 0,
     )
     ranges = constraints
     if table is not None:  # whatever can be a reason, whether or not it may change
@@ -117,7 +117,7 @@ def linear_advice(
         room = np.where(change > 0, advice.rounded < ranges.high, advice.rounded > ranges.low)
         advice = replace(advice, further=advice.further & room)
     lost = np.flatnonzero(~found.valid)
-    if table is None or ranges is None or not len(lost):
+    if weights is None or table is None or ranges is None or not len(lost):
         return advice
     if constraints is not None:
         numbers = {part.name for part in table.parts if part.kind != "category"}

@@ -14,7 +14,7 @@ from safexplain._privacy_loss import check_delta
 from safexplain._validate import check_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.advice import linear_advice
+from safexplain.recourse.advice import checked_advice
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
@@ -290,11 +290,9 @@ class DPModelRecourse(RecourseMechanism):
         )
 
     def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """With how it may be put in words, which the released model tells; see `linear_advice`."""
+        """With how it may be put in words, which the released model tells; see `checked_advice`."""
         answer, model = super()._returned(found, x, guarantee), self._get("model")
-        if model.weights is None:
-            return answer
-        advice = linear_advice(
+        advice = checked_advice(
             answer,
             self.preprocessing,
             model.weights,
