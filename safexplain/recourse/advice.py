@@ -54,13 +54,13 @@ def checked_advice(
     found: Found,
     table: Preprocessing | None,
     weights: Floats | None,
-    bias: float,
+    bias: float | Floats,
     *,
     target: float,
     cost: Cost,
     constraints: Constraints | None,
     frozen: Mask | None,
-    accepts: Callable[[Floats], Mask],
+    accepts: Callable[[Floats, NDArray[np.intp]], Mask],
 ) -> Advice:
     """How answers may be put in words: rounded as far as the model still decides alike.
 
@@ -68,12 +68,12 @@ def checked_advice(
         found: the answers, rows of the table.
         table: the preprocessing; None: rows are numbers as they came.
         weights: (D,) of a linear score, of which more can be said; None: of a network.
-        bias: of a linear score.
+        bias: of a linear score, one number or (n,), one a query.
         target: that it has to reach.
         cost: what was minimised, of the columns.
         constraints: on the columns.
         frozen: (n, D) bool, what was not to change.
-        accepts: (k, D) rows -> (k,) bool, whether the decision is favourable.
+        accepts: (k, D) rows and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
     """
     rows, change = found.x, found.change
     cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
@@ -92,7 +92,7 @@ def checked_advice(
         limits = constraints.bounds(rows, frozen)
 
     def valid(candidate: Floats, index: NDArray[np.intp]) -> Mask:
-        good = accepts(candidate)
+        good = accepts(candidate, index)
         if constraints is not None:
             inside = np.where(stepped, found.counterfactual[index], candidate)
             inside = np.clip(inside, limits[0][index], limits[1][index])
@@ -127,9 +127,8 @@ def checked_advice(
         )
         ranges = replace(ranges, increasing=rising, decreasing=falling)
     unlimited, share = rows.copy(), advice.share.copy()
-    without = linear_recourse(
-        weights, bias, rows[lost], target=target, cost=cost, constraints=ranges, frozen=table.held(rows[lost])
-    )
+    offset, held = np.broadcast_to(bias, len(rows))[lost], table.held(rows[lost])
+    without = linear_recourse(weights, offset, rows[lost], target=target, cost=cost, constraints=ranges, frozen=held)
     unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change)
     return replace(advice, unlimited=unlimited, share=share)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, Preprocessing, Recourse
+from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
 from safexplain.recourse.advice import advise
 from safexplain.recourse.letters import Change, number_text, sentence
 
@@ -219,22 +219,48 @@ def test_money_has_cents_or_none_and_a_small_change_of_a_large_number_is_rounded
     assert sentence(share) == "Lower x from 20.5% to 10.5% or less."
 
 
-def test_answers_of_a_private_model_say_or_more_too():
+LETTERS = {
+    "DPModelRecourse": ({}, r"\(epsilon 20, delta 1e-05\)"),
+    "LaplaceScore": (
+        {"public_weights": {"income": 5e-5, "debt": -2e-4, "use": -1.0}}, r"\(epsilon 20, delta 0, for each answer\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_answers_of_every_mechanism_say_or_more_keep_to_the_rules_and_go_into_letters(name):
     frame, y = applicants()
     public = Preprocessing(
         numeric={"income": (0, 200_000), "debt": (0, 40_000), "use": (0, 1)},
         units={"income": "USD"},
         describe={"income": "income", "debt": "debt", "use": "share of the credit line in use"},
     )
-    mechanism = DPModelRecourse(epsilon=20.0, preprocessing=public, cost=L1(), random_state=0).fit(frame, y)
-    found = mechanism.explain(frame.head(50), infeasible="mark")
-    told = [text for texts, asked in zip(found.reasons(), found.valid & ~found.favourable, strict=True) if asked
-            for text in texts]  # fmt: skip
-    assert told
+    kind, (options, protected) = {"DPModelRecourse": DPModelRecourse, "LaplaceScore": LaplaceScore}[name], LETTERS[name]
+    rules = Constraints(
+        public.features, immutable="use", largest_change={"income": 5_000, "debt": 900}, step={"debt": 0.01}
+    )
+    mechanism = kind(
+        epsilon=20.0, preprocessing=public, cost=L1(), constraints=rules, random_state=0, target=0.1, **options
+    ).fit(frame, y)
+    found = mechanism.explain(frame.head(80).assign(debt=frame.debt.round(2)), infeasible="mark")
+    asked = found.valid & ~found.favourable
+    told = [text for texts, wanted in zip(found.reasons(), asked, strict=True) if wanted for text in texts]
+    assert len(told) > 10
     assert all(re.search("or (more|less)\\.$|to (0|1|0 USD|40,000|200,000 USD)\\.$", text) for text in told)
+    done, x = found.advice.rounded[asked], found.x[asked]
+    assert (np.abs(done - x)[:, 0] <= 5_000 + 1e-6).all()
+    assert (done[:, 1] == done[:, 1].round(2)).all()
+    if name == "LaplaceScore":
+        reached = found.score[asked] + (done - x) @ [5e-5, -2e-4, -1.0]
+    else:
+        reached = mechanism.private.decision_function(public.scaled(done))
+    assert (reached >= 0.1 - 1e-9).all()
     letters = found.letters()
     assert len(letters) == (~found.favourable).sum()
-    assert "differential privacy (epsilon 20, delta 1e-05)" in letters[0]
+    assert all(re.search(protected, letter) for letter in letters)
+    lost = [letter for letter in letters if "No change" in letter]
+    assert lost
+    assert all("principal reasons" in letter for letter in lost)
 
 
 def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers():

@@ -36,6 +36,7 @@ from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
 from safexplain.recourse.mechanisms.laplace import laplace_release
 from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
 from safexplain.recourse.mechanisms.private_model import on_table, private_model
+from safexplain.recourse.result import Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 EVALUATION_ERROR = 1e-7
@@ -314,6 +315,12 @@ class LaplaceScore(RecourseMechanism):
                 " alone"
             )
         return self.solver_of(rows, self._release(rows))
+
+    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+        """With how it may be put in words, which the released scores and the public weights tell."""
+        answer, weights = super()._returned(found, x, guarantee), self._get("weights")
+        bias = answer.score - answer.x @ weights
+        return self._advised(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
 
     def solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Found]:
         """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
