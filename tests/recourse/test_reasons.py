@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from safexplain.dp import PrivacyStatement, Steps
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
 from safexplain.recourse.advice import advise
 from safexplain.recourse.letters import Change, number_text, sentence
@@ -305,15 +305,6 @@ def test_letters_refuse_wrong_names_features_without_words_and_rows_of_numbers()
         answer(PERSON, PERSON | {"age": 40}).letters()
     with pytest.raises(ConfigurationError, match="give preprocessing="):
         replace(found, table=None).letters()
-
-
-def test_there_is_no_answer_without_a_guarantee():
-    found = answer(PERSON, PERSON | {"age": 40})
-    with pytest.raises(TypeError, match="guarantee"):
-        Recourse(found.x, found.counterfactual, found.valid, found.distance, found.score, found.favourable, found.valid)
-    for nothing in (None, "epsilon 1", Guarantee):
-        with pytest.raises(ConfigurationTypeError, match="guarantee: expected a Guarantee"):
-            replace(found, guarantee=nothing)
 
 
 def test_changes_are_a_frame_with_one_row_for_each_change():

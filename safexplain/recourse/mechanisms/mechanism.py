@@ -267,9 +267,9 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """
         wanted = whole_number("answers", answers, 1)  # before noise is drawn
         rows = self.rows(x)
-        return self.several(self._solver(rows), rows, x, wanted)
+        return self._several(self._solver(rows), rows, x, wanted)
 
-    def several(
+    def _several(
         self,
         solve: Callable[[Frozen], Found],
         rows: Floats,
