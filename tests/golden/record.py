@@ -655,7 +655,7 @@ def ledgers() -> dict[str, Any]:
             for _ in range(5):
                 book.charge("ann", epsilon=0.1, mechanism="pure", parameters={"n": 1})
                 book.charge("ben", ledger.Approximate(0.2, 1e-7))
-                book.charge("cid", ledger.Gaussian(0.15))
+                book.charge("cid", ledger.Concentrated(0.15**2 / 2))
                 book.charge("dot", ledger.Laplace(0.12, 40))
                 book.charge("eve", mu=0.05)
                 book.charge("eve", ledger.Pure(0.05))
@@ -667,7 +667,7 @@ def ledgers() -> dict[str, Any]:
             for who, release in (
                 ("fay", ledger.Pure(0.2)),
                 ("gus", ledger.Laplace(3.5)),
-                ("ann", ledger.Gaussian(2.0)),
+                ("ann", ledger.Concentrated(2.0)),
             ):
                 try:
                     book.charge(who, release)

@@ -60,9 +60,7 @@ class Linear:
         step = np.where(favourable, 0.0, self.target - score)
         valid = favourable.copy() if self.refuses else np.ones(len(x), bool)
         change = np.where(valid, step, 0.0)[:, None] * self.w / (self.w @ self.w)
-        answer = Found(
-            x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool)
-        )
+        answer = Found(x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool))
         if not valid.all():
             raise InfeasibleError("nothing is allowed to change", result=answer, rows=np.flatnonzero(~valid))
         return answer
