@@ -50,30 +50,30 @@ class Advice:
     unlimited: Floats | None = None
 
 
-def linear_advice(
+def checked_advice(
     found: Found,
     table: Preprocessing | None,
-    weights: Floats,
-    bias: float,
+    weights: Floats | None,
+    bias: float | Floats,
     *,
     target: float,
     cost: Cost,
     constraints: Constraints | None,
     frozen: Mask | None,
-    accepts: Callable[[Floats], Mask],
+    accepts: Callable[[Floats, NDArray[np.intp]], Mask],
 ) -> Advice:
-    """How answers from a linear score may be put in words: rounded as far as the model still decides alike.
+    """How answers may be put in words: rounded as far as the model still decides alike.
 
     Args:
         found: the answers, rows of the table.
         table: the preprocessing; None: rows are numbers as they came.
-        weights: (D,) of the score.
-        bias: of the score.
+        weights: (D,) of a linear score, of which more can be said; None: of a network.
+        bias: of a linear score, one number or (n,), one a query.
         target: that it has to reach.
         cost: what was minimised, of the columns.
         constraints: on the columns.
         frozen: (n, D) bool, what was not to change.
-        accepts: (k, D) rows -> (k,) bool, whether the decision is favourable.
+        accepts: (k, D) rows and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
     """
     rows, change = found.x, found.change
     cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
@@ -92,7 +92,7 @@ def linear_advice(
         limits = constraints.bounds(rows, frozen)
 
     def valid(candidate: Floats, index: NDArray[np.intp]) -> Mask:
-        good = accepts(candidate)
+        good = accepts(candidate, index)
         if constraints is not None:
             inside = np.where(stepped, found.counterfactual[index], candidate)
             inside = np.clip(inside, limits[0][index], limits[1][index])
@@ -108,7 +108,7 @@ def linear_advice(
         money=money,
         limits=limits,
         valid=valid,
-        further=change * weights > 0,
+        further=np.zeros(change.shape, dtype=bool) if weights is None else change * weights > 0,
     )
     ranges = constraints
     if table is not None:  # whatever can be a reason, whether or not it may change
@@ -117,7 +117,7 @@ def linear_advice(
         room = np.where(change > 0, advice.rounded < ranges.high, advice.rounded > ranges.low)
         advice = replace(advice, further=advice.further & room)
     lost = np.flatnonzero(~found.valid)
-    if table is None or ranges is None or not len(lost):
+    if weights is None or table is None or ranges is None or not len(lost):
         return advice
     if constraints is not None:
         numbers = {part.name for part in table.parts if part.kind != "category"}
@@ -127,9 +127,8 @@ def linear_advice(
         )
         ranges = replace(ranges, increasing=rising, decreasing=falling)
     unlimited, share = rows.copy(), advice.share.copy()
-    without = linear_recourse(
-        weights, bias, rows[lost], target=target, cost=cost, constraints=ranges, frozen=table.held(rows[lost])
-    )
+    offset, held = np.broadcast_to(bias, len(rows))[lost], table.held(rows[lost])
+    without = linear_recourse(weights, offset, rows[lost], target=target, cost=cost, constraints=ranges, frozen=held)
     unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change)
     return replace(advice, unlimited=unlimited, share=share)
 

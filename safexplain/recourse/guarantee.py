@@ -95,8 +95,13 @@ class Guarantee:
 
     def __str__(self) -> str:
         once = "once, for any number of answers" if self.per == "model" else "for each answer"
-        told = f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
-        return f"{told}. {VOUCHED[0].upper()}{VOUCHED[1:]}" if self.vouched else told
+        numbers = f"epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency})"
+        told = f"{self.mechanism}: {numbers} {once}. {_sentence(self.why)}"
+        return f"{told}. {_sentence(VOUCHED)}" if self.vouched else told
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:

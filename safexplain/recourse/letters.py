@@ -267,11 +267,15 @@ def _reason(change: Change) -> str:
 
 def _protected(guarantee: Any) -> str:
     """The sentence about privacy; the numbers promise no more than the guarantee does."""
-    numbers = f"epsilon {_rounded_up(guarantee.epsilon)}, delta {_rounded_up(guarantee.delta)}"
-    told = f"The records that this decision was learnt from are protected by differential privacy ({numbers}"
+    told = f"epsilon {_rounded_up(guarantee.epsilon)}, delta {_rounded_up(guarantee.delta)}"
     if guarantee.per == "answer":
-        return f"{told}, for each answer)."
-    return f"{told}; stated by whoever trained the model)." if guarantee.vouched else f"{told})."
+        told += ", for each answer"
+        if (training := guarantee.statement) is not None:
+            spent = _rounded_up(training.epsilons.of(guarantee.adjacency))
+            told += f"; besides, epsilon {spent}, delta {_rounded_up(training.delta)}, once"
+    if guarantee.vouched:
+        told += "; stated by whoever trained the model"
+    return f"The records that this decision was learnt from are protected by differential privacy ({told})."
 
 
 def _rounded_up(value: float) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from memory import Watched
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit import store as stored
@@ -76,15 +74,10 @@ def whole(maps, models, step):
 
 
 def most_memory(work):
-    """Bytes of arrays held at most during a piece of work, beyond those held before."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
+    """Bytes held at most during a piece of work, beyond those held before; not those of files."""
+    with Watched() as memory:
         work()
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    return memory.bytes
 
 
 SHAPE = (18, 1600, 512)
@@ -102,32 +95,6 @@ def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatc
     assert most_memory(lambda: everything(maps, member)) > ALL
 
 
-def anonymous():
-    """Bytes of memory that no file lies behind."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
-
-
-class Watched:
-    """The most anonymous memory of this process while it works, beyond that before, looked at every few ms."""
-
-    def __enter__(self):
-        self.before = self.most = anonymous()
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self.watch)
-        self.thread.start()
-        return self
-
-    def watch(self):
-        while not self.done.wait(0.005):
-            self.most = max(self.most, anonymous())
-
-    def __exit__(self, *_):
-        self.done.set()
-        self.thread.join()
-        self.gib = (self.most - self.before) / 2**30
-
-
 MODELS, EXAMPLES, FEATURES = 257, 50_000, 3_072
 FEW = 500
 
@@ -136,8 +103,6 @@ FEW = 500
 def huge(tmp_path_factory):
     """Maps of 257 models, 50,000 examples and 3,072 features, 158 GB on disk of which nearly all are holes: all are
     zeros but those of the first 100 examples."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("memory is read from /proc")
     folder, rng = tmp_path_factory.mktemp("huge"), np.random.default_rng(0)
     maps = np.lib.format.open_memmap(folder / "maps.npy", "w+", np.float32, (MODELS, EXAMPLES, FEATURES))
     base = rng.standard_normal((100, FEATURES), np.float32)
@@ -178,7 +143,7 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
         places = np.arange(1, m), np.flatnonzero(np.arange(n) < 100)
         fitted = Learned(epochs=1).fit(huge, member, *places)
         fitted.scores(huge[0, :1000])
-    assert memory.gib < 1.5, f"{memory.gib:.2f} GiB after {time.process_time() - started:.0f} s"
+    assert memory.bytes < 1.5 * 2**30, f"{memory.bytes / 2**30:.2f} GiB after {time.process_time() - started:.0f} s"
 
 
 @pytest.mark.slow
@@ -186,4 +151,4 @@ def test_the_watch_sees_what_reads_more(huge):
     with Watched() as memory:
         read = np.stack([huge[i, :500] for i in range(MODELS)] * 2)
         assert read.any()
-    assert memory.gib > 2.9
+    assert memory.bytes > 2.9 * 2**30

@@ -122,7 +122,7 @@ def test_every_condition_is_fitted_on_members_only_and_seeded():
         ]
         assert np.array_equal(*answers), condition.title
     titles = [c.title for c in conditions.CONDITIONS]
-    assert len(set(titles)) == len(titles) == 13
+    assert len(set(titles)) == len(titles) == 11
     assert conditions.conditions(100) == list(conditions.CONDITIONS)
     few = {c.name for c in conditions.conditions(5000)}
     assert few == {evidence.BASELINE, evidence.PUBLISHED, evidence.DP_MODEL, "LaplaceScore"}

@@ -56,6 +56,7 @@ from safexplain import (
 )
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
+from safexplain.recourse.found import Found
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import network_recourse
 from safexplain.verdict import stats
@@ -578,8 +579,8 @@ def people() -> tuple[np.ndarray, np.ndarray]:
     return x, (x @ [1.0, -0.5, 0.8, 0.1] > 0).astype(int)
 
 
-def answered(answer: recourse.Recourse) -> dict[str, Any]:
-    """What was released of an answer."""
+def answered(answer: Found) -> dict[str, Any]:
+    """What was released of an answer, or found."""
     names = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
     return {name: getattr(answer, name) for name in names}
 
@@ -589,14 +590,9 @@ def mechanisms() -> dict[str, Any]:
     x, y = people()
     rules = recourse.Constraints(4, lower=-4.0, upper=4.0, immutable=(3,), increasing=(0,))
     shared = {"epsilon": 2.0, "norm_bound": 4.0, "random_state": 7, "constraints": rules}
-    public = {"public_weights": [1.0, -0.4, 0.7, 0.0]}
     made = {
         "DPModelRecourse": recourse.DPModelRecourse(delta=1e-4, **shared),
-        "OutputPerturbation": recourse.OutputPerturbation(delta=0, **shared),
-        "OutputPerturbation, Gaussian": recourse.OutputPerturbation(delta=1e-4, cost=recourse.L1(), **shared),
-        "ObjectivePerturbation": recourse.ObjectivePerturbation(**shared, logit_noise=0.5),
-        "LaplaceScore": recourse.LaplaceScore(**public, **shared),
-        "PublicDirection": recourse.PublicDirection(public["public_weights"], slope_floor=0.2, **shared),
+        "LaplaceScore": recourse.LaplaceScore(public_weights=[1.0, -0.4, 0.7, 0.0], **shared),
     }
     found: dict[str, Any] = {}
     for name, mechanism in made.items():
@@ -608,9 +604,7 @@ def mechanisms() -> dict[str, Any]:
             "after": {k: v for k, v in unnumbered(after).items() if k != "statement" and after[k] != before[k]},
             "statement": after["statement"] and (after["statement"]["epsilon"], after["statement"]["mechanism"]),
             "answer": answered(asked),
-            "diverse": [answered(a)["counterfactual"] for a in mechanism.explain_diverse(x[:3], 2)][-1]
-            if hasattr(mechanism, "explain_diverse")
-            else None,
+            "diverse": mechanism.explain_diverse(x[:3], 2)[-1].counterfactual,
             "release": mechanism.release(x[:2]),
         }
     return found
@@ -661,7 +655,7 @@ def ledgers() -> dict[str, Any]:
             for _ in range(5):
                 book.charge("ann", epsilon=0.1, mechanism="pure", parameters={"n": 1})
                 book.charge("ben", ledger.Approximate(0.2, 1e-7))
-                book.charge("cid", ledger.Gaussian(0.15))
+                book.charge("cid", ledger.Concentrated(0.15**2 / 2))
                 book.charge("dot", ledger.Laplace(0.12, 40))
                 book.charge("eve", mu=0.05)
                 book.charge("eve", ledger.Pure(0.05))
@@ -673,7 +667,7 @@ def ledgers() -> dict[str, Any]:
             for who, release in (
                 ("fay", ledger.Pure(0.2)),
                 ("gus", ledger.Laplace(3.5)),
-                ("ann", ledger.Gaussian(2.0)),
+                ("ann", ledger.Concentrated(2.0)),
             ):
                 try:
                     book.charge(who, release)

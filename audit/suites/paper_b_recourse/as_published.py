@@ -1,13 +1,13 @@
 """Laplace recourse as published (Huang et al. 2023, arXiv 2308.04341): NOT private, and so no part of the package.
 
-It answers as the mechanisms of `safexplain.recourse` do, so that it can be compared with them.
+It is asked as the mechanisms of `safexplain.recourse` are, so that it can be compared with them; its answers have no
+guarantee.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,10 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain._validate import check_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.feature_names import training_columns
-from safexplain.recourse.mechanisms.mechanism import Frozen, Guarantee, Infeasible, Per, RecourseMechanism
-from safexplain.recourse.result import Floats, Recourse
+from safexplain.dp.linear.inputs import noise_generator
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError
+from safexplain.recourse.cost import EUCLIDEAN
+from safexplain.recourse.found import Floats, Found, as_rows
 
 WHY = (
     "Only the length of the answer is noised. Its direction is w/|w|, a function of the training data that one answer"
@@ -36,8 +36,8 @@ WHY = (
 EXPECTED = "expected a linear classifier with coef_, intercept_ and classes_, such as LogisticRegression()"
 
 
-@dataclass(eq=False, kw_only=True)
-class AsPublishedLaplace(RecourseMechanism):
+@dataclass(eq=False)
+class AsPublishedLaplace:
     """ "Laplace recourse" as published ("Differentially private recourse", section 4.2.2, steps 1 to 4): NOT private.
 
     Source: Huang et al. 2023, arXiv 2308.04341, section 4.2.2.
@@ -56,27 +56,29 @@ class AsPublishedLaplace(RecourseMechanism):
         model: a linear model with `coef_` and `intercept_`; one that is not fitted is trained by `fit`. None: scikit-
             learn's LogisticRegression.
         epsilon: the claim, by answer; it holds for p' and for nothing that leaves.
+        classes: pair (unfavourable, favourable) of labels.
+        target: s.
         score_bound: public ends of f'.
         published_formula: divide by |w| once, as published, which misses the target unless |w| = 1; False: by |w|^2.
+        random_state: as of a mechanism.
 
     Raises:
-        ConfigurationError: constraints, which the published method does not know, a model that is no linear classifier,
-            or a value out of range.
+        ConfigurationError: a model that is no linear classifier, or a value out of range.
     """
 
-    per: ClassVar[Per] = "answer"
-
-    model: Any = field(default=None, kw_only=False)
+    model: Any = None
+    epsilon: float = 1.0
+    classes: tuple[Any, Any] = (0, 1)
+    target: float = 0.0
     score_bound: float = 10.0
     published_formula: bool = True
+    random_state: Any = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_number("epsilon", self.epsilon, above=0.0)
         check_number("score_bound", self.score_bound, above=0.0)
-        if self.constraints is not None:
-            raise ConfigurationError("constraints: the published method has none; use DPModelRecourse")
-        if self.preprocessing is not None:
-            raise ConfigurationError("preprocessing: the published method has none; use DPModelRecourse")
+        self._noise = noise_generator(self.random_state)
+        self._weights: Floats | None = None
         if self.model is None:
             return
         if isinstance(self.model, type) or not (hasattr(self.model, "fit") or hasattr(self.model, "coef_")):
@@ -85,18 +87,18 @@ class AsPublishedLaplace(RecourseMechanism):
             self._adopt(self.model)
 
     @property
-    def guarantee(self) -> Guarantee:
-        """None: `is_private` is False, and `why` says why."""
-        return Guarantee(
-            mechanism=f"Laplace recourse as published (AsPublishedLaplace), claimed epsilon {self.epsilon:g} an answer",
-            is_private=False,
-            per="answer",
-            epsilon=None,
-            delta=None,
-            adjacency=self.adjacency,
-            released="a vector along the exact private weights, of noised length",
-            why=WHY,
-        )
+    def claim(self) -> dict[str, Any]:
+        """What is claimed, in the words of a guarantee: there is none."""
+        return {
+            "mechanism": f"Laplace recourse as published, claimed epsilon {self.epsilon:g} an answer",
+            "is_private": False,
+            "per": "answer",
+            "epsilon": None,
+            "delta": None,
+            "adjacency": "substitute",
+            "released": "a vector along the exact private weights, of noised length",
+            "why": WHY,
+        }
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without privacy.
@@ -110,25 +112,26 @@ class AsPublishedLaplace(RecourseMechanism):
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
         model = LogisticRegression(max_iter=2000) if self.model is None else clone(self.model)
-        self._adopt(model.fit(*self._training(X, y)))
+        self._adopt(model.fit(X, y))
         return self
 
-    def explain(self, x: ArrayLike, *, infeasible: Infeasible = "mark") -> Recourse:
+    def explain(self, x: ArrayLike, *, infeasible: str = "mark") -> Found:
         """Answers as published; `valid` False where the published formula stops short of the target.
 
         Args:
             x: (n, d) or (d,) queries.
             infeasible: "mark", or "raise" where an answer is not valid.
-        """
-        return super().explain(x, infeasible=infeasible)
 
-    def release(self, x: ArrayLike) -> Floats:
-        """(n,) infinity: what each answer really costs.
-
-        Args:
-            x: (n, d) or (d,) queries.
+        Raises:
+            ConfigurationError: `fit` has not been called.
+            InfeasibleError: answers that are not valid, if it is to be raised.
         """
-        return np.full(len(self.rows(x)), np.inf)
+        if self._weights is None:
+            raise ConfigurationError("AsPublishedLaplace has not been trained; call fit(X, y) first")
+        found = self._answers(as_rows(x, len(self._weights)), self._weights)
+        if infeasible == "raise" and not found.valid.all():
+            raise InfeasibleError("the formula misses the target", result=found, rows=np.flatnonzero(~found.valid))
+        return found
 
     def _adopt(self, model: Any) -> None:
         if not all(hasattr(model, name) for name in ("coef_", "intercept_", "classes_")):
@@ -137,17 +140,12 @@ class AsPublishedLaplace(RecourseMechanism):
         if len(labels) != 2 or self.classes[1] not in labels:
             raise ConfigurationError(f"classes: expected the pair {labels} in either order, got {self.classes!r}")
         sign = 1.0 if labels[1] == self.classes[1] else -1.0
-        weights = sign * np.asarray(model.coef_, dtype=np.float64).ravel()
-        self._check_width(len(weights))
-        bias = sign * float(np.ravel(model.intercept_)[0])
-        columns = training_columns(model)
-        self._set(width=len(weights), columns=columns, weights=weights, bias=bias, fitted=model, generator=None)
+        self._weights = sign * np.asarray(model.coef_, dtype=np.float64).ravel()
+        self._bias = sign * float(np.ravel(model.intercept_)[0])
 
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
-        weights, bound = self._get("weights"), float(self.score_bound)
-        chance = expit(rows @ weights + self._get("bias")) + self._noise().laplace(
-            scale=1 / self.epsilon, size=len(rows)
-        )
+    def _answers(self, rows: Floats, weights: Floats) -> Found:
+        bound = float(self.score_bound)
+        chance = expit(rows @ weights + self._bias) + self._noise.laplace(scale=1 / self.epsilon, size=len(rows))
         clamped = np.clip(chance, 0.0, 1.0)
         with np.errstate(divide="ignore"):
             score = np.clip(np.log(clamped) - np.log1p(-clamped), -bound, bound)
@@ -158,9 +156,8 @@ class AsPublishedLaplace(RecourseMechanism):
         change = gap[:, None] * (weights / divisor if length > 0 else weights)
         reached = rows + change
         valid = favourable | (score + change @ weights >= self.target - 1e-9 * bound)
-        distance = self.cost.distance(reached - rows)
-        found = Recourse(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)
-        return lambda frozen: found
+        distance = EUCLIDEAN.distance(reached - rows)
+        return Found(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)
 
 
 def _is_fitted(model: Any) -> bool:

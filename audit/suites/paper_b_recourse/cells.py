@@ -73,8 +73,10 @@ class Watched:
         cosine = float(abs(direction @ native.weights) / np.linalg.norm(native.weights))
         asked = np.random.default_rng(seed).choice(len(self.task.x), min(SHOWN, len(self.task.x)), replace=False)
         self.use.append(use_of(mechanism, native, self.task.x[asked]) | {"cosine_of_one_answer": cosine})
+        promised = getattr(mechanism, "claim", None)
         if hasattr(mechanism, "guarantee"):
-            promised = mechanism.guarantee.to_dict()
+            promised = {"is_private": True, **mechanism.guarantee.to_dict()}
+        if promised is not None:
             names = ("mechanism", "is_private", "per", "epsilon", "delta", "adjacency", "released")
             self.guarantee = {name: promised[name] for name in names}
         return mechanism

@@ -26,7 +26,8 @@ from scipy.stats import ks_2samp
 
 from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.audit.collect_recourse import explained
-from safexplain.recourse import DPModelRecourse, LaplaceScore, Recourse
+from safexplain.recourse import DPModelRecourse, LaplaceScore
+from safexplain.recourse.found import Found
 from safexplain.recourse.linear.solve import linear_recourse
 
 from ...shared.run import (
@@ -72,7 +73,7 @@ class Weights:
     w: Floats
     bias: float
 
-    def explain(self, x: Floats) -> Recourse:
+    def explain(self, x: Floats) -> Found:
         """Exact recourse."""
         return linear_recourse(self.w, self.bias, x)
 

@@ -26,7 +26,9 @@ from safexplain.audit.certify import certify
 from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
-from safexplain.recourse import DPModelRecourse, Recourse
+from safexplain.recourse import DPModelRecourse
+from safexplain.recourse.found import Found
+from safexplain.recourse.networks.search import network_recourse
 
 from ...shared.run import Progress, concluded, destination, finish, provenance, rounded, table, write_json
 from .cells import attacked, rows_of
@@ -58,9 +60,9 @@ class Native:
 
     model: nn.Module
 
-    def explain(self, x: Floats) -> Recourse:
+    def explain(self, x: Floats) -> Found:
         """The nearest rows that the search finds."""
-        return search_recourse(self.model, x)
+        return network_recourse(self.model, x)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...shared.run import RESULTS, markdown
-from .plausible import HEADER, lines
 
 
 def cells(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -215,11 +214,6 @@ def adult(found: dict[str, Any]) -> str:
             rows.append((title, *said))
     header = ("Adult", *(f"{name}: AUC, balanced accuracy" for name in SHOWN if "CFD" in name))
     return markdown(header, rows)
-
-
-def plausible(found: dict[str, Any]) -> str:
-    """Outliers, validity and cost with and without `Plausibility`; from recourse_plausible.json."""
-    return markdown(HEADER, lines(found["results"]), left=2)
 
 
 TABLES = {

@@ -20,6 +20,9 @@ from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_inputs", "load_records"]
 
+_LONGEST_NAMES = 256 << 20
+"""Bytes that all names of classes, or of features, may take once each is a text of Python's, which takes 64 or more."""
+
 
 def load_data(
     path: str | Path,
@@ -129,9 +132,13 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
             if not x or shape not in (x[:1], (x[0], 1)):
                 raise InputError(f"x of {where} has shape {x} but {name} {shape}; expected one entry a row")
         texts = [name for name in ("class_names", "feature_names") if name in file.names]
-        count = math.prod(file.header("feature_names").shape) if "feature_names" in texts else None
-        if count is not None and (len(x) != 2 or count != x[1]):
-            raise InputError(f"{where} has {count} feature_names for x of shape {x}; give one a column")
+        for name in texts:
+            dtype, shape = file.header(name)
+            count = math.prod(shape)
+            if name == "feature_names" and (len(x) != 2 or count != x[1]):
+                raise InputError(f"{where} has {count} feature_names for x of shape {x}; give one a column")
+            if count * max(dtype.itemsize, 64) > _LONGEST_NAMES:
+                raise InputError(f"{name} of {where} are {dtype} of shape {shape}; expected a short name for each")
         return file.read(*names, *texts)
 
 

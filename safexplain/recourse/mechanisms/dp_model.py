@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +14,6 @@ from safexplain._privacy_loss import check_delta
 from safexplain._validate import check_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.advice import linear_advice
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
@@ -290,19 +289,10 @@ class DPModelRecourse(RecourseMechanism):
         )
 
     def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """With how it may be put in words, which the released model tells; see `linear_advice`."""
-        answer, model = super()._returned(found, x, guarantee), self._get("model")
-        if model.weights is None:
-            return answer
-        advice = linear_advice(
-            answer,
-            self.preprocessing,
-            model.weights,
-            model.bias,
-            target=self.target,
-            cost=self.column_cost,
-            constraints=self.column_constraints,
-            frozen=self._held(answer.x),
-            accepts=lambda rows: model.scores(rows) >= self.target + self.shift * self._lengths(rows),
-        )
-        return replace(answer, advice=advice)
+        """With how it may be put in words, which the released model tells."""
+        model: PrivateModel = self._get("model")
+
+        def accepts(rows: Floats, _: NDArray[np.intp]) -> NDArray[np.bool_]:
+            return np.asarray(model.scores(rows) >= self.target + self.shift * self._lengths(rows))
+
+        return self._advised(super()._returned(found, x, guarantee), model.weights, model.bias, accepts)

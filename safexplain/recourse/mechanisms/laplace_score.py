@@ -30,12 +30,21 @@ from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_mi
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.found import Floats, Found
-from safexplain.recourse.guarantee import PRIVATE_GEOMETRY, PUBLIC_GEOMETRY, UNCHARGED, Guarantee, Per, assumptions
+from safexplain.recourse.guarantee import (
+    PRIVATE_GEOMETRY,
+    PUBLIC_GEOMETRY,
+    UNCHARGED,
+    VOUCHED,
+    Guarantee,
+    Per,
+    assumptions,
+)
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
 from safexplain.recourse.mechanisms.laplace import laplace_release
 from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
 from safexplain.recourse.mechanisms.private_model import on_table, private_model
+from safexplain.recourse.result import Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 EVALUATION_ERROR = 1e-7
@@ -156,17 +165,17 @@ class LaplaceScore(RecourseMechanism):
             raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
         given = self.public_weights
         if isinstance(given, DPModelRecourse) or hasattr(given, "coef_") or hasattr(given, "get_params"):
-            weights, statement = self._of_model(given)
-            self._set(weights=weights, statement=statement)
+            weights, statement, vouched = self._of_model(given)
+            self._set(weights=weights, statement=statement, vouched=vouched)
         elif given is not None and self.preprocessing is not None:
             self._set(weights=self.preprocessing.vector(given, "public_weights"))
         elif given is not None:
             object.__setattr__(self, "public_weights", public_vector(given))
             self._set(weights=self.public_weights)
 
-    def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement]:
-        """(D,) the logits a unit of each column of a model that was trained with differential privacy, and its
-        statement.
+    def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement, bool]:
+        """(D,) the logits a unit of each column of a model that was trained with differential privacy, its statement,
+        and whether that is its owner's word.
 
         Raises:
             RefusedError: it carries no statement of its own, or one about other weights.
@@ -194,7 +203,7 @@ class LaplaceScore(RecourseMechanism):
         found = on_table(private_model(model, statement, self.classes[1], self.adjacency), people)
         if found.weights is None:
             raise ConfigurationError("public_weights: expected a linear model of two classes")
-        return public_vector(found.weights), statement
+        return public_vector(found.weights), statement, found.vouched
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
@@ -231,6 +240,7 @@ class LaplaceScore(RecourseMechanism):
         if (statement := self._get("statement")) is not None:
             why += "; the model that public_weights come from spent, once, what its own statement says"
             assumed = tuple(PRIVATE_GEOMETRY if line == PUBLIC_GEOMETRY else line for line in assumed)
+            assumed += (*((VOUCHED,) if self._get("vouched") else ()), *statement.assumptions)
         return Guarantee(
             mechanism="logit with Laplace noise on a grid (LaplaceScore)",
             per="answer",
@@ -240,7 +250,8 @@ class LaplaceScore(RecourseMechanism):
             released="the noised logit, within a public range; the rest follows from it and from public weights",
             why=why,
             statement=statement,
-            assumptions=(*assumed, UNCHARGED),
+            vouched=bool(self._get("vouched")),
+            assumptions=tuple(dict.fromkeys((*assumed, UNCHARGED))),
             preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
@@ -313,9 +324,15 @@ class LaplaceScore(RecourseMechanism):
                 " of a model of public data, or a fitted DPLogisticRegression, or call score(x) for the noised logit"
                 " alone"
             )
-        return self.solver_of(rows, self._release(rows))
+        return self._solver_of(rows, self._release(rows))
 
-    def solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Found]:
+    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+        """With how it may be put in words, which the released scores and the public weights tell."""
+        answer, weights = super()._returned(found, x, guarantee), self._get("weights")
+        bias = answer.score - answer.x @ weights
+        return self._advised(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
+
+    def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Found]:
         """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
         weights: Floats = self._get("weights")
         bias = released.score - rows @ weights

@@ -23,6 +23,7 @@ from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.recourse.advice import checked_advice
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
@@ -266,9 +267,9 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """
         wanted = whole_number("answers", answers, 1)  # before noise is drawn
         rows = self.rows(x)
-        return self.several(self._solver(rows), rows, x, wanted)
+        return self._several(self._solver(rows), rows, x, wanted)
 
-    def several(
+    def _several(
         self,
         solve: Callable[[Frozen], Found],
         rows: Floats,
@@ -381,6 +382,27 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
                 proven=found.proven & ~bad,
             )
         return Recourse(**vars(found), guarantee=guarantee or self.guarantee, table=people, like=x)
+
+    def _advised(
+        self,
+        answer: Recourse,
+        weights: Floats | None,
+        bias: float | Floats,
+        accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
+    ) -> Recourse:
+        """The answer with how it may be put in words; arguments as for `checked_advice`."""
+        advice = checked_advice(
+            answer,
+            answer.table,
+            weights,
+            bias,
+            target=self.target,
+            cost=self.column_cost,
+            constraints=self.column_constraints,
+            frozen=self._held(answer.x),
+            accepts=accepts,
+        )
+        return replace(answer, advice=advice)
 
     def _scaled(self, rows: Floats) -> Floats:
         """(n, D) rows as training sees them."""

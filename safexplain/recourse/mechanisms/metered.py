@@ -100,7 +100,7 @@ class MeteredRecourse:
 
         Proof. What is released of the private model is the noised score, which is stored with its charge. All answers
         are made from this stored number, from the query and from public weights, costs and constraints, by
-        `LaplaceScore.solver_of`, which draws no noise and does not look at the model: post-processing of one release
+        `LaplaceScore._solver_of`, which draws no noise and does not look at the model: post-processing of one release
         (Dwork and Roth 2014, proposition 2.1). Were noise drawn for each, n answers would cost n epsilon.
 
         Args:
@@ -120,11 +120,11 @@ class MeteredRecourse:
         if not isinstance(mechanism, LaplaceScore):
             rows = mechanism.rows(x)  # what cannot be answered is not charged
             guarantee = self._charged()
-            return mechanism.several(mechanism._solver(rows), rows, x, wanted, guarantee)
+            return mechanism._several(mechanism._solver(rows), rows, x, wanted, guarantee)
         first = self._answered(x, principal)
         released = NoisyScores(first.score, first.favourable, first.censored, first.guarantee)
-        solve = mechanism.solver_of(first.x, released)
-        return (first, *mechanism.several(solve, first.x, x, wanted, first.guarantee)[1:])
+        solve = mechanism._solver_of(first.x, released)
+        return (first, *mechanism._several(solve, first.x, x, wanted, first.guarantee)[1:])
 
     def _answered(self, x: ArrayLike, principal: str | None) -> Recourse:
         """Charged and stored, or repeated; queries without recourse are marked."""

@@ -15,6 +15,8 @@ from torch import nn
 
 from safexplain._privacy_loss import Adjacency
 from safexplain._validate import whole_number
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.sgd.finetune import DPFineTuned
 from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.constraints import Constraints
@@ -39,7 +41,8 @@ class PrivateModel:
     model: Any
     statement: PrivacyStatement
     vouched: bool
-    """Whether the statement came beside the model, or is about a loop of the owner's: it is then the owner's word."""
+    """Whether the statement came beside the model, or is about a training that is not this package's: it is then the
+    owner's word."""
     width: int | None
     weights: Floats | None = None
     bias: float = 0.0
@@ -113,7 +116,7 @@ def private_model(
         )
     statement.check_model(model if linear else network)
     _check_promise(statement, adjacency)
-    vouched = own is None or statement.own_loop
+    vouched = own is None or statement.own_loop or not isinstance(model, DPLogisticRegression | DPFineTuned)
     if linear:
         return _linear(model, statement, vouched, favourable, search)
     column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)

@@ -21,7 +21,8 @@ from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recou
 from safexplain.audit.references.training import train_one
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.found import Found
+from safexplain.recourse.networks.search import network_recourse
 from safexplain.verdict.stats import auc_interval, roc
 
 
@@ -59,9 +60,7 @@ class Linear:
         step = np.where(favourable, 0.0, self.target - score)
         valid = favourable.copy() if self.refuses else np.ones(len(x), bool)
         change = np.where(valid, step, 0.0)[:, None] * self.w / (self.w @ self.w)
-        answer = Recourse(
-            x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool)
-        )
+        answer = Found(x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool))
         if not valid.all():
             raise InfeasibleError("nothing is allowed to change", result=answer, rows=np.flatnonzero(~valid))
         return answer
@@ -74,7 +73,7 @@ class Searched:
     model: nn.Module
 
     def explain(self, x):
-        return search_recourse(self.model, x)
+        return network_recourse(self.model, x)
 
 
 def exact(x, y, seed):

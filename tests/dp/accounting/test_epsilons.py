@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from fft_oracle import bracket
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from safexplain._privacy_loss import grid_widths, one_step
 from safexplain._privacy_loss.distributions import compose
@@ -22,6 +23,50 @@ NEIGHBORS = {
     "substitute": dp_accounting.NeighboringRelation.REPLACE_ONE,
     "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
 }
+
+
+def bracket(p, q, sigma, steps, delta, *, interval=2e-4, reach=30.0):
+    """(lower, upper) epsilon of `steps` compositions of P against Q, mixtures given as [(weight, mean), ...]: the
+    accountant's oracle, from nothing but normal distribution functions and an FFT.
+
+    The loss log(P/Q) is tabulated on a fine grid of outputs, rounded down and up to a grid of losses, and composed.
+    """
+    means = [m for _, m in (*p, *q)]
+    x = np.linspace(min(means) - 14 * sigma, max(means) + 14 * sigma, 2_000_001)
+    cdf = sum(w * norm.cdf(x, m, sigma) for w, m in p)
+    mass = np.diff(cdf)
+    loss = log_of(p, x, sigma) - log_of(q, x, sigma)
+    low, high = np.minimum(loss[:-1], loss[1:]), np.maximum(loss[:-1], loss[1:])
+    return tuple(
+        epsilon_of(np.rint(round_(edge / interval)).astype(int), mass, interval, steps, delta, reach)
+        for round_, edge in ((np.floor, low), (np.ceil, high))
+    )
+
+
+def log_of(mixture, x, sigma):
+    return np.logaddexp.reduce([np.log(w) + norm.logpdf(x, m, sigma) for w, m in mixture if w > 0])
+
+
+def epsilon_of(cells, mass, interval, steps, delta, reach):
+    width = int(2 * reach / interval)
+    single = np.zeros(width)
+    np.add.at(single, cells % width, mass)
+    total = np.maximum(np.fft.irfft(np.fft.rfft(single) ** steps, width), 0)
+    losses = np.arange(width) * interval
+    losses[losses >= reach] -= 2 * reach
+    order = np.argsort(losses)
+    losses, total = losses[order], total[order]
+
+    def delta_of(epsilon):
+        above = losses > epsilon
+        return float((-np.expm1(epsilon - losses[above]) * total[above]).sum())
+
+    low, high = 0.0, reach
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+    return high
+
 
 PUBLISHED = [
     (1.0, 22.3557, 4.378, 10.0),

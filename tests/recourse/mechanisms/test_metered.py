@@ -41,7 +41,7 @@ def same(one, other):
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))
         for name in vars(one)
-        if name not in ("like", "guarantee")
+        if name not in ("like", "guarantee", "advice")
     )
 
 
