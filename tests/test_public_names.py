@@ -85,7 +85,7 @@ NAMES = {
     "safexplain.verdict.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
     "safexplain.serve": ["Service", "router", "app", "Limits"],
     "safexplain.loading": ["load_model", "load_data"],
-    "safexplain.ledger": ["Ledger", "BudgetExhausted", "Pure", "Approximate", "Concentrated", "Laplace"],
+    "safexplain.ledger": ["Ledger", "BudgetExhausted", "Pure", "Approximate", "Concentrated", "Renyi"],
     "safexplain.recourse": [
         "DPModelRecourse",
         "LaplaceScore",

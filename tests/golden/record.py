@@ -656,7 +656,7 @@ def ledgers() -> dict[str, Any]:
                 book.charge("ann", epsilon=0.1, mechanism="pure", parameters={"n": 1})
                 book.charge("ben", ledger.Approximate(0.2, 1e-7))
                 book.charge("cid", ledger.Concentrated(0.15**2 / 2))
-                book.charge("dot", ledger.Laplace(0.12, 40))
+                book.charge("dot", ledger.Pure(0.12))
                 book.charge("eve", mu=0.05)
                 book.charge("eve", ledger.Pure(0.05))
                 book.charge("eve", epsilon=0.03, delta=1e-8)
@@ -666,7 +666,7 @@ def ledgers() -> dict[str, Any]:
             refused = {}
             for who, release in (
                 ("fay", ledger.Pure(0.2)),
-                ("gus", ledger.Laplace(3.5)),
+                ("gus", ledger.Pure(3.5)),
                 ("ann", ledger.Concentrated(2.0)),
             ):
                 try:
