@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.advice import Advice, is_money, outward
+from safexplain.recourse.feature import Feature
 
 Mask = NDArray[np.bool_]
 
@@ -238,6 +239,7 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
         got = repr(names) if isinstance(names, str) else f"{len(names)} names"
         raise ConfigurationError(f"names: expected one name for each of {n} queries, got {got}")
     told, protected = reasons_of(answer), _protected(answer.guarantee)
+    parts = {part.name: part for part in answer.table.parts}
     letters = []
     for row, changes in enumerate(changes_of(answer)):
         if answer.favourable[row]:
@@ -246,7 +248,7 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
         blocks.append(REFUSED)
         principal = changes or _turned_down_by(answer, row)
         if principal:
-            listed = [f"{k}. {_reason(c)}" for k, c in enumerate(principal[:most_reasons], 1)]
+            listed = [f"{k}. {_reason(c, parts[c.feature])}" for k, c in enumerate(principal[:most_reasons], 1)]
             blocks.append("\n".join([REASONS, *listed]))
         if changes:
             heading = INSTEAD if len(changes) == 1 else TOGETHER
@@ -257,12 +259,14 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
     return letters
 
 
-def _reason(change: Change) -> str:
+def _reason(change: Change, part: Feature) -> str:
+    """One principal reason. A number that is the least or the greatest there is is not judged: "Capital gains: 0."."""
     before, _ = _values(change)
     what = change.called[:1].upper() + change.called[1:]
-    if change.kind == "category":
+    end = change.kind == "numeric" and change.before in (part.low, part.high)
+    if change.kind == "category" or end:
         return f"{what}: {before}."
-    return f"{what} is too {'low' if change.rises else 'high'}: {before}."
+    return f"{what}: {before} (too {'low' if change.rises else 'high'})."
 
 
 def _protected(guarantee: Any) -> str:

@@ -271,7 +271,7 @@ def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers
         "Dear Ms Smith,\n\n"
         "We were unable to approve your application.\n\n"
         "The principal reasons for this decision are:\n"
-        "1. Job: clerk.\n2. Owner: no.\n3. Use is too high: 80%.\n4. Education is too low: school.\n\n"
+        "1. Job: clerk.\n2. Owner: no.\n3. Use: 80% (too high).\n4. Education: school (too low).\n\n"
         "Your application would have been approved with all of these changes together:\n"
         "- Change your job from clerk to manager.\n"
         "- Change your owner from no to yes.\n"
