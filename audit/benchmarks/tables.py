@@ -31,7 +31,7 @@ def kills(found: dict[str, Any]) -> str:
     """What killed processes left in a ledger."""
     r = found["results"]
     names = {
-        "kills": "kills inside a charge", "uncommitted": "of these, without a record", "committed": "of these, recorded",
+        "kills": "kills inside a charge", "uncommitted": "without a record", "committed": "with a record",
         "charges": "charges in all", "lost": "acknowledged, not recorded", "unasked": "recorded, not asked for",
         "doubled": "charged twice", "overspent": "budgets overspent",
     }  # fmt: skip
