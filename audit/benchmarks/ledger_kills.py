@@ -56,7 +56,7 @@ def work(url: str, first: int, again: int, inside: Any, pipe: Any) -> None:
         attempt = first
         while True:
             question, again = again or attempt, 0
-            who, how = f"principal {question % PRINCIPALS}", {"attempt": attempt}
+            who, how = f"principal {question % PRINCIPALS}", {"attempt": attempt, "question": question}
             inside.value = attempt
             try:
                 if question % 2:
@@ -119,7 +119,7 @@ def judged(url: str, told: dict[int, bool], inside: list[int]) -> Counter[str]:
     with Ledger(url, timeout=60) as ledger:
         charges, verified = list(ledger.charges()), ledger.verify()
     recorded = Counter(charge.parameters["attempt"] for charge in charges)
-    questions = Counter((charge.principal, charge.question) for charge in charges if charge.question)
+    questions = Counter(charge.parameters["question"] for charge in charges)  # of one principal each
     spent = Counter(charge.principal for charge in charges)
     acknowledged, killed = {attempt for attempt, charged in told.items() if charged}, set(inside)
     return Counter({
