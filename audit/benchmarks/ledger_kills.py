@@ -1,13 +1,19 @@
 """Four workers charge one ledger and are killed (signal 9) amid charges: is anything lost, doubled or overspent?
 
-A worker says in shared memory when it is inside a charge, and is killed then, at a random moment up to `LATEST` seconds
-later; another takes its place. Half of the charges are answers to new questions. After `BLOCK` kills the workers go on
-until the budget refuses everybody, and the records are compared with what was acknowledged:
+A worker says in shared memory which charge it is inside, and is killed then, at a random moment up to `LATEST` seconds
+later; a kill counts if the worker died inside a charge. Another takes its place, and asks the question again that the
+killed one was inside, as a client does that got no answer. Half of the charges are answers to questions. Every attempt
+to charge has a number, which is recorded with the charge. After `BLOCK` kills the workers go on until the budget
+refuses everybody, and the records are compared with what was acknowledged, attempt by attempt:
 
 - lost: an acknowledged charge that is not recorded;
-- unasked: recorded charges beyond the acknowledged ones and one for each kill, whose caller never learned of it;
-- doubled: a question that was charged twice to its principal;
-- overspent: a sum of recorded epsilons above the budget; and `Ledger.verify` adds up every sum again.
+- unasked: a recorded charge that was neither acknowledged nor the one that its worker was killed in;
+- doubled: an attempt that is recorded twice, or a question that was charged twice to its principal;
+- overspent: a principal, or all together, whose recorded epsilons are above the budget.
+
+`Ledger.verify` adds up every sum again. Of the kills, `uncommitted` left no record; `committed` left one that nobody
+was told of, which is counted; the rest came after the acknowledgement. `repeats_free` are questions that were asked
+again after such a kill and cost nothing more.
 
     python -m audit.benchmarks.ledger_kills [--kills 200] [--database postgres|sqlite] [--out FILE]
 """
@@ -25,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,81 +41,98 @@ from safexplain.ledger import Ledger, Pure
 from ..shared.run import RESULTS, provenance, write_json
 from .ledger_speed import postgres, schema
 
-WORKERS, BLOCK, LATEST = 4, 20, 0.003
-EPSILON, EACH = 12.5, 1 / 64
+WORKERS, BLOCK, LATEST = 4, 20, 0.015
+EPSILON, TOTAL, EACH = 12.5, 31.25, 1 / 64
+PRINCIPALS, ATTEMPTS = 3, 10**6
 FORK = multiprocessing.get_context("fork")
 
 
-def work(url: str, seed: int, inside: Any, pipe: Any) -> None:
-    """Charge until refused; the number of each charge goes into the pipe once it was acknowledged."""
-    draw = random.Random(seed)
+def work(url: str, first: int, again: int, inside: Any, pipe: Any) -> None:
+    """Charge until refused, attempts `first`, `first` + 1, ...; those acknowledged go into the pipe.
+
+    An attempt of an even number is an answer to the question of that number; `again` is one to be asked first, or 0.
+    """
     with Ledger(url, timeout=60) as ledger:
+        attempt = first
         while True:
-            who = f"principal {draw.randrange(3)}"
-            inside.value = 1
+            question, again = again or attempt, 0
+            who, how = f"principal {question % PRINCIPALS}", {"attempt": attempt, "question": question}
+            inside.value = attempt
             try:
-                if draw.random() < 0.5:
-                    charge = ledger.charge(who, epsilon=EACH)
+                if question % 2:
+                    charge = ledger.charge(who, epsilon=EACH, parameters=how)
                 else:
-                    answer = ledger.answer(who, f"{seed} {draw.random()}", lambda: [draw.random()], Pure(EACH))
+                    made = partial(list, (attempt,))
+                    answer = ledger.answer(who, str(question), made, Pure(EACH), parameters=how)
                     charge = answer.charge  # type: ignore[assignment]
+                os.write(pipe.fileno(), b"%d %d\n" % (attempt, charge is not None))
             except BudgetExhausted:
                 if ledger.total().remaining < EACH:
                     return
-                continue
             finally:
                 inside.value = 0
-            os.write(pipe.fileno(), b"%d\n" % charge.id)
+            attempt += 1
 
 
 class Worker:
-    """A process, whether it is inside a charge, and what it was told."""
+    """A process, which attempt it is inside of, and which it was told of."""
 
-    def __init__(self, url: str, seed: int) -> None:
-        self.inside = FORK.Value("b", 0, lock=False)
+    def __init__(self, url: str, number: int, again: int = 0) -> None:
+        self.inside = FORK.Value("q", 0, lock=False)
         self.here, there = FORK.Pipe(duplex=False)
-        self.process = FORK.Process(target=work, args=(url, seed, self.inside, there), daemon=True)
+        first = number * ATTEMPTS
+        self.process = FORK.Process(target=work, args=(url, first, again, self.inside, there), daemon=True)
         self.process.start()
         there.close()
 
-    def told(self) -> set[int]:
-        """Numbers of acknowledged charges, once it has ended."""
+    def told(self) -> dict[int, bool]:
+        """Attempts that were acknowledged -> whether they were charged, once the process has ended."""
         self.process.join()
         found = b""
         while part := os.read(self.here.fileno(), 1 << 16):
             found += part
-        return set(map(int, found.split()))
+        return {int(attempt): charged == b"1" for attempt, charged in map(bytes.split, found.splitlines())}
 
 
 def block(url: str, kills: int, draw: random.Random) -> Counter[str]:
     """One ledger, filled to its budget while workers are killed."""
-    Ledger(url, epsilon=EPSILON, total_epsilon=2.5 * EPSILON).close()
-    workers, told, done = [Worker(url, draw.getrandbits(32)) for _ in range(WORKERS)], set[int](), 0
-    while done < kills and any(worker.process.is_alive() for worker in workers):
+    Ledger(url, epsilon=EPSILON, total_epsilon=TOTAL).close()
+    workers, told, inside, begun = [Worker(url, n + 1) for n in range(WORKERS)], dict[int, bool](), list[int](), WORKERS
+    while len(inside) < kills and any(worker.process.is_alive() for worker in workers):
         at = draw.randrange(WORKERS)
         if not (workers[at].process.is_alive() and workers[at].inside.value):
+            time.sleep(0.0005)
             continue
         time.sleep(draw.uniform(0, LATEST))
-        if not workers[at].inside.value:
-            continue
         os.kill(workers[at].process.pid or 0, signal.SIGKILL)
         told |= workers[at].told()
-        workers[at], done = Worker(url, draw.getrandbits(32)), done + 1
+        inside += [amid] if (amid := workers[at].inside.value) else []
+        begun += 1
+        workers[at] = Worker(url, begun, 0 if amid % 2 else amid)
     for worker in workers:
         told |= worker.told()
+    return judged(url, told, inside)
+
+
+def judged(url: str, told: dict[int, bool], inside: list[int]) -> Counter[str]:
+    """What is recorded, beside the attempts that were acknowledged and those that workers were killed in."""
     with Ledger(url, timeout=60) as ledger:
-        charges = list(ledger.charges())
-        recorded = {charge.id for charge in charges}
-        questions = Counter((charge.principal, charge.question) for charge in charges if charge.question)
-        accounts = [*ledger.accounts(), ledger.total()]
-        return Counter({
-            "kills": done, "charges": len(charges), "verified": int(ledger.verify() == len(charges)),
-            "lost": len(told - recorded), "unasked": max(0, len(recorded - told) - done),
-            "unacknowledged": len(recorded - told), "doubled": sum(n - 1 for n in questions.values()),
-            "overspent": sum(account.spent > account.epsilon for account in accounts)
-            + (len(charges) * EACH > 2.5 * EPSILON),
-            "full": int(len(charges) * EACH == 2.5 * EPSILON),
-        })  # fmt: skip
+        charges, verified = list(ledger.charges()), ledger.verify()
+    recorded = Counter(charge.parameters["attempt"] for charge in charges)
+    questions = Counter(charge.parameters["question"] for charge in charges)  # of one principal each
+    spent = Counter(charge.principal for charge in charges)
+    acknowledged, killed = {attempt for attempt, charged in told.items() if charged}, set(inside)
+    return Counter({
+        "kills": len(inside), "charges": len(charges), "verified": int(verified == len(charges)),
+        "lost": len(acknowledged - recorded.keys()),
+        "unasked": len(recorded.keys() - acknowledged - killed),
+        "doubled": sum(n - 1 for n in (*recorded.values(), *questions.values())),
+        "overspent": sum(n * EACH > EPSILON for n in spent.values()) + (len(charges) * EACH > TOTAL),
+        "uncommitted": len(killed - recorded.keys() - told.keys()),
+        "committed": len((killed & recorded.keys()) - told.keys()),
+        "repeats_free": len(told) - len(acknowledged),
+        "full": int(len(charges) * EACH == TOTAL),
+    })  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -27,6 +27,17 @@ def ledger(found: dict[str, Any]) -> str:
     ))  # fmt: skip
 
 
+def kills(found: dict[str, Any]) -> str:
+    """What killed processes left in a ledger."""
+    r = found["results"]
+    names = {
+        "kills": "kills inside a charge", "uncommitted": "without a record", "committed": "with a record",
+        "charges": "charges in all", "lost": "acknowledged, not recorded", "unasked": "recorded, not asked for",
+        "doubled": "charged twice", "overspent": "budgets overspent",
+    }  # fmt: skip
+    return markdown(tuple(names.values()), [tuple(f"{r[name]:,}" for name in names)])
+
+
 def noise(found: dict[str, Any]) -> str:
     """Cryptographic noise beside other generators, alone and in whole calls."""
     rows = [

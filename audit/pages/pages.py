@@ -194,6 +194,8 @@ PAGES = (
                    " trainings", "5 min"),
         _benchmark("ledger_speed", "charges by four processes at once, and a million recorded releases", "2 min",
                    "PostgreSQL for its half"),
+        _benchmark("ledger_kills", "four processes that charge one ledger and are killed inside charges: what is lost,"
+                   " doubled or overspent", "3 min", "`pgserver` and `psycopg`"),
         _benchmark("serving", "the service of hardened explanations beside the same service with plain Captum, for 1, 8"
                    " and 64 clients; remembered answers; HTTP and JSON alone", "10 min", "the extra `serve`"),
         _benchmark("audit_cost", "what a verdict costs on models of a person's own, through the command line, beside"

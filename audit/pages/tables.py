@@ -169,6 +169,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_epsilons": ("dp_epsilons", dp_epsilons),
     "dp_finetuning": ("dp_finetuning", dp_finetuning),
     "dp_head": ("dp_head", dp_head),
+    "ledger_kills": ("ledger_kills", benchmark_tables.kills),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
     "noise": ("noise", benchmark_tables.noise),
     "serving": ("serving", benchmark_tables.serving),
