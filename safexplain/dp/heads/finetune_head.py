@@ -20,8 +20,9 @@ from safexplain.dp.sgd.sampling import Source, gaussian, source_of
 from safexplain.errors import InputError
 
 LR = 0.15
-"""Learning rate of Adam for inputs of norm 1 (`python -m audit.suites.dp_defaults` compares it with a search). It is the
-bias's too, which moves too fast beside inputs of norms far below 1."""
+"""Learning rate of Adam for inputs of norm 1 (`python -m audit.suites.dp_defaults` compares it with a search).
+
+It is the bias's too, which moves too fast beside inputs of norms far below 1."""
 
 OCTAVES = 16.0
 """Norms are measured from 2^-16 to 2^16."""
