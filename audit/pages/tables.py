@@ -16,6 +16,7 @@ from ..suites.bound_errors import tables as bound_tables
 from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
 from ..suites.dp_attacks import tables as dp_tables
+from ..suites.dp_defaults import tables as default_tables
 from ..suites.explainers import tables as explainer_tables
 from ..suites.fuzzed_files import tables as fuzz_tables
 from ..suites.paper_a import tables as paper_a_tables
@@ -183,6 +184,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
+    **{name: ("dp_defaults", make) for name, make in default_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     "releases: order": ("releases_order", release_tables.order),

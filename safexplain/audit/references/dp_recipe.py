@@ -182,7 +182,7 @@ TORCHS = {"adam": 0.0, "adamw": 0.01, "sgd": 0.0}
 
 
 def left_out(optimizer: str) -> dict[str, float]:
-    """What a recipe with `[dp]` has where it does not say: the defaults of `DPFineTuner`."""
+    """What a recipe with `[dp]` has where it does not say; fixed, so that an earlier file means what it meant."""
     return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": TORCHS.get(optimizer, 0.0)}
 
 

@@ -186,7 +186,7 @@ def train_heads(
             total = clipped_sum(part, batch, weight, recipe.clipping)
             if noisy:
                 noise = _noise(part, own, float_safe).mul_(std[block, None, None])
-                total = _released(total, noise, index, weight, len(x))
+                total = released(total, noise, index, weight, len(x))
             update(total.div_(recipe.expected_batch_size))
             if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
@@ -198,7 +198,7 @@ def train_heads(
     return Heads(theta[..., :d].contiguous(), bias.contiguous())
 
 
-def _released(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
+def released(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
     """The sum (runs, outputs, columns) plus noise; a watcher of one run is told which of n rows were in the batch."""
     watcher = STEP.get()
     if watcher is None or len(total) > 1:

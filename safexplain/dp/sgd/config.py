@@ -23,6 +23,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
+NETWORK_LR = 5e-4
+"""Learning rate of networks where none is given; of linear heads, see `safexplain.dp.heads.finetune_head`."""
+
 OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -48,7 +51,7 @@ class TrainingConfig:
     Args:
         clipping: of each example's gradient.
         optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
-        lr: learning rate of a named optimizer.
+        lr: learning rate of a named optimizer; None: `NETWORK_LR`, or of heads what `finetune_head` measures.
         loss: outputs and targets -> the loss of each example.
         mode: how per-example gradients are computed.
         piece: most examples in memory at a time.
@@ -60,7 +63,7 @@ class TrainingConfig:
 
     clipping: Clipping
     optimizer: OptimizerChoice
-    lr: float
+    lr: float | None
     loss: Loss
     mode: Mode
     piece: int
@@ -74,14 +77,15 @@ class TrainingConfig:
         whole_number("piece", self.piece, 1)
         if self.seed is not None and not isinstance(self.seed, int | np.integer):
             raise ConfigurationTypeError(f"seed: expected a whole number or None, got {self.seed!r}")
-        object.__setattr__(self, "lr", check_number("lr", self.lr, above=0.0))
+        if self.lr is not None:
+            object.__setattr__(self, "lr", check_number("lr", self.lr, above=0.0))
         object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of these parameters."""
         if callable(self.optimizer):
             return self.optimizer(parameters)
-        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr or NETWORK_LR)
 
     def purpose(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""

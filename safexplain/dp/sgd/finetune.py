@@ -32,6 +32,9 @@ from safexplain.dp.sgd.train_loop import train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
+EPOCHS, RATE = 20, 0.1
+"""Passes over the data, and share of the records that a batch has in expectation, where nothing is said: 200 steps."""
+
 
 @dataclass(frozen=True, eq=False)
 class DPFineTuned:
@@ -74,16 +77,19 @@ class DPFineTuner:
         model: left as it is; a copy is trained. BatchNorm that would train is replaced by GroupNorm.
         data: a pair (x, y) of tensors or a map-style data set of (x, y); all of it counts as trained on.
         epsilon: the budget; None with `noise_multiplier` for no limit.
-        delta: smaller than one over the number of records.
+        delta: smaller than one over the number of records; 1e-5 unless given, or a tenth of one over the records if
+            that is less.
         adjacency: under which the budget is meant.
-        epochs: expected passes over the data; or
+        epochs: expected passes over the data, 20 unless given; or
         steps: of the optimizer.
-        batch_size: expected; Poisson batches differ in size. Large ones need less noise for the same accuracy.
+        batch_size: expected, a tenth of the records unless given; Poisson batches differ in size. Large ones need less
+            noise for the same accuracy.
         noise_multiplier: keep this one; training stops before the budget would be passed.
         clipping: of each example's gradient.
         trainable: "all", "head", "last-block", "bias", "lora" or name patterns; see `safexplain.dp.models.parameters`.
         optimizer: "adam", "adamw", "sgd", or a function of the list of parameters.
-        lr: learning rate of a named optimizer.
+        lr: learning rate of a named optimizer; 5e-4 unless given, and of a linear head that alone trains with Adam .15
+            over the typical norm of its inputs, which the first of the steps measures with the noise of all others.
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
         piece: most examples in memory at a time, whatever the batch.
@@ -111,16 +117,16 @@ class DPFineTuner:
         data: Any,
         *,
         epsilon: float | None,
-        delta: float,
+        delta: float | None = None,
         adjacency: Adjacency = "substitute",
         epochs: float | None = None,
         steps: int | None = None,
-        batch_size: float = 256,
+        batch_size: float | None = None,
         noise_multiplier: float | None = None,
         clipping: Clipping | None = None,
         trainable: Trainable = "all",
         optimizer: OptimizerChoice = "adam",
-        lr: float = 5e-4,
+        lr: float | None = None,
         loss: Loss = cross_entropy,
         mode: Mode | None = None,
         piece: int = 64,
@@ -137,17 +143,21 @@ class DPFineTuner:
         if not isinstance(model, nn.Module):
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.records = records_of(data, workers)
-        budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
         clipping = clipping or AutoSClipping()
         self.persons = None
         if groups is not None:
             most = min(16, piece) if rows_per_group is None else rows_per_group
             self.persons = Persons(groups, len(self.records), most)
-            _check_persons(self.persons, batch_size, piece, mode)
         elif rows_per_group is not None:
             raise ConfigurationError("rows_per_group goes with groups=, the person of each record")
-        units = self.records if self.persons is None else self.persons
-        self.plan = plan_training(budget, len(units), batch_size, epochs=epochs, steps=steps)
+        units = len(self.records if self.persons is None else self.persons)
+        batch_size = max(RATE * units, 1.0) if batch_size is None else batch_size
+        if self.persons is not None:
+            _check_persons(self.persons, batch_size, piece, mode)
+        delta = min(1e-5, 0.1 / units) if delta is None else delta
+        budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
+        epochs = EPOCHS if epochs is None and steps is None else epochs
+        self.plan = plan_training(budget, units, batch_size, epochs=epochs, steps=steps)
         of_rows = self.persons is not None or getattr(clipping, "per_layer", False)
         mode = mode or ("hooks" if of_rows else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)

@@ -451,3 +451,13 @@ def test_who_runs_out_of_memory_is_told_what_helps():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         tuner(model).fit()
     assert "lower piece, now 64" in caught.value.__notes__[0]
+
+
+def test_epsilon_is_all_that_must_be_given():
+    x, y = data(n=500)
+    given = DPFineTuner(net(), (x, y), epsilon=8, progress=silent)
+    assert (given.plan.steps, given.plan.sample_rate, given.plan.budget.delta) == (200, 0.1, 1e-5)
+    assert given.statement.epsilons.substitute == pytest.approx(8, abs=2e-3)
+    assert given.plan.budget.adjacency == "substitute"
+    many = DPFineTuner(net(), (x.repeat(40, 1), y.repeat(40)), epsilon=8, progress=silent)
+    assert many.plan.budget.delta == 0.1 / 20_000

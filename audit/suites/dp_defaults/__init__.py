@@ -1,0 +1,1 @@
+"""What the defaults of `DPFineTuner` give, beside a search of its options."""
