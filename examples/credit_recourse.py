@@ -22,7 +22,6 @@ from safexplain.recourse import (
     Plausibility,
     Preprocessing,
     Rule,
-    feasibility,
 )
 
 HELOC = {  # name: (largest value by the data dictionary, which way is better and possible: + or -, what to call it)
@@ -86,7 +85,7 @@ if len(sys.argv) > 1:
     public = Preprocessing(
         numeric={name: (0, most) for name, (most, _, _) in HELOC.items()},
         special={name: [-7, -8, -9] for name in HELOC},  # no such account, none that counts, no record
-        labels={name: called for name, (_, _, called) in HELOC.items()},
+        describe={name: called for name, (_, _, called) in HELOC.items()},
         units={name: "months" for name in HELOC if name.startswith("MSince")}
         | {name: "%" for name in HELOC if name.startswith(("Percent", "NetFraction"))},
     )
@@ -109,12 +108,13 @@ else:
         special={"months_since_late": [-7]},
         units={"income": "USD a year", "balance": "USD", "years_employed": "years", "age": "years",
                "months_since_late": "months"},
-        labels={"years_employed": "time in employment", "balance": "revolving balance",
-                "months_since_late": "time since your last late payment"},
+        describe={"age": "age", "years_employed": "time in employment", "home": "kind of home",
+                  "education": "education", "income": "yearly income", "balance": "revolving balance",
+                  "months_since_late": "time since your last late payment"},
     )  # fmt: skip
     rules = Constraints(
         public.features,
-        immutable=("home",),
+        immutable=("home",),  # what no letter may ask for
         increasing=("age", "years_employed", "education", "months_since_late"),
         decreasing=("balance",),
         step={"age": 1, "years_employed": 1, "income": 500, "balance": 100, "months_since_late": 1},
@@ -131,7 +131,6 @@ recourse = DPModelRecourse(
     preprocessing=public,
     constraints=rules,
     cost=L1(),  # each change as a share of the feature's public range
-    plausibility=Plausibility(people.iloc[published], preprocessing=public),
 )
 recourse.fit(people.iloc[train], repaid[train])
 
@@ -140,9 +139,14 @@ ledger = Ledger("sqlite:///budget.db", epsilon=2.0, delta=1e-4, adjacency="subst
 desk = MeteredRecourse(recourse, ledger)  # the training is an entry; answers from a private model cost nothing more
 answer = desk.explain(people.iloc[asks], principal="lending desk", infeasible="mark")
 print(f"right: {(answer.favourable == repaid[asks]).mean():.1%}; majority: {max(repaid.mean(), 1 - repaid.mean()):.1%}")
-print(feasibility(recourse, people.iloc[asks[:1000]]))
+turned_down = ~answer.favourable
+odd = Plausibility(people.iloc[published], preprocessing=public).outliers(answer)[turned_down & answer.valid]
+told = answer.valid[turned_down].mean()
+print(
+    f"{turned_down.sum()} turned down, {told:.1%} of them have recourse; {odd.mean():.1%} of the answers are outliers"
+)
 
-letters = answer.letters(guarantee=recourse.guarantee)
+letters = answer.letters()
 Path("letters.txt").write_text("\n\n---\n\n".join(letters))
 answer.frame.assign(approved=answer.favourable, has_recourse=answer.valid, proven=answer.proven).to_csv("answers.csv")
 print(f"{len(letters)} letters. The first:\n\n{letters[0]}\n")

@@ -165,8 +165,6 @@ PAGES = (
                " re-implemented", "`heloc.npz`, `mnist.npz`", "15 min", "recourse_dpm"),
         _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
-        _suite("paper_b_recourse.plausible", "what share of answers are outliers, with and without `Plausibility`",
-               "`heloc.npz`, `adult.npz`", "4 min", "recourse_plausible"),
     )),
     Page("paper_e_tmi", "Who was in the pre-training data?", (_suite(
         "paper_e_tmi", '"TMI! Finetuned Models Leak Private Information from their Pretraining Data" (Abascal et al.):'
@@ -206,14 +204,9 @@ PAGES = (
                    " its plan and version 0.2.0", "2 h", "`cifar10.npz`, `adult.npz`, `heloc.npz`, `weights/`"),
     ), "benchmarks"),
     Page("peers", "Against others", (Suite(
-        "audit.benchmarks.peers", "attacks, DP steps, explanations, recourse and bounds, beside ML Privacy Meter, ART,"
-        " SACRO-ML, PrivacyGuard, Opacus, Captum, DiCE, Alibi and accountants",
+        "audit.benchmarks.peers", "attacks, DP steps, explanations and bounds, beside ML Privacy Meter, ART, SACRO-ML,"
+        " PrivacyGuard, Opacus, Captum and accountants",
         "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers"),), "benchmarks/peers"),
-    Page("recourse_peers", "Recourse against others", (Suite(
-        "audit.benchmarks.recourse_peers", "recourse beside DiCE, Alibi, CARLA and an exact program on four data sets:"
-        " validity, constraints kept, cost, changed features, outliers, time",
-        "`heloc.npz`, `adult.npz`, `german.npz`, `compas.npz`; installs the peers", "40 min", "recourse_peers"),),
-        "benchmarks/recourse_peers"),
 )  # fmt: skip
 """In the order of the index."""
 

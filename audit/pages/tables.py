@@ -8,7 +8,6 @@ from typing import Any
 from ..benchmarks import tables as benchmark_tables
 from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
-from ..benchmarks.recourse_peers import tables as recourse_peer_tables
 from ..shared.cells import auc, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import tables as attack_tables
@@ -193,9 +192,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
-    "recourse: plausible": ("recourse_plausible", recourse_tables.plausible),
     **{name: ("recourse_distances", make) for name, make in recourse_tables.OF_FIGURES.items()},
     **{name: ("recourse_dpm", make) for name, make in recourse_tables.OF_DPM.items()},
-    **{name: ("recourse_peers", make) for name, make in recourse_peer_tables.TABLES.items()},
 }
 """Name in a page's prose -> (result, what makes the table from it)."""

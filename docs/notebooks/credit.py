@@ -189,7 +189,13 @@ application = Preprocessing(  # public knowledge about the form; nothing is read
     numeric=numeric,
     categories={"home": ["rents", "mortgage", "owns"]},
     units={"income": "USD a year", "balance": "USD", "years_employed": "years"},
-    labels={"balance": "revolving balance", "inquiries": "number of credit inquiries"},
+    describe={
+        "years_employed": "years of employment",
+        "income": "yearly income",
+        "balance": "revolving balance",
+        "inquiries": "number of credit inquiries",
+        "home": "type of residence",
+    },
 )
 rules = Constraints(
     application.features,
@@ -206,7 +212,7 @@ recourse.fit(people[asked][everybody], repaid[everybody])
 answer = recourse.explain(people[asked][asks], infeasible="mark")
 print(f"right: {(answer.favourable == repaid[asks]).mean():.0%}")
 print(f"{(~answer.favourable).sum()} turned down, {answer.valid[~answer.favourable].mean():.0%} of them have a way")
-print(answer.letters(guarantee=recourse.guarantee)[0])
+print(answer.letters()[0])
 
 # %% [markdown]
 # **What to remember.**
@@ -216,4 +222,4 @@ print(answer.letters(guarantee=recourse.guarantee)[0])
 # - Hardening is no guarantee: an audit says what attacks find. The private model has a guarantee, for one record of one person.
 # - Whether reasons like these satisfy a given law is for the lender and its lawyers to judge.
 #
-# Next: [recourse](../recourse.md), [budgets](../ledger.md), [tables and models of scikit-learn](../certificate.md#tables-and-models-of-scikit-learn).
+# Next: [recourse](../recourse.md), [letters](../letters.md), [budgets](../ledger.md), [tables and models of scikit-learn](../certificate.md#tables-and-models-of-scikit-learn).

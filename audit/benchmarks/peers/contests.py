@@ -97,21 +97,6 @@ EXACT = "Both compose privacy-loss distributions; ours for both adjacencies, the
 
 RENYI = "Renyi DP is a few formulas, privacy-loss distributions are convolutions: slower, and sharper."
 
-HELOC, GERMAN = (
-    f"{data}, MLP of 32 and 16 units, L1 cost, ranges of the data, three columns that may not change. Ours answers 20"
-    " persons at once. DiCE weighs distance in its own way: {how}."
-    for data in ("23 numbers", "7 numbers and 13 categories")
-)
-DICE = {
-    "random": "it samples columns, then shortens changes",
-    "genetic": "it breeds candidates, whose distance is a part of their fitness",
-    "gradient": "it descends a loss of which distance is a part",
-}
-ALIBI = (
-    "The network is given to Alibi in Keras, with gradients. Ranges only: Alibi cannot be told columns that may not"
-    " change, so that here ours has none either. Defaults of Alibi but for {what}."
-)
-
 ASKED = (
     "Who was in, by labels and losses? The model and its data are there; reference models are trained within the time."
     " Ours is an audit with its defaults (8 references, controls, verdict); its rate counts only what the lower"
@@ -259,31 +244,6 @@ PEERS: tuple[Peer, ...] = (
                     + ("corrected by Bonferroni." if m == "gdp" else "as it does by default, with Bonferroni's"
                        " strategy."), "audit")
             for m in ("clopper-pearson", "gdp")
-        )},
-    ),
-    Peer(
-        "dice-ml", "DiCE", "MIT", "recourse on HELOC and German credit",
-        Environment("dice-ml", ("dice-ml==0.12",), "import dice_ml"), ("dice-ml",),
-        lambda quick: {"recourse": tuple(
-            Contest(f"recourse, {data}, {m}", f"search_recourse, {data}", f"DiCE {m}, {data}",
-                    (HELOC if data == "HELOC" else GERMAN).format(how=DICE[m]), "person")
-            for m in DICE for data in ("HELOC", "German") if (m, data) != ("gradient", "German")
-        )},
-    ),
-    Peer(
-        "alibi", "Alibi", "Apache-2.0 (0.9.4; later ones: BSL)", "recourse on HELOC and German credit",
-        Environment("alibi", ("alibi==0.9.4", "tensorflow==2.15.1"), "from alibi.explainers import Counterfactual"),
-        ("alibi", "tensorflow"),
-        lambda quick: {"recourse": (
-            Contest("recourse, HELOC, Counterfactual", "search_recourse, HELOC, range",
-                    "Alibi Counterfactual, HELOC, range",
-                    ALIBI.format(what="the target probability, .55 less its tolerance of .05"), "person"),
-            Contest("recourse, HELOC, CounterfactualProto", "search_recourse, HELOC, range",
-                    "Alibi CounterfactualProto, HELOC, range",
-                    ALIBI.format(what="prototypes by k-d tree with theta 10"), "person"),
-            Contest("recourse, German, CounterfactualProto", "search_recourse, German, range",
-                    "Alibi CounterfactualProto, German, range",
-                    ALIBI.format(what="prototypes by k-d tree with theta 10, categories by ABDM"), "person"),
         )},
     ),
 )  # fmt: skip

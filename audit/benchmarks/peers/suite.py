@@ -1,4 +1,4 @@
-"""Against others, on the same work: attacks, DP steps, explanations, recourse, bounds, and who was in.
+"""Against others, on the same work: attacks, DP steps, explanations, bounds, and who was in.
 
 Each peer runs in an environment of its own, made on demand under `--environments` (see `environments.py`), as one
 process; safexplain as another one, or in the same one where the peer's environment runs both and little is to be told

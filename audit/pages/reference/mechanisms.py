@@ -115,7 +115,6 @@ PARTS: Mapping[str, About] = {
 
 DP_SGD = "Abadi et al., arXiv 1607.00133"
 CHAUDHURI = "Chaudhuri, Monteleoni, Sarwate, arXiv 0912.0071"
-BOLT_ON = f"{CHAUDHURI}; Wu et al., arXiv 1606.04722"
 LAPLACE = "Dwork, Roth: The Algorithmic Foundations of Differential Privacy, 2014"
 PRIVATE = (
     "What anybody learns who never sees the model: properties of the whole population. The guarantee is about one"
@@ -157,8 +156,10 @@ DP: Mapping[str, Guaranteed] = {
         "States what a training loop of your own guarantees that Opacus made private, under both adjacencies.",
         "As DPFineTuner. Of the loop only the accountant's history is known; the white box checks the rest.", DP_SGD),
     "DPLogisticRegression": Guaranteed(
-        "Logistic regression by noisy gradient descent, as a scikit-learn classifier.",
-        "Accuracy, above all on few records and many features.", "Bassily, Smith, Thakurta, arXiv 1405.7085",
+        "Logistic regression by noisy gradient descent, as a scikit-learn classifier; or with noise on its objective or"
+        " on its weights.",
+        "Accuracy, above all on few records and many features.",
+        f"Bassily, Smith, Thakurta, arXiv 1405.7085; {CHAUDHURI}; Wu et al., arXiv 1606.04722",
         evidence=RECOURSE),
     "FlatClipping": Guaranteed(
         "Clips the gradient of each example to one norm: g min(1, C / |g|).",
@@ -178,20 +179,10 @@ DP: Mapping[str, Guaranteed] = {
         " cost nothing more.",
         "The accuracy that private training costs; recourse that the model without privacy would not accept.", DP_SGD,
         "DPModelRecourse", RECOURSE),
-    "OutputPerturbation": Guaranteed(
-        "Trains a regularised logistic regression and adds noise to its weights, once.",
-        "Accuracy, more of it the more features there are.", BOLT_ON, "OutputPerturbation", RECOURSE),
-    "ObjectivePerturbation": Guaranteed(
-        "Adds a random linear term to the objective of a logistic regression before it is minimised.",
-        "Accuracy: on many features more than output perturbation.", CHAUDHURI, "ObjectivePerturbation", RECOURSE),
     "LaplaceScore": Guaranteed(
         "Releases the logit of each query with Laplace noise; the direction of the answer comes from public weights.",
         "A budget for each answer, and directions that are no better than the public weights.", LAPLACE, "LaplaceScore",
         RECOURSE, EVERY_ANSWER),
-    "PublicDirection": Guaranteed(
-        "Releases how far to go along a public direction, with Laplace noise.",
-        "A budget for each answer, and longer ways than the shortest.", LAPLACE, "PublicDirection", RECOURSE,
-        EVERY_ANSWER),
     "MeteredRecourse": Guaranteed(
         "Charges every answer of a mechanism to a ledger, and refuses when the budget is spent.",
         "Answers: whoever has spent his budget gets none.", LAPLACE, evidence=RECOURSE, leaves=EVERY_ANSWER),
