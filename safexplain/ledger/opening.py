@@ -7,6 +7,7 @@ ones: an answer that was mu-GDP has Renyi divergences of at most alpha mu^2 / 2.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,13 +164,18 @@ def settle(storage: Storage, given: Settings) -> Settings:
         given.completed()  # before a file is made
     prepare(storage)
     rows = storage.read(query)
-    if not rows:  # new, or it counts questions alone so far
-        given.completed()
+    if "adjacency" not in dict(rows):  # new, or it counts questions alone so far, or 0.2 left it without one
+        if not rows:
+            given.completed()
         with storage.transaction() as execute:
             storage.lock(execute)
-            if not (rows := execute(query, ())):  # somebody may have been faster
+            rows = execute(query, ())  # somebody may have been faster
+            if not rows:
                 given.completed().save(execute)
-                rows = execute(query, ())
+            elif "adjacency" not in dict(rows):
+                stated = json.dumps(given.adjacency or "substitute")
+                execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (stated,))
+            rows = execute(query, ())
     stored = Settings.load(rows)
     given.agree(stored)
     return stored

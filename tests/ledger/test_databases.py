@@ -236,6 +236,16 @@ def test_a_ledger_of_0_2_that_counted_questions_alone_takes_a_budget_later(of_0_
     assert Ledger(sqlite_url, epsilon=1.0, delta=1e-5, adjacency="add_remove").adjacency == "add_remove"
 
 
+@pytest.mark.parametrize("stated", [None, "substitute", "add_remove"])
+def test_a_ledger_that_0_2_left_without_an_adjacency_is_told_it_once(of_0_2, sqlite_url, stated):
+    with sqlite3.connect(of_0_2) as database:
+        database.execute("UPDATE ledger_settings SET value = 'null' WHERE name = 'adjacency'")
+    database.close()
+    assert Ledger(sqlite_url, adjacency=stated).adjacency == Ledger(sqlite_url).adjacency == (stated or "substitute")
+    with pytest.raises(ConfigurationError, match="this ledger was made with"):
+        Ledger(sqlite_url, adjacency="zero_out")
+
+
 def test_a_reading_that_fails_changes_nothing(of_0_2, sqlite_url, monkeypatch):
     with sqlite3.connect(of_0_2) as database:
         before = list(database.iterdump())

@@ -1,6 +1,6 @@
 """Tables of a ledger.
 
-Sums are whole numbers kept as text, as they may have more than 64 bits; `loss` has one for each condition. Times are
+Sums are whole numbers kept as text, as they may have more than 64 bits; `losses` has one for each condition. Times are
 microseconds since 1970, UTC. The account "" is that of all principals together; its time is the last that the ledger
 saw, and its charges are trainings. Questions are numbered by principal; `first` is the number of the one that a
 question is another look at.
