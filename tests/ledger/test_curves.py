@@ -241,7 +241,6 @@ def test_a_damaged_record_is_no_release():
         lambda: Concentrated(1.0, adjacency="both"),
         lambda: Renyi.of_steps(Steps(0.0, 0.1, 5)),
         lambda: Renyi.of_steps(Steps(1.0, 0.1, 0)),
-        lambda: Renyi.of_steps(Steps(1.0, 0.1, 5, "truncated-poisson", 30, 100)),
     ],
 )
 def test_what_is_no_curve_is_refused(wrong):

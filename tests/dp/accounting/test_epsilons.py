@@ -161,7 +161,7 @@ def test_full_batches_follow_the_closed_form():
 def full_batches_on_a_grid(adjacency):
     """500 of them, though they are one Gaussian."""
     kind = Steps(22.3557, 1.0, 1)
-    width, _ = grid_widths([(kind, 500)], 1, 3e-4)
+    width, _ = grid_widths([(kind, 500)], 3e-4)
     return [compose([(losses, 500)]) for losses in one_step(kind, adjacency, width).directions]
 
 
