@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from safexplain.dp import composed
-from safexplain.dp.accounting import Steps
+from safexplain.dp import Steps, composed
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
 from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from safexplain._privacy_loss import grid_widths, one_step
+from safexplain._privacy_loss import Steps, composed, epsilons, grid_widths, group_privacy_epsilon, one_step
 from safexplain._privacy_loss.distributions import compose
-from safexplain.dp.accounting import Steps, composed, epsilons, group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
 NEIGHBORS = {

@@ -62,9 +62,12 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
 
 @pytest.mark.parametrize(("records", "size"), [(4, 2), (5, 2), (6, 3), (3, 2)])
 def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
-    """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others."""
+    """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.
+
+    The bound is attained, up to the error of sums over a grid.
+    """
     rng = np.random.default_rng(records)
-    line, step = np.linspace(-size - 6, size + 6, 161, retstep=True)
+    line, step = np.linspace(-size - 6, size + 6, 241, retstep=True)
     x = np.stack(np.meshgrid(line, line), axis=-1)
     orders = np.array([-2.0, -0.5, 0.0, 0.3, 1.0, 2.0, 4.0])
 
@@ -84,9 +87,9 @@ def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records,
         if i == 1:  # opposite to each other, and to all others
             others = np.tile([1.0, 0.0], (records - 1, 1))
             one, two = (density(np.concatenate([[[s, 0.0]], others]), size) for s in (1.0, -1.0))
-        assert ([hockey_stick(one, two, step * step, e) for e in orders] <= pair.substitution(orders) + 1e-6).all()
+        assert ([hockey_stick(one, two, step * step, e) for e in orders] <= pair.substitution(orders) + 1e-4).all()
         without = density(others, size)
         removed = [hockey_stick(one, without, step * step, e) for e in orders]
         added = [hockey_stick(without, one, step * step, e) for e in orders]
-        assert (removed <= pair.removal(orders) + 1e-6).all()
-        assert (added <= pair.addition(orders) + 1e-6).all()
+        assert (removed <= pair.removal(orders) + 1e-4).all()
+        assert (added <= pair.addition(orders) + 1e-4).all()

@@ -1,4 +1,8 @@
-"""The noise that a privacy budget asks for, and the steps that it allows."""
+"""The noise that a privacy budget asks for, and the steps that it allows.
+
+What steps spend is computed in `safexplain._privacy_loss`, which has the proofs and the tables: certificates need them
+too, without torch. What was spent is stated by `safexplain.verdict.privacy_statement.PrivacyStatement`.
+"""
 
 from __future__ import annotations
 
