@@ -255,6 +255,11 @@ class PrivacyStatement:
         Raises:
             InputError: fields are missing or unknown, or a stated epsilon does not follow from the parameters.
         """
+        if isinstance(content, Mapping) and "selection" in content:
+            raise InputError(
+                "privacy statement: it is about the best of several trainings, which this version does not account for;"
+                " read it with safexplain 0.2"
+            )
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
         needed = (names | derived) - _LATER
