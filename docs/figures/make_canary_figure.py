@@ -17,11 +17,15 @@ import matplotlib as mpl
 from make_figures import SCHEMES, style
 from matplotlib.figure import Figure
 
-from safexplain.dp.accounting.calibration import CURVES
 from safexplain.verdict.canaries.claim import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_figure3.json"
 
+
+CURVES = (
+    ("substitute", "one record substituted", "#e8743b"),
+    ("add_remove", "one record added or removed", "#3f8fd2"),
+)
 
 COLORS = {
     "worst-case": "#6b4fa0",

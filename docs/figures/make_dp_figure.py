@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 
+from safexplain._privacy_loss import group_privacy_epsilon
 from safexplain.dp import DPFineTuner, epsilons
-from safexplain.dp.accounting import group_privacy_epsilon
 
 SIGMA, RATE, STEPS, DELTA = 5.5728, 0.25, 500, 1e-5
 

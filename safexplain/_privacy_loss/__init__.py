@@ -1,9 +1,8 @@
 """The privacy loss of training, and the epsilons that follow from it, without torch:
 
-pairs          the pair of distributions that dominates one step, for one record or for a group
+pairs          the pair of distributions that dominates one step
 distributions  privacy losses on a grid: made, composed, read
 steps          a number of steps, and what they spend under every adjacency
-selection      the best of a random number of trainings
 """
 
 from safexplain._privacy_loss.distributions import VACUOUS as VACUOUS
@@ -19,7 +18,6 @@ from safexplain._privacy_loss.steps import Sampling as Sampling
 from safexplain._privacy_loss.steps import Steps as Steps
 from safexplain._privacy_loss.steps import check_adjacency as check_adjacency
 from safexplain._privacy_loss.steps import check_delta as check_delta
-from safexplain._privacy_loss.steps import check_group as check_group
 from safexplain._privacy_loss.steps import composed as composed
 from safexplain._privacy_loss.steps import epsilon_of as epsilon_of
 from safexplain._privacy_loss.steps import epsilons as epsilons
@@ -28,5 +26,4 @@ from safexplain._privacy_loss.steps import group_privacy_epsilon as group_privac
 from safexplain._privacy_loss.steps import one_step as one_step
 from safexplain._privacy_loss.steps import privacy_loss as privacy_loss
 from safexplain._privacy_loss.steps import renyi as renyi
-from safexplain._privacy_loss.steps import truncation as truncation
 from safexplain._privacy_loss.steps import typical_loss as typical_loss

@@ -12,9 +12,7 @@ substitution changes the sum by 2C (google/differential-privacy issue 378).
 
 One step is dominated by a pair of distributions: `pairs` has the table and the proofs. One record
 changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and at most 2C
-when it is substituted. Neighbours may also differ in a `group` of records that belong together, as those of one person:
-each of them is sampled independently, and the group's epsilon is computed from its own pair. That is never more, and
-usually much less, than the group-privacy theorem makes of the epsilon of one record.
+when it is substituted.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import binom
 
 from safexplain._privacy_loss.distributions import CELLS, FARTHEST, VACUOUS, Losses, compose
 from safexplain._privacy_loss.pairs import Pair
@@ -42,9 +39,8 @@ Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "substitute", "zero_out"]
 """One record present or absent; one record's value, label or attributes anything; one record or an empty one."""
 
-Sampling = Literal["poisson", "fixed-size", "full-batch", "truncated-poisson"]
-"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch;
-Poisson, where of a batch that is too large for the memory only a part is taken."""
+Sampling = Literal["poisson", "fixed-size", "full-batch"]
+"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch."""
 
 PROTECTS: dict[Adjacency, str] = {
     "add_remove": "whether a record was in the training data",
@@ -68,8 +64,6 @@ SMALLEST_DELTA = 1e-12
 
 ERROR = 3e-4
 """How far discretisation may raise epsilon, about; never lowered: all estimates are pessimistic."""
-
-LARGEST_GROUP = 1_000_000
 
 MOST_STEPS = 10**12
 MOST_RECORDS = 10**15
@@ -95,24 +89,6 @@ def check_sampling(sampling: str) -> None:
         raise ConfigurationError(f"sampling: expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
 
-def check_truncation(sampling: str, largest_batch: int | None, records: int | None) -> None:
-    """Raise ConfigurationError unless both are given for "truncated-poisson", and neither for other batches."""
-    if sampling != "truncated-poisson":
-        if largest_batch is not None or records is not None:
-            raise ConfigurationError(
-                f'largest_batch and records belong to sampling="truncated-poisson", got them with {sampling!r}'
-            )
-        return
-    if largest_batch is None or records is None:
-        raise ConfigurationError(
-            'sampling="truncated-poisson" needs largest_batch, which Poisson batches are cut down to, and records, for'
-            f" which coins are drawn; got {largest_batch!r} and {records!r}"
-        )
-    for name, value in (("largest_batch", largest_batch), ("records", records)):
-        if whole_number(name, value, 1) > MOST_RECORDS:
-            raise ConfigurationError(f"{name}: expected at most {MOST_RECORDS:g}, got {value!r:.40}")
-
-
 @dataclass(frozen=True)
 class Steps:
     """A number of equal steps of the sampled Gaussian mechanism.
@@ -122,13 +98,8 @@ class Steps:
             training without noise.
         sample_rate: q, the probability that a given record is in a given batch, in (0, 1].
         steps: how many, at least 0.
-        sampling: "poisson"; "fixed-size" (uniform subsets without replacement, q = size / records); "full-batch" (q
-            must be 1); or "truncated-poisson".
-        largest_batch: of "truncated-poisson": a Poisson batch of more records is cut down to so many. Which of them are
-            kept does not matter for the bound, which counts with the worst whenever a batch is cut (see `truncation`);
-            but coins are drawn for all `records` anew in each step, sums are divided by the expected batch size and
-            never by the size of a batch, and nobody is told whether one was cut.
-        records: of "truncated-poisson": n, how many records the coins are drawn for.
+        sampling: "poisson"; "fixed-size" (uniform subsets without replacement, q = size / records); or
+            "full-batch" (q must be 1).
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -138,12 +109,9 @@ class Steps:
     sample_rate: float
     steps: int
     sampling: Sampling = "poisson"
-    largest_batch: int | None = None
-    records: int | None = None
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling)
-        check_truncation(self.sampling, self.largest_batch, self.records)
         check_number("noise_multiplier", self.noise_multiplier, minimum=0.0)
         if not 0 < check_number("sample_rate", self.sample_rate) <= 1:
             raise ConfigurationError(
@@ -158,8 +126,8 @@ class Steps:
             raise ConfigurationError(f"steps: expected at most {MOST_STEPS:g}, got {count:g}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without what other ways of sampling need; `Steps(**...)` reads them."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Plain values; `Steps(**...)` reads them."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -197,9 +165,6 @@ def epsilons(
     delta: float,
     *,
     sampling: Sampling = "poisson",
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
@@ -211,11 +176,7 @@ def epsilons(
         sample_rate: q, from the data actually trained on: expected batch size over number of records.
         steps: of the optimizer.
         delta: in (0, 1), smaller than one over the number of records.
-        sampling: "poisson", "fixed-size", "full-batch" or "truncated-poisson".
-        group: how many records neighbours differ in, as all those of one person; each is sampled independently, and
-            each one's gradient clipped. Exact under Poisson and full batches, an upper bound for a fixed size.
-        largest_batch: of "truncated-poisson", as in `Steps`.
-        records: of "truncated-poisson", as in `Steps`.
+        sampling: "poisson", "fixed-size" or "full-batch".
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -225,58 +186,51 @@ def epsilons(
         >>> f"{spent.add_remove:.2f} {spent.substitute:.2f}"
         '4.48 10.00'
     """
-    phase = Steps(noise_multiplier, sample_rate, steps, sampling, largest_batch, records)
-    return composed([phase], delta, group=group)
+    return composed([Steps(noise_multiplier, sample_rate, steps, sampling)], delta)
 
 
-def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilons:
+def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
     """Epsilon of several runs of steps on the same records, one after another, under each adjacency.
 
     Args:
         phases: the runs.
         delta: in [1e-12, 1).
-        group: how many records neighbours differ in; the same ones in all phases.
 
     Raises:
-        ConfigurationError: delta or group is out of range.
+        ConfigurationError: delta is out of range.
         ConfigurationTypeError: phases are something else.
     """
     check_delta(delta)
     if not isinstance(phases, list | tuple) or not all(isinstance(phase, Steps) for phase in phases):
         raise ConfigurationTypeError(f"phases: expected a list of Steps(...), one a phase, got {phases!r:.80}")
-    add_remove = epsilon_of(phases, delta, "add_remove", group=group)
-    substitute = epsilon_of(phases, delta, "substitute", group=group)
-    if not any(p.largest_batch for p in phases):
-        substitute = max(substitute, add_remove)  # it is never less, but for rounding
+    add_remove = epsilon_of(phases, delta, "add_remove")
+    # substitution never spends less, but for rounding
+    substitute = max(epsilon_of(phases, delta, "substitute"), add_remove)
     fixed = any(p.sampling == "fixed-size" and p.sample_rate < 1 for p in phases)
     return Epsilons(add_remove, substitute, substitute if fixed else add_remove, float(delta))
 
 
-def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, group: int = 1) -> float:
+def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> float:
     """Epsilon under one adjacency; arguments as for `composed`."""
-    check_group(group)
     check_adjacency(adjacency)
     with np.errstate(all="ignore"):  # what overflows counts as infinite, in the losses
-        return _epsilon_of([p for p in phases if p.steps], delta, adjacency, group)
+        return _epsilon_of([p for p in phases if p.steps], delta, adjacency)
 
 
-def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, group: int) -> float:
+def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> float:
     if not phases:
         return 0.0
     if any(p.noise_multiplier < LEAST_NOISE for p in phases):
         return math.inf
-    cut = truncation(phases, adjacency, group)
-    if 2 * cut >= delta:
-        return math.inf
-    if all(p.sample_rate == 1 for p in phases) and not cut:
+    if all(p.sample_rate == 1 for p in phases):
         distance = math.hypot(*(math.sqrt(p.steps) / p.noise_multiplier for p in phases))
-        distance *= group * (2 if adjacency == "substitute" else 1)
+        distance *= 2 if adjacency == "substitute" else 1
         if distance > 1e4 or distance == 0:
             return math.inf if distance else 0.0
         return float(get_epsilon_gaussian(1 / distance, delta))
-    if sum(p.steps * pair_of(p, group).total_variation(adjacency) for p in phases) + 2 * cut <= delta:
+    if sum(p.steps * pair_of(p).total_variation(adjacency) for p in phases) <= delta:
         return 0.0
-    if any(typical_loss(p, group) > VACUOUS for p in phases):
+    if any(typical_loss(p) > VACUOUS for p in phases):
         return math.inf
     steps = sum(p.steps for p in phases if p.sample_rate < 1)
     slack = ROUNDING * steps
@@ -285,48 +239,11 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, gro
             f"delta {delta:g} is too small for {steps:,} steps: rounding alone could cost {slack:.1g}; use at least"
             f" {10 * slack:.1g}"
         )
-    loss = _loss(tuple(phases), adjacency, group)
-    epsilon = _smallest_epsilon(loss, delta - slack, cut)
+    epsilon = _loss(tuple(phases), adjacency).epsilon(delta - slack)
     return max(epsilon, 0.0) if epsilon <= VACUOUS else math.inf
 
 
-def truncation(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1) -> float:
-    """An upper bound on the probability that any Poisson batch of a training exceeds its largest size.
-
-    While none does, truncated batches are Poisson batches, coin by coin. With probability tau that one does, on either
-    of two neighbouring data sets, (e, d) of Poisson batches becomes (e, d + (1 + exp(e)) tau), whatever is then done
-    (Chua et al. 2024, arXiv 2411.04205). The larger data set counts: under add/remove, that of `group` records more
-    than are stated.
-    """
-    return float(
-        sum(
-            p.steps * binom.sf(p.largest_batch, p.records + (group if adjacency == "add_remove" else 0), p.sample_rate)
-            for p in phases
-            if p.largest_batch is not None and p.records is not None
-        )
-    )
-
-
-def _smallest_epsilon(loss: PrivacyLoss, delta: float, cut: float) -> float:
-    """The smallest epsilon with delta(epsilon) + (1 + e^epsilon) cut <= delta, from above; infinite: there is none."""
-    low = loss.epsilon(delta - 2 * cut)
-    highest = math.log(delta / cut - 1) if cut else 0.0
-    if not cut or low > min(VACUOUS, highest):
-        return low if not cut else math.inf
-
-    def enough(epsilon: Array) -> NDArray[np.bool_]:
-        return np.asarray(loss.delta(epsilon) + (1 + np.exp(epsilon)) * cut <= delta)
-
-    for _ in range(4):  # each time 64 times finer
-        points = np.linspace(low, highest, 65)
-        found = np.flatnonzero(enough(points))
-        if not len(found):
-            return math.inf
-        low, highest = points[max(found[0] - 1, 0)], points[found[0]]
-    return float(highest)
-
-
-def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike, *, group: int = 1) -> Array:
+def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
 
     Its own quadrature of the dominating pair; dp-accounting 0.6 leaves out that substitution changes the sum by 2C.
@@ -337,28 +254,24 @@ def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike, *, group: int =
         phase: the steps; infinite without noise.
         adjacency: what neighbours differ in.
         orders: (n,) above 1.
-        group: how many records neighbours differ in.
 
     Raises:
-        ConfigurationError: an order of at most 1, or truncated batches, which have no finite divergence of their own.
+        ConfigurationError: an order of at most 1.
 
     Example:
         >>> renyi(Steps(4.0, 1.0, 8, "full-batch"), "substitute", [2, 10]).tolist()  # order * 2^2 * 8 / (2 * 4^2)
         [2.0, 10.0]
     """
     check_adjacency(adjacency)
-    check_group(group)
     orders = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not (orders > 1).all() or not np.isfinite(orders).all():
         raise ConfigurationError(f"orders: expected finite numbers above 1, got {orders.tolist()!r:.80}")
-    if phase.largest_batch is not None:
-        raise ConfigurationError("truncated batches have no Renyi curve; take their epsilon, which pays for each cut")
     if phase.steps == 0 or phase.noise_multiplier < LEAST_NOISE:
         return np.full(orders.shape, 0.0 if phase.steps == 0 else np.inf)
     if phase.sample_rate == 1:
-        distance = group * (2 if adjacency == "substitute" else 1) / phase.noise_multiplier
+        distance = (2 if adjacency == "substitute" else 1) / phase.noise_multiplier
         return np.asarray(orders * phase.steps * distance**2 / 2)
-    pair = pair_of(phase, group)
+    pair = pair_of(phase)
     with np.errstate(all="ignore"):
         return np.array([phase.steps * pair.renyi(float(order), adjacency) for order in orders])
 
@@ -376,7 +289,7 @@ def group_privacy_epsilon(
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)
     if steps == 0 or noise_multiplier < LEAST_NOISE:
         return 0.0 if steps == 0 else math.inf
-    loss = _loss((phase,), "add_remove", 1)
+    loss = _loss((phase,), "add_remove")
 
     def excess(epsilon: float) -> float:
         return float(loss.delta(epsilon)) * (1 + math.exp(min(epsilon, 700))) - delta
@@ -387,15 +300,6 @@ def group_privacy_epsilon(
             return math.inf
         top *= 2
     return 2 * float(brentq(excess, 0.0, top, xtol=1e-6)) if excess(0.0) > 0 else 0.0
-
-
-def check_group(group: int) -> int:
-    """The number of records that neighbours differ in; raises ConfigurationError unless it is whole and at least 1."""
-    if whole_number("group", group, 1) > LARGEST_GROUP:
-        raise ConfigurationError(
-            f"group: expected at most {LARGEST_GROUP:,} records that belong together, got {group!r}"
-        )
-    return int(group)
 
 
 def check_delta(delta: float, records: int | None = None) -> None:
@@ -439,16 +343,15 @@ class PrivacyLoss:
         return max(losses.epsilon(delta) for losses in self.directions)
 
 
-def one_step(phase: Steps, adjacency: Adjacency, width: float, group: int = 1) -> PrivacyLoss:
+def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
     """The privacy losses of one step, from its exact privacy profile.
 
     Args:
         phase: whose steps are meant.
         adjacency: what neighbours differ in.
         width: of the grid of privacy losses, in nats.
-        group: how many records neighbours differ in.
     """
-    pair = pair_of(phase, group)
+    pair = pair_of(phase)
     up, both = pair.largest
     if adjacency == "substitute" or (adjacency == "zero_out" and pair.fixed_size):
         return PrivacyLoss((Losses.of_profile(pair.substitution, -both, both, width),))
@@ -461,8 +364,8 @@ def one_step(phase: Steps, adjacency: Adjacency, width: float, group: int = 1) -
     )
 
 
-def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1, *, error: float = ERROR) -> PrivacyLoss:
-    """The losses of all steps together, `truncation` of batches aside.
+def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float = ERROR) -> PrivacyLoss:
+    """The losses of all steps together.
 
     A phase is composed on a grid of its own where that has to be finer than the grid of the whole, and moved to it
     then: so that the grid of the whole can be as wide as the spread of the whole allows, however little one phase may
@@ -471,19 +374,18 @@ def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1, 
     Args:
         phases: with noise, and with steps.
         adjacency: what neighbours differ in.
-        group: how many records neighbours differ in.
         error: by how much discretisation may raise epsilon, about.
     """
     kinds = _merged(phases)
-    common, own = grid_widths(kinds, group, error)
+    common, own = grid_widths(kinds, error)
     parts: list[tuple[tuple[Losses, ...], int]] = []
     with np.errstate(all="ignore"):
         for (kind, steps), width in zip(kinds, own, strict=True):
             if width < common and steps > 1:
-                alone = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width, group).directions)
+                alone = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width).directions)
                 parts.append((alone, 1))
             else:
-                parts.append((one_step(kind, adjacency, common, group).directions, steps))
+                parts.append((one_step(kind, adjacency, common).directions, steps))
         widest = max(x.width for directions, _ in parts for x in directions)
         return PrivacyLoss(
             tuple(
@@ -529,18 +431,18 @@ def _fewer(kinds: dict[Steps, int]) -> dict[Steps, int]:
     return kinds
 
 
-def grid_widths(kinds: Sequence[tuple[Steps, int]], group: int, error: float) -> tuple[float, list[float]]:
+def grid_widths(kinds: Sequence[tuple[Steps, int]], error: float) -> tuple[float, list[float]]:
     """The grid's width for the whole, and for the single steps of each phase, at which epsilon is raised by `error`.
 
     A loss l that is split to the ends of its interval v has at most v^2, and at most about v |l|, added to its
     variance. Variance that is added to a whole of standard deviation sd raises epsilon by about half of it over sd.
     """
-    pairs, steps = [pair_of(kind, group) for kind, _ in kinds], [n for _, n in kinds]
+    pairs, steps = [pair_of(kind) for kind, _ in kinds], [n for _, n in kinds]
     sd = max(math.sqrt(sum(n * p.moments[1] ** 2 for p, n in zip(pairs, steps, strict=True))), 1e-300)
     total = sum(n * p.moments[0] for p, n in zip(pairs, steps, strict=True)) + 4 * sd
     allowed = 2 * sd * error * max(min(total, 1.0), total / 10)
     widest = min(max(1.0, total) / 50, sd / 2)
-    reached = [sum(min(end, FARTHEST) for end in p.largest) * max(1.0, len(p.levels[0]) / 4) for p in pairs]
+    reached = [sum(min(end, FARTHEST) for end in p.largest) for p in pairs]
     finest = max(20 * sd, 4 * max(reached)) / CELLS
     together = math.sqrt(allowed / sum(steps))
     if len(kinds) == 1 or together >= finest:
@@ -556,16 +458,16 @@ def grid_widths(kinds: Sequence[tuple[Steps, int]], group: int, error: float) ->
 
 
 @lru_cache(maxsize=64)
-def _loss(phases: tuple[Steps, ...], adjacency: Adjacency, group: int) -> PrivacyLoss:
-    return privacy_loss(phases, adjacency, group)
+def _loss(phases: tuple[Steps, ...], adjacency: Adjacency) -> PrivacyLoss:
+    return privacy_loss(phases, adjacency)
 
 
 @lru_cache(maxsize=1024)
-def pair_of(phase: Steps, group: int = 1) -> Pair:
+def pair_of(phase: Steps) -> Pair:
     """The dominating pair of a phase's steps."""
-    return Pair(float(phase.noise_multiplier), float(phase.sample_rate), phase.sampling, group)
+    return Pair(float(phase.noise_multiplier), float(phase.sample_rate), phase.sampling)
 
 
-def typical_loss(phase: Steps, group: int = 1) -> float:
+def typical_loss(phase: Steps) -> float:
     """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
-    return phase.steps * pair_of(phase, group).moments[0]
+    return phase.steps * pair_of(phase).moments[0]

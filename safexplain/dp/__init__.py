@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
-from safexplain._privacy_loss.selection import RepeatAndSelect
-from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
+from safexplain.dp.accounting import noise_multiplier, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ __all__ = [
     "FlatClipping",
     "PerLayerClipping",
     "PrivacyStatement",
-    "RepeatAndSelect",
     "Steps",
     "composed",
     "epsilons",

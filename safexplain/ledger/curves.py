@@ -127,17 +127,12 @@ class Renyi:
             delta: as for `Concentrated`.
 
         Raises:
-            ConfigurationError: steps without noise, or of truncated batches: charge those as `Approximate`.
+            ConfigurationError: steps without noise, or none at all.
         """
         check_adjacency(adjacency)
         given = (phases,) if isinstance(phases, Steps) else tuple(phases)
         taken = [p for p in given if p.steps]
         for phase in taken:
-            if phase.largest_batch is not None:
-                raise ConfigurationError(
-                    "truncated batches have no Renyi curve: charge what `safexplain.dp.composed` says of them, as"
-                    " Approximate(epsilon, delta)"
-                )
             if phase.noise_multiplier == 0:
                 raise ConfigurationError("steps without noise have no bound: there is nothing that a budget could hold")
         if not taken:

@@ -18,8 +18,6 @@ from functools import lru_cache
 
 from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps
-from safexplain._privacy_loss.selection import ORDERS as SELECTED_ORDERS
-from safexplain._privacy_loss.selection import RepeatAndSelect, selected_curve
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, added_up, save_balances, told
 from safexplain.ledger.composition import Composition
@@ -29,18 +27,14 @@ from safexplain.ledger.releases import Training, to_json
 from safexplain.ledger.storage.schema import CHUNK, Execute
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-ROUNDING = 1e-7
-"""By how much the divergences of a selection are raised, relatively; they come from a quadrature."""
-
 
 def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
     """What a statement says about one model under an adjacency, in all ways that an account can count it.
 
     Steps of full batches with Gaussian noise are together mu-GDP, mu^2 being the sum of (distance / noise multiplier)^2
     over the steps, with a distance of 2 clip bounds under substitution and of 1 else (Dong, Roth and Su 2019, arXiv
-    1905.02383, Corollary 3.3); Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`), and so has the
-    best of several trainings (`RepeatAndSelect`). Truncated batches have neither: their epsilon, which pays for
-    each cut, counts as it is, and so does a pure one.
+    1905.02383, Corollary 3.3); Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`). A pure epsilon
+    counts as it is.
 
     Raises:
         RefusedError: it names no weights, promises nothing under this adjacency, is about persons, or tells the number
@@ -75,26 +69,19 @@ def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
     if statement.pure_epsilon is not None:
         return Training(epsilon, adjacency=adjacency)
     delta, phases = statement.delta, tuple(p for p in statement.phases if p.steps)
-    if not phases or any(p.largest_batch is not None for p in phases):
+    if not phases:
         return Training(epsilon, delta, adjacency=adjacency)
-    if statement.selection is None and all(p.sample_rate == 1 for p in phases):
+    if all(p.sample_rate == 1 for p in phases):
         distance = 2.0 if adjacency == "substitute" else 1.0
         mu = math.sqrt(sum(p.steps * (distance / p.noise_multiplier) ** 2 for p in phases))
         return Training(epsilon, delta, mu, adjacency=adjacency)
-    curve = _curve(phases, statement.selection, adjacency)
+    curve = _curve(phases, adjacency)
     return Training(epsilon, delta, None, curve.orders, curve.divergences, adjacency)
 
 
 @lru_cache(maxsize=64)
-def _curve(phases: tuple[Steps, ...], selection: RepeatAndSelect | None, adjacency: Adjacency) -> Renyi:
-    """That of the best of several trainings; of one that is sure to be the only one, its own."""
-    if selection is None or (selection.mean == 1 and selection.number != "poisson"):
-        return Renyi.of_steps(phases, adjacency)
-    values = selected_curve(phases, selection, adjacency) * (1 + ROUNDING)
-    known = [(float(o), float(v)) for o, v in zip(SELECTED_ORDERS, values, strict=True) if math.isfinite(v)]
-    orders, divergences = zip(*known, strict=True)
-    highest = [max(divergences[: i + 1]) for i in range(len(divergences))]
-    return Renyi(orders, tuple(highest))
+def _curve(phases: tuple[Steps, ...], adjacency: Adjacency) -> Renyi:
+    return Renyi.of_steps(phases, adjacency)
 
 
 def question_of(weights: str) -> str:

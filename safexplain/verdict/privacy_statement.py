@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 from safexplain._digest import trained_digest
 from safexplain._files import write_whole
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
-from safexplain._privacy_loss.selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
 from safexplain._validate import check_follows, check_number, from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict import strict_json
@@ -25,10 +24,6 @@ OTHER_NAMES = (
     "rows of one person under two names, and several persons together: epsilon is for the rows that go by one name"
 )
 CHOICES = "choices made by looking at the data: hyperparameters, seeds or checkpoints picked by their results"
-OTHER_CHOICES = (
-    "other choices made by looking at the data than the one that is stated, such as the list of options, the number of"
-    " steps or the clip bound of all trainings"
-)
 NEVER = ("losses, gradients, skipped records, errors, warnings and other figures of the training run itself",)
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
@@ -49,16 +44,6 @@ OWN_LOOP = (
     " are not",
 )
 """What only the loop itself shows: `safexplain.audit.canaries.WhiteBox` watches one, `safexplain canaries` runs it."""
-SELECTED = (
-    "the number of trainings was drawn at random before any of them, whatever the data; it stays secret, and all were"
-    " run, each with new randomness and with options drawn from a public list independently of the others",
-    "the best was chosen by what the trainings put out, which their guarantee covers: by a score of each model on data"
-    " other than the records, or by one with noise that the steps pay for; not by a score on the records themselves."
-    " Data that a score was computed from is not protected by this statement",
-    "nothing of the other trainings is released: neither models nor scores, nor how many there were or how long they"
-    " took",
-)
-"""What a choice of the best rests on (Papernot and Steinke 2022, arXiv 2110.03620: the score is part of the output)."""
 PERSONS_PROTECTED: dict[Adjacency, str] = {
     "add_remove": "whether a person, with all of their rows, was in the training data",
     "substitute": "what all rows of a person are and how many, though it be known that the person was there",
@@ -69,10 +54,6 @@ SAMPLED = {
     "poisson": "each record joined each batch by its own coin, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
     "full-batch": "every record was in every batch",
-    "truncated-poisson": (
-        "each record joined each batch by its own coin; of a batch that was too large, only a part was taken; batches"
-        " and their sizes stay hidden"
-    ),
 }
 SEEDED = (
     "batches and noise come from a seed that the user gave: there is no guarantee towards who knows it, or sees two"
@@ -83,7 +64,7 @@ SECURE = "noise and random batches come from {}, in {} numbers"
 Unit = Literal["record", "person"]
 """What neighbouring data sets differ in."""
 
-_LATER = frozenset({"unit", "rows_per_person", "own_loop", "selection", "generator"})
+_LATER = frozenset({"unit", "rows_per_person", "own_loop", "generator"})
 """Fields that came later: left out of JSON at their defaults, so that what was written before keeps its digest."""
 
 MOST_PHASES = 1000
@@ -124,8 +105,6 @@ class PrivacyStatement:
             then one of persons, and `clipping` bounds what all rows of a person give together.
         rows_per_person: most rows of a person that were trained on; with unit "person" only.
         own_loop: whether the loop was the user's own, of which only the accountant's history is known.
-        selection: of how many trainings such as this the model is the best, drawn how (see `selected`); None: there was
-            one training, or their number and choice cost nothing that was counted.
         generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
 
     Raises:
@@ -148,7 +127,6 @@ class PrivacyStatement:
     unit: Unit = "record"
     rows_per_person: int | None = None
     own_loop: bool = False
-    selection: RepeatAndSelect | None = None
     generator: str = ""
 
     def __post_init__(self) -> None:
@@ -179,17 +157,10 @@ class PrivacyStatement:
                 f"pure_add_remove: expected above 0 and at most pure_epsilon {self.pure_epsilon}, got"
                 f" {self.pure_add_remove}"
             )
-        if self.selection is not None and not isinstance(self.selection, RepeatAndSelect):
-            raise ConfigurationError(f"selection: expected a RepeatAndSelect, got {self.selection!r:.60}")
         if self.phases:
             check_delta(self.delta)
         size = self.expected_batch_size
         for phase in self.phases:
-            if phase.records not in (None, self.records):
-                raise ConfigurationError(
-                    f"phases: truncated batches were drawn of {phase.records} records, the statement is about"
-                    f" {self.records}"
-                )
             if size is not None and not math.isclose(phase.sample_rate, size / self.records, rel_tol=1e-9):
                 raise ConfigurationError(
                     f"sample_rate {phase.sample_rate:g} is not expected_batch_size / records ="
@@ -200,47 +171,9 @@ class PrivacyStatement:
     def epsilons(self) -> Epsilons:
         """Under every adjacency, computed from the parameters."""
         if self.pure_epsilon is None:
-            if self.selection is None:
-                return composed(self.phases, self.delta)
-            return selected_epsilons(self.phases, self.delta, self.selection)
-        present, whole = self.pure_add_remove or self.pure_epsilon, self.pure_epsilon
-        if self.selection is not None:
-            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, whole))
-        return Epsilons(present, whole, present, 0.0)
-
-    def selected(self, selection: RepeatAndSelect, trainings: Iterable[PrivacyStatement]) -> PrivacyStatement:
-        """The statement of this training's model, released as the best of several.
-
-        Args:
-            selection: how many trainings there were to be; its `draw` said how many, before any was run.
-            trainings: the statements of all that were run, this one among them.
-
-        Raises:
-            ConfigurationError: this is none of them, one was itself selected, or they differ in what they spend:
-                options may change the learning rate, the clip bound or the network, but not steps, noise or sample
-                rate.
-
-        Example:
-            >>> one = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(1.5, 0.02, 500),))
-            >>> best = one.selected(RepeatAndSelect(mean=10), [one, one, one])
-            >>> print(f"{one.epsilons.substitute:.2f} {best.epsilons.substitute:.2f}")
-            2.47 5.21
-        """
-        listed = list(trainings)
-        if self not in listed:
-            raise ConfigurationError("trainings: expected the statements of all trainings, the released one among them")
-        kept = ("phases", "delta", "pure_epsilon", "pure_add_remove", "unit", "count_noised", "selection")
-        for name in kept if self.count_noised else (*kept, "records"):
-            if any(getattr(t, name) != getattr(self, name) for t in listed):
-                raise ConfigurationError(
-                    f"trainings: all must have the same {name}, so that each spends the same; calibrate every option"
-                    " with the same steps, noise and sample rate"
-                )
-        if self.selection is not None:
-            raise ConfigurationError(
-                "trainings: each was itself the best of several; state one choice among all of them"
-            )
-        return replace(self, selection=selection, seeded=any(t.seeded for t in listed))
+            return composed(self.phases, self.delta)
+        present = self.pure_add_remove or self.pure_epsilon
+        return Epsilons(present, self.pure_epsilon, present, 0.0)
 
     def check_model(self, model: Any) -> None:
         """Raise unless this is the statement of this very model, a torch module or a fitted estimator.
@@ -277,8 +210,7 @@ class PrivacyStatement:
     def not_protected(self) -> tuple[str, ...]:
         """What the guarantee does not speak about."""
         several = OTHER_NAMES if self.unit == "person" else SEVERAL
-        choices = CHOICES if self.selection is None else OTHER_CHOICES
-        return (IN_COMMON, several, choices, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
+        return (IN_COMMON, several, CHOICES, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
 
     @property
     def protects(self) -> dict[Adjacency, str]:
@@ -293,7 +225,7 @@ class PrivacyStatement:
         lines = (PUBLIC, *sampled, *counted, randomness(self.generator, seeded=self.seeded))
         if self.unit == "person":
             lines = tuple(line.replace("record", "person") for line in lines)
-        return lines + (OWN_LOOP if self.own_loop else ()) + (SELECTED if self.selection else ())
+        return lines + (OWN_LOOP if self.own_loop else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
@@ -301,8 +233,6 @@ class PrivacyStatement:
         for later in fields(self):
             if later.name in _LATER and stated[later.name] == later.default:
                 del stated[later.name]
-        if self.selection is not None:
-            stated["selection"] = {n: v for n, v in asdict(self.selection).items() if v is not None}
         return {
             **stated,
             "epsilon": self._by_adjacency,
@@ -325,6 +255,11 @@ class PrivacyStatement:
         Raises:
             InputError: fields are missing or unknown, or a stated epsilon does not follow from the parameters.
         """
+        if isinstance(content, Mapping) and "selection" in content:
+            raise InputError(
+                "privacy statement: it is about the best of several trainings, which this version does not account for;"
+                " read it with safexplain 0.2"
+            )
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
         needed = (names | derived) - _LATER
@@ -362,7 +297,6 @@ class PrivacyStatement:
             "Expected batch size": "" if self.expected_batch_size is None else f"{self.expected_batch_size:g}",
             "Steps": "; ".join(_steps(p) for p in self.phases),
             "Trained": self.trained,
-            "Chosen": "" if self.selection is None else str(self.selection),
             "Delta": f"{self.delta:g}",
             f"Epsilon, one {self.unit} added or removed": _epsilon(spent.add_remove),
             f"Epsilon, one {self.unit} substituted": _epsilon(spent.substitute),
@@ -389,11 +323,10 @@ class PrivacyStatement:
 
 
 def _steps(phase: Steps) -> str:
-    told = (
+    return (
         f"{phase.steps:,} steps with noise multiplier {phase.noise_multiplier:.4g}, {phase.sampling} batches, sample"
         f" rate {phase.sample_rate:.4g}"
     )
-    return told if phase.largest_batch is None else f"{told}, of a batch at most {phase.largest_batch:,} records"
 
 
 def _epsilon(value: float) -> str:

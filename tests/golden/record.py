@@ -54,6 +54,7 @@ from safexplain import (
     ledger,
     recourse,
 )
+from safexplain._privacy_loss import group_privacy_epsilon
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
 from safexplain.recourse.found import Found
@@ -325,9 +326,9 @@ def accounting() -> dict[str, Any]:
         found = dp.epsilons(sigma, rate, steps, delta, sampling=sampling)
         name = f"{sigma} {rate} {steps} {delta} {sampling}"
         spent[name] = {adjacency: found.of(adjacency) for adjacency in ("add_remove", "substitute", "zero_out")}
-        groups[name] = dp.accounting.group_privacy_epsilon(sigma, rate, steps, delta, sampling=sampling)
+        groups[name] = group_privacy_epsilon(sigma, rate, steps, delta, sampling=sampling)
     phases = [dp.Steps(1.2, 0.05, 50), dp.Steps(2.0, 0.1, 30, "fixed-size"), dp.Steps(9.0, 1.0, 5, "full-batch")]
-    together = dp.accounting.composed(phases, 1e-5)
+    together = dp.composed(phases, 1e-5)
     budgets = {
         f"{epsilon} {rate} {steps} {delta} {adjacency} {sampling}": dp.noise_multiplier(
             epsilon, rate, steps, delta, adjacency, sampling=sampling

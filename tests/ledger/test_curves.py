@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from safexplain.dp import composed
-from safexplain.dp.accounting import Steps
+from safexplain.dp import Steps, composed
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
 from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged
@@ -241,7 +240,6 @@ def test_a_damaged_record_is_no_release():
         lambda: Concentrated(1.0, adjacency="both"),
         lambda: Renyi.of_steps(Steps(0.0, 0.1, 5)),
         lambda: Renyi.of_steps(Steps(1.0, 0.1, 0)),
-        lambda: Renyi.of_steps(Steps(1.0, 0.1, 5, "truncated-poisson", 30, 100)),
     ],
 )
 def test_what_is_no_curve_is_refused(wrong):

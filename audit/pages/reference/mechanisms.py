@@ -171,9 +171,6 @@ DP: Mapping[str, Guaranteed] = {
     "AutoSClipping": Guaranteed(
         "Normalises the gradient of each example: C g / (|g| + gamma), so that no bound has to be tuned.",
         "Small gradients count as much as large ones.", "Bu et al., arXiv 2206.07136"),
-    "RepeatAndSelect": Guaranteed(
-        "Accounts for a choice among several private trainings: the best of a random number of runs.",
-        "A larger epsilon than that of one run.", "Papernot, Steinke, arXiv 2110.03620"),
     "DPModelRecourse": Guaranteed(
         "Answers recourse from a model that was trained with differential privacy: post-processing, so that answers"
         " cost nothing more.",

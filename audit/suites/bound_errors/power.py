@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._privacy_loss import Adjacency, Steps
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson

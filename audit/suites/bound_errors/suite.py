@@ -33,7 +33,7 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 
 from safexplain._privacy_loss import epsilons
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_lower_bound
 from safexplain.verdict.stats.bound_methods import ErrorCounts
 from safexplain.verdict.stats.roc import upper_limits

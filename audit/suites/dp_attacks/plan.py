@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._privacy_loss import epsilons
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 
 from ...shared.run import load
 

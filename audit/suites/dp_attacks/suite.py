@@ -56,7 +56,7 @@ import numpy as np
 import torch
 
 from safexplain._privacy_loss import epsilons
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 
 from ...shared.run import (
     Parts,

@@ -18,7 +18,7 @@ from torch import Tensor
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import check_data, check_records
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError

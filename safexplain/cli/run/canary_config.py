@@ -12,7 +12,7 @@ from torch import Tensor
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.setting import Setting
-from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
+from safexplain.dp.accounting import noise_multiplier as calibrated
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError

@@ -28,48 +28,22 @@ _PIECE = 2**24
 """Numbers in one piece on disk, about."""
 
 
-class FeatureStore:
-    """One array of shape (n, d) as KEY.npy, and until it is complete as KEY.START.npy for rows from START on.
+def _stored(store: PieceStore, name: str, rows: int) -> Tensor | None:
+    """The array of that name; None where there is none, or it is damaged or has another number of rows."""
 
-    Each file appears whole or not at all.
+    def read(path: Path) -> Tensor | None:
+        found = np.load(path, allow_pickle=False)
+        return torch.from_numpy(found) if found.ndim == 2 and len(found) == rows else None
 
-    Args:
-        folder: made when missing.
-        key: names what made the array.
-
-    Raises:
-        InputError: the folder cannot be made.
-    """
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self._store, self._key = PieceStore(folder, "features"), key
-
-    def whole(self, rows: int) -> Tensor | None:
-        """The complete array; None where there is none, or it is damaged."""
-        return self._store.load(f"{self._key}.npy", lambda path: _read(path, rows))
-
-    def piece(self, start: int, rows: int) -> Tensor | None:
-        """The rows from `start` on; None where they are not there, or damaged."""
-        return self._store.load(f"{self._key}.{start}.npy", lambda path: _read(path, rows))
-
-    def keep(self, start: int, rows: Tensor) -> None:
-        """Store a piece."""
-        self._store.save(f"{self._key}.{start}.npy", lambda path: _write(path, rows))
-
-    def finish(self, whole: Tensor) -> None:
-        """Store the complete array and remove its pieces."""
-        self._store.save(f"{self._key}.npy", lambda path: _write(path, whole))
-        self._store.remove(f"{self._key}.*.npy")
+    return store.load(name, read)
 
 
-def _read(path: Path, rows: int) -> Tensor | None:
-    found = np.load(path, allow_pickle=False)
-    return torch.from_numpy(found) if found.ndim == 2 and len(found) == rows else None
+def _store(store: PieceStore, name: str, rows: Tensor) -> None:
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, rows.numpy())
 
-
-def _write(path: Path, rows: Tensor) -> None:
-    with path.open("wb") as file:
-        np.save(file, rows.numpy())
+    store.save(name, write)
 
 
 def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
@@ -131,7 +105,8 @@ def features(
         head_name: of an `nn.Linear` in `model.named_modules()`.
         x: (n, ...) inputs, preprocessed.
         batch_size: rows at a time.
-        cache: folder of .npy files, made when missing; None: none.
+        cache: folder, made when missing, for the array as KEY.npy, and until it is complete for its pieces as
+            KEY.START.npy with the rows from START on; None: none.
         progress: called after every batch.
 
     Returns:
@@ -144,8 +119,9 @@ def features(
     linear_head(model, head_name)
     if batch_size < 1 or not len(x):
         raise InputError(f"expected at least one row and a batch size of at least 1, got {len(x)} and {batch_size}")
-    store = None if cache is None else FeatureStore(Path(cache), _key(model, head_name, x))
-    if store and (known := store.whole(len(x))) is not None:
+    store = None if cache is None else PieceStore(cache, "features")
+    key = _key(model, head_name, x) if store else ""
+    if store and (known := _stored(store, f"{key}.npy", len(x))) is not None:
         return known
     with _eval(model), torch.no_grad():
         width = _check(model, head_name, x[: max(2, min(batch_size, 8))])
@@ -153,15 +129,16 @@ def features(
         pieces = []
         for start in range(0, len(x), step):
             rows = x[start : start + step]
-            piece = store.piece(start, len(rows)) if store else None
+            piece = _stored(store, f"{key}.{start}.npy", len(rows)) if store else None
             if piece is None:
                 piece = _compute(model, head_name, rows, batch_size, progress, start, len(x))
                 if store:
-                    store.keep(start, piece)
+                    _store(store, f"{key}.{start}.npy", piece)
             pieces.append(piece)
     found = torch.cat(pieces)
     if store:
-        store.finish(found)
+        _store(store, f"{key}.npy", found)
+        store.remove(f"{key}.*.npy")
     return found
 
 

@@ -17,7 +17,7 @@ from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
 from safexplain._secure_random.generators import GENERATOR, Randomness
 from safexplain._validate import check_number
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.linear.inputs import (
     check_bound,
     check_classes,

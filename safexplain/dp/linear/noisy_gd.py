@@ -19,11 +19,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from safexplain._secure_random.generators import Randomness, float_safe_normal
 from safexplain._validate import check_number, whole_number
+from safexplain.dp.heads.closed_form import Rows, clipped_sum
+from safexplain.dp.sgd.clipping import FlatClipping
 
 LARGEST_STEP = 64.0
 """Learning rate on the mean gradient. Longer steps would make weights swing without end where there is little noise;
@@ -143,13 +145,7 @@ def clipped_gradient_sum(
 ) -> NDArray[np.float64]:
     """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound` over all classes.
 
-    A record's gradient is the outer product of (probabilities - one-hot label) and its features, so that its norm is
-    the product of theirs. Features (n, p) or (runs, n, p), labels (n,) and weights (runs, classes, p) give sums like
-    the weights.
+    Features (n, p) or (runs, n, p), labels (n,) and weights (runs, classes, p) give sums like the weights.
     """
-    residuals = softmax(features @ weights.transpose(0, 2, 1), axis=2)  # (runs, n, classes)
-    residuals[:, np.arange(len(labels)), labels] -= 1
-    norms = np.linalg.norm(residuals, axis=2) * np.linalg.norm(features, axis=-1)
-    residuals *= (bound / np.maximum(norms, bound))[:, :, None]
-    out: NDArray[np.float64] = residuals.transpose(0, 2, 1) @ features
-    return out
+    rows = Rows.of(torch.from_numpy(features), torch.from_numpy(labels), bias=False)
+    return clipped_sum(torch.from_numpy(weights), rows, None, FlatClipping(bound)).numpy()

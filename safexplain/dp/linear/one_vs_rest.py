@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain._secure_random.discrete_laplace import discrete_laplace
 from safexplain._secure_random.generators import Randomness, float_safe_normal
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.linear.mechanisms import (
     PerturbedObjective,
     PerturbedOutput,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
 from safexplain._secure_random.generators import GENERATOR
 from safexplain._validate import check_number
-from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
-from safexplain.dp.accounting.calibration import steps_within
+from safexplain.dp.accounting import noise_multiplier as calibrated
+from safexplain.dp.accounting import steps_within
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -68,7 +68,7 @@ class Promise:
         m = self.mechanism
         if m is None:
             return Family()
-        return Family(m.sample_rate, m.steps, m.sampling, m.largest_batch, m.records)
+        return Family(m.sample_rate, m.steps, m.sampling)
 
     @cached_property
     def mu(self) -> float:

@@ -64,8 +64,7 @@ def epsilon_from_errors(
         delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: one of these.
         claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
-            and `sampling` ("poisson", or a full batch where the sample rate is 1), with "truncated-poisson" also
-            `largest_batch` and `records`, as in `Steps`.
+            and `sampling` ("poisson", or a full batch where the sample rate is 1).
 
     Raises:
         InputError: counts, delta, confidence or method out of range.

@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from safexplain._privacy_loss import (
@@ -34,7 +33,6 @@ from safexplain._privacy_loss import (
     Sampling,
     Steps,
     privacy_loss,
-    truncation,
     typical_loss,
 )
 from safexplain.errors import ConfigurationError
@@ -114,23 +112,15 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     noise and at least one step.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
-    cut = truncation([mechanism], "substitute")
-    if q == 1 and not cut:
+    if q == 1:
         mu = 2 * math.sqrt(steps) / noise
         return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
     loss = privacy_loss([mechanism], "substitute", error=COARSER**2 * ERROR)
     epsilon = min(loss.epsilon(delta + slack), VACUOUS)
-    if cut:  # Poisson batches have at most delta + (1 + e^epsilon) cut where truncated ones have delta
-
-        def excess(e: float) -> float:
-            return float(loss.delta(e)) - slack - cut * (1 + math.exp(e)) - delta
-
-        if excess(epsilon) < 0:
-            epsilon = 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, epsilon))
     top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
     orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
-    profile = np.minimum(loss.delta(orders) + slack + cut * (1 + np.exp(orders)), 1.0)
+    profile = np.minimum(loss.delta(orders) + slack, 1.0)
     # by how much discretisation raised epsilon at most, about; it grows with the square of the grid's width
     raised = COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
     return PiecewiseLinear(max(epsilon - raised, 0.0), *_envelope(orders, profile))
@@ -170,8 +160,6 @@ class Family:
     sample_rate: float = 1.0
     steps: int = 1
     sampling: Sampling | None = None  # None: "poisson", or a full batch where the sample rate is 1
-    largest_batch: int | None = None
-    records: int | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is None:
@@ -182,15 +170,14 @@ class Family:
     @property
     def is_gaussian(self) -> bool:
         """All steps together are one Gaussian mechanism."""
-        return self.sample_rate == 1 and not truncation([self._of(1.0)], "substitute")
+        return self.sample_rate == 1
 
     def at(self, point: int) -> Steps:
         """The member at a point of the grid."""
         return self._of(math.exp(point / UNITS))
 
     def _of(self, noise: float) -> Steps:
-        sampling = self.sampling or "poisson"
-        return Steps(noise, self.sample_rate, self.steps, sampling, self.largest_batch, self.records)
+        return Steps(noise, self.sample_rate, self.steps, self.sampling or "poisson")
 
 
 class Claimed(TypedDict, total=False):
@@ -200,8 +187,6 @@ class Claimed(TypedDict, total=False):
     sample_rate: float
     steps: int
     sampling: Sampling | None
-    largest_batch: int | None
-    records: int | None
 
 
 def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:

@@ -159,7 +159,6 @@ def test_epochs_and_batches_of_another_training_give_way_to_the_statement_and_th
         ({"phases": (Steps(2.4, 0.2, 50), Steps(3.0, 0.2, 50))}, "2 phases"),
         ({"mechanism": "objective perturbation"}, '"objective perturbation"'),
         ({"phases": (Steps(2.4, 0.2, 100, "fixed-size"),)}, "fixed-size batches"),
-        ({"phases": (Steps(2.4, 0.2, 100, "truncated-poisson", 240, 900),)}, "truncated-poisson batches"),
         ({"unit": "person", "rows_per_person": 5}, "persons of several rows"),
         ({"clipping": "by hand"}, "clipping by hand"),
     ],

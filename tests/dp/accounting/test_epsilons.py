@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from safexplain._privacy_loss import grid_widths, one_step
+from safexplain._privacy_loss import Steps, composed, epsilons, grid_widths, group_privacy_epsilon, one_step
 from safexplain._privacy_loss.distributions import compose
-from safexplain.dp.accounting import Steps, composed, epsilons, group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
 NEIGHBORS = {
@@ -161,7 +160,7 @@ def test_full_batches_follow_the_closed_form():
 def full_batches_on_a_grid(adjacency):
     """500 of them, though they are one Gaussian."""
     kind = Steps(22.3557, 1.0, 1)
-    width, _ = grid_widths([(kind, 500)], 1, 3e-4)
+    width, _ = grid_widths([(kind, 500)], 3e-4)
     return [compose([(losses, 500)]) for losses in one_step(kind, adjacency, width).directions]
 
 

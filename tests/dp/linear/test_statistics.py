@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from objective_oracle import log_density, newton
 
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.linear import classifier as linear
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball

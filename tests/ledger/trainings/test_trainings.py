@@ -13,11 +13,9 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain._privacy_loss import Steps
-from safexplain._privacy_loss.selection import RepeatAndSelect
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger import Approximate, BudgetExhausted, Ledger, Pure, Renyi
-from safexplain.ledger.composition import Budget, Composition, renyi
-from safexplain.ledger.curves import ORDERS
+from safexplain.ledger.composition import Budget, Composition
 from safexplain.ledger.releases import Training, from_json, to_json
 from safexplain.ledger.trainings import training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -258,25 +256,10 @@ def test_sampled_batches_are_known_by_their_curve(adjacency):
     assert found.epsilon == sampled().epsilons.of(adjacency) <= found.curve.epsilon_at(1e-5)
 
 
-def test_a_pure_training_is_pure_and_one_of_cut_batches_is_what_its_statement_says():
+def test_a_pure_training_is_pure():
     present = pure(pure_add_remove=0.3)
     assert training_of(present, "substitute") == Training(0.5, adjacency="substitute")
     assert training_of(present, "zero_out") == Training(0.3, adjacency="zero_out")
-    cut = replace(sampled(), phases=(Steps(4.0, 0.02, 200, "truncated-poisson", 400, 2000),))
-    assert training_of(cut, "substitute") == Training(cut.epsilons.substitute, 1e-5, adjacency="substitute")
-
-
-@pytest.mark.parametrize("number", ["geometric", "poisson"])
-def test_the_best_of_several_trainings_costs_what_choosing_it_costs(number):
-    best = sampled(selection=RepeatAndSelect(mean=10, number=number))
-    found = training_of(best, "substitute")
-    assert found.epsilon == best.epsilons.substitute > sampled().epsilons.substitute
-    assert found.curve.epsilon_at(1e-5) >= found.epsilon * (1 - 1e-9)
-    assert (renyi(found, [4.0, 8.0]) > renyi(training_of(sampled(), "substitute"), [4.0, 8.0])).all()
-    only = sampled(selection=RepeatAndSelect(mean=1))
-    assert training_of(only, "substitute").curve.orders == ORDERS
-    chosen = pure(selection=RepeatAndSelect(mean=10))
-    assert training_of(chosen, "substitute").epsilon == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +269,6 @@ def test_the_best_of_several_trainings_costs_what_choosing_it_costs(number):
         (sampled(unit="person", rows_per_person=3), "substitute", RefusedError, "all of their rows"),
         (full(), "add_remove", RefusedError, "tells the true number of records"),
         (full(noise=0.0), "substitute", RefusedError, "promises nothing under substitute"),
-        (pure(selection=RepeatAndSelect(3, "poisson")), "substitute", RefusedError, "promises nothing"),
         ({"epsilon": 1.0}, "substitute", ConfigurationTypeError, "expected a PrivacyStatement"),
     ],
 )

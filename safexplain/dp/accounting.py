@@ -1,4 +1,8 @@
-"""The noise that a privacy budget asks for, and the steps that it allows."""
+"""The noise that a privacy budget asks for, and the steps that it allows.
+
+What steps spend is computed in `safexplain._privacy_loss`, which has the proofs and the tables: certificates need them
+too, without torch. What was spent is stated by `safexplain.verdict.privacy_statement.PrivacyStatement`.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,6 @@ def noise_multiplier(
     adjacency: Adjacency = "substitute",
     *,
     sampling: Sampling = "poisson",
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
 ) -> float:
     """The least noise multiplier with which `steps` steps spend at most `target_epsilon`, to a relative 1e-4.
 
@@ -45,10 +46,7 @@ def noise_multiplier(
         delta: in (0, 1), smaller than one over the number of records.
         adjacency: under which the budget is meant; "substitute" (the default) protects what a record says,
             "add_remove" only whether it was there.
-        sampling: "poisson", "fixed-size", "full-batch" or "truncated-poisson".
-        group: how many records neighbours differ in, as all those of one person.
-        largest_batch: of "truncated-poisson": what larger Poisson batches are cut down to.
-        records: of "truncated-poisson": how many there are.
+        sampling: "poisson", "fixed-size" or "full-batch".
 
     Returns:
         Standard deviation of the noise on the sum of clipped gradients over the clip bound; `epsilons` of it is at
@@ -64,15 +62,15 @@ def noise_multiplier(
     check_delta(delta)
     check_adjacency(adjacency)
     check_number("target_epsilon", target_epsilon, above=0.0)
-    phase = Steps(1.0, sample_rate, steps, sampling, largest_batch, records)
+    phase = Steps(1.0, sample_rate, steps, sampling)
     if phase.steps == 0:
         raise ConfigurationError("steps: expected at least 1, got 0; without steps no noise is needed")
 
     def excess(log_sigma: float) -> float:
-        epsilon = epsilon_of([replace(phase, noise_multiplier=math.exp(log_sigma))], delta, adjacency, group=group)
+        epsilon = epsilon_of([replace(phase, noise_multiplier=math.exp(log_sigma))], delta, adjacency)
         return min(math.log(max(epsilon, 1e-12) / target_epsilon), 50.0)
 
-    guess = math.log(max(group * sample_rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target_epsilon, 0.3))
+    guess = math.log(max(sample_rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target_epsilon, 0.3))
     low, high = _bracket(excess, guess)
     found = float(brentq(excess, low, high, xtol=2e-5))
     while excess(found) > 0:
@@ -88,9 +86,6 @@ def steps_within(
     adjacency: Adjacency = "substitute",
     *,
     sampling: Sampling = "poisson",
-    group: int = 1,
-    largest_batch: int | None = None,
-    records: int | None = None,
 ) -> int:
     """The most steps, up to ten million, that spend at most `target_epsilon`; 0 if one step spends more.
 
@@ -101,15 +96,13 @@ def steps_within(
     check_number("target_epsilon", target_epsilon, above=0.0)
 
     def within(steps: int) -> bool:
-        phase = Steps(noise_multiplier, sample_rate, steps, sampling, largest_batch, records)
-        spent = epsilon_of([phase], delta, adjacency, group=group)
+        phase = Steps(noise_multiplier, sample_rate, steps, sampling)
+        spent = epsilon_of([phase], delta, adjacency)
         return spent <= target_epsilon
 
     if not within(1):
         return 0
-    enough, too_many = _around(
-        within, _likely_steps(target_epsilon / group, noise_multiplier, sample_rate, delta, adjacency)
-    )
+    enough, too_many = _around(within, _likely_steps(target_epsilon, noise_multiplier, sample_rate, delta, adjacency))
     if enough >= MOST_STEPS:
         return MOST_STEPS
     while too_many - enough > max(enough // 5000 if enough > 10_000 else 0, 1):
@@ -147,8 +140,7 @@ def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, flo
         if high >= math.log(LARGEST_SIGMA):
             raise ConfigurationError(
                 f"target_epsilon cannot be reached: even a noise multiplier of {LARGEST_SIGMA:g} spends more. Use fewer"
-                " steps, smaller batches of more records, a larger epsilon or delta, or, where batches are truncated, a"
-                " larger largest_batch"
+                " steps, smaller batches of more records, or a larger epsilon or delta"
             )
         high, step = min(high + step, math.log(LARGEST_SIGMA)), step * 2
     low, step = high, 0.25

@@ -1,0 +1,95 @@
+"""The pair that dominates a step, against brute force: no gradients tell more than it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from safexplain._privacy_loss.pairs import Pair
+
+ORDERS = np.concatenate([-np.geomspace(4, 1e-3, 12), [0.0], np.geomspace(1e-3, 6, 14)])
+
+
+def hockey_stick(p, q, cell, epsilon):
+    return np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell
+
+
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 2.0), (0.01, 0.6), (0.9, 5.0)])
+def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
+    """Against sums of densities over a fine line of outputs."""
+    x, cell = np.linspace(-1 - 12 * noise, 1 + 12 * noise, 400_001, retstep=True)
+    up, none, down = ((1 - q) * norm.pdf(x, 0, noise) + q * norm.pdf(x, side, noise) for side in (1, 0, -1))
+    pair = Pair(noise, q)
+    for found, p, r in ((pair.removal, up, none), (pair.addition, none, up), (pair.substitution, up, down)):
+        expected = [hockey_stick(p, r, cell, epsilon) for epsilon in ORDERS]
+        assert found(ORDERS) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 1.5), (0.8, 0.7)])
+def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
+    """Random gradients in the plane, each of norm at most C."""
+    rng = np.random.default_rng(0)
+    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 601, retstep=True)
+    x = np.stack(np.meshgrid(line, line), axis=-1)
+    pair = Pair(noise, q)
+    orders = np.array([-1.5, -0.3, 0.0, 0.2, 1.0, 2.5])
+
+    def density(gradient):
+        there, absent = (np.exp(-((x - g) ** 2).sum(-1) / (2 * noise**2)) for g in (gradient, 0.0))
+        return (q * there + (1 - q) * absent) / (2 * math.pi * noise**2)
+
+    def gradient(i):
+        angle, length = rng.uniform(0, 2 * math.pi), rng.uniform() ** (0.2 * (i % 3))
+        return length * np.array([math.cos(angle), math.sin(angle)])
+
+    same, nothing = np.array([1.0, 0.0]), density(np.zeros(2))
+    for i in range(12):
+        one, other = (density(gradient(i)) for _ in range(2))
+        for p, r, bound in (
+            (one, other, pair.substitution),
+            (one, nothing, pair.removal),
+            (nothing, one, pair.addition),
+        ):
+            found = np.array([hockey_stick(p, r, step * step, e) for e in orders])
+            assert (found <= bound(orders) + 1e-6).all()
+    worst = [hockey_stick(density(same), density(-same), step * step, e) for e in orders]
+    assert worst == pytest.approx(pair.substitution(orders), abs=1e-3)
+
+
+@pytest.mark.parametrize(("records", "size"), [(4, 2), (5, 2), (6, 3), (3, 2)])
+def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
+    """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.
+
+    The bound is attained, up to the error of sums over a grid.
+    """
+    rng = np.random.default_rng(records)
+    line, step = np.linspace(-size - 6, size + 6, 241, retstep=True)
+    x = np.stack(np.meshgrid(line, line), axis=-1)
+    orders = np.array([-2.0, -0.5, 0.0, 0.3, 1.0, 2.0, 4.0])
+
+    def density(gradients, batch):
+        sums = [gradients[list(chosen)].sum(0) for chosen in itertools.combinations(range(len(gradients)), batch)]
+        distances = [((x - total) ** 2).sum(-1) for total in sums]
+        return sum(np.exp(-d / 2) for d in distances) / (2 * math.pi * len(sums))
+
+    def ball(n, i):
+        angle = rng.choice([0.0, math.pi], n) if i % 2 else rng.uniform(0, 2 * math.pi, n)
+        return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+    pair = Pair(1.0, size / records, "fixed-size")
+    for i in range(8):
+        others = ball(records - 1, i)
+        one, two = (density(np.concatenate([ball(1, i), others]), size) for _ in range(2))
+        if i == 1:  # opposite to each other, and to all others
+            others = np.tile([1.0, 0.0], (records - 1, 1))
+            one, two = (density(np.concatenate([[[s, 0.0]], others]), size) for s in (1.0, -1.0))
+        assert ([hockey_stick(one, two, step * step, e) for e in orders] <= pair.substitution(orders) + 1e-4).all()
+        without = density(others, size)
+        removed = [hockey_stick(one, without, step * step, e) for e in orders]
+        added = [hockey_stick(without, one, step * step, e) for e in orders]
+        assert (removed <= pair.removal(orders) + 1e-4).all()
+        assert (added <= pair.addition(orders) + 1e-4).all()
