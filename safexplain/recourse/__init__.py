@@ -7,9 +7,10 @@ differentially private; the nearest change that reaches the target is then found
 (a `result`) has its `guarantee`, and tells itself as a frame and in words (`advice`, `letters`). `robustness` keeps
 answers valid after a retraining, `plausibility` reports how many are outliers.
 
-The way from a person's row to a letter, and no way back: mechanisms.mechanism -> preprocessing -> mechanisms.dp_model ->
-mechanisms.private_model -> linear.solve -> advice -> result -> letters. Where each answer pays, mechanisms.metered goes
-before it, and mechanisms.laplace_score, with the noise of mechanisms.laplace, stands for the two of the private model.
+The way from a person's row to a letter, and no way back: mechanisms.mechanism -> preprocessing -> mechanisms.dp_model
+-> mechanisms.private_model -> linear.solve -> advice -> result -> letters. Where each answer pays, mechanisms.metered
+goes before it, and mechanisms.laplace_score, with the noise of mechanisms.laplace, stands for the two of the private
+model.
 """
 
 from safexplain.recourse.constraints import Constraints, Rule
