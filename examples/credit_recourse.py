@@ -14,15 +14,7 @@ import numpy as np
 import pandas as pd
 
 from safexplain.ledger import Ledger
-from safexplain.recourse import (
-    L1,
-    Constraints,
-    DPModelRecourse,
-    MeteredRecourse,
-    Plausibility,
-    Preprocessing,
-    Rule,
-)
+from safexplain.recourse import L1, Constraints, DPModelRecourse, MeteredRecourse, Plausibility, Preprocessing, Rule
 
 HELOC = {  # name: (largest value by the data dictionary, which way is better and possible: + or -, what to call it)
     "ExternalRiskEstimate": (100, "", "external risk estimate"),
@@ -142,9 +134,7 @@ print(f"right: {(answer.favourable == repaid[asks]).mean():.1%}; majority: {max(
 turned_down = ~answer.favourable
 odd = Plausibility(people.iloc[published], preprocessing=public).outliers(answer)[turned_down & answer.valid]
 told = answer.valid[turned_down].mean()
-print(
-    f"{turned_down.sum()} turned down, {told:.1%} of them have recourse; {odd.mean():.1%} of the answers are outliers"
-)
+print(f"{turned_down.sum()} turned down, {told:.1%} with recourse; {odd.mean():.1%} of the answers are outliers")
 
 letters = answer.letters()
 Path("letters.txt").write_text("\n\n---\n\n".join(letters))
