@@ -131,8 +131,8 @@ def _read(stored: str | None, number: int) -> PrivacyStatement:
         return PrivacyStatement.from_dict(json.loads(stored or ""))
     except ValueError as error:
         raise LedgerError(
-            f"the statement of charge {number} cannot be read ({error}); if somebody altered it, restore the ledger from"
-            " a backup"
+            f"the statement of charge {number} cannot be read ({error}); if somebody altered it, restore the ledger"
+            " from a backup"
         ) from None
 
 
