@@ -1,4 +1,4 @@
-"""audit/suites/dp_attacks, its task "heads": what it computes beside the library is right, and it runs."""
+"""audit/suites/dp_attacks, its task "heads", and dp_defaults: what they compute is right, and they run."""
 
 import json
 import math
@@ -21,6 +21,8 @@ from audit.suites.dp_attacks import attacks, plan, tables
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import released as dp_released
 from audit.suites.dp_attacks import suite as dp_attacks
+from audit.suites.dp_defaults import suite as dp_defaults
+from audit.suites.dp_defaults import tables as default_tables
 from audit.suites.paper_a.published import ReleasedRatio
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, Signals, collect_signals
@@ -232,3 +234,44 @@ def test_the_suite_runs_quickly_resumes_and_its_tables_can_be_made(tmp_path):
     assert one["faithfulness"].keys() == {"0.5", "1", "2", "8", "inf"}
     for name, make in tables.TABLES.items():
         assert ("GTSRB" in make(first)) == (name not in ("dp_attacks: networks", "dp_attacks: accounting")), name
+
+
+def test_the_search_is_of_options_that_a_person_sets():
+    wanted = dp_defaults.configurations(1000)
+    assert wanted.pop(dp_defaults.DEFAULTS) == {}
+    assert set(wanted.pop(dp_defaults.BEFORE)) == {"lr", "batch_size", "epochs"}
+    assert len(wanted) == 20
+    assert {options["batch_size"] for options in wanted.values()} == {50, 250}
+
+
+def test_the_search_chooses_by_validation_and_its_best_by_the_reported_records():
+    runs = {
+        dp_defaults.DEFAULTS: [[0.0, 0.80], [0.0, 0.82]],
+        dp_defaults.BEFORE: [[0.0, 0.5], [0.0, 0.5]],
+        "one": [[0.9, 0.70], [0.8, 0.80]],
+        "two": [[0.8, 0.86], [0.9, 0.84]],
+    }
+    found = dp_defaults.summed_up(runs)
+    assert found["chosen"] == ["one", "two"]
+    assert found["chosen by validation"][0] == pytest.approx((0.70 + 0.84) / 2)
+    assert found["best"] == "two"
+    assert found["defaults - best"] == pytest.approx([-0.04, 0.02])
+    assert dp_defaults.missed({"task": {"summary": {"1": found}}}) == ["task, epsilon 1: -4.0 ± 2.0 points from two"]
+
+
+def test_committed_results_say_where_the_defaults_fall_short():
+    found = json.loads((ROOT / "audit" / "results" / "dp_defaults.json").read_text())
+    assert set(found["results"]) == set(dp_defaults.TASKS)
+    for result in found["results"].values():
+        assert {e: dp_defaults.summed_up(runs)["best"] for e, runs in result["accuracies"].items()} == {
+            e: row["best"] for e, row in result["summary"].items()
+        }
+    assert dp_defaults.missed(found["results"]) == []
+    assert default_tables.accuracy(found).count("\n") == 10
+
+
+@pytest.mark.slow
+@needs("adult.npz")
+def test_the_suite_resumes(tmp_path):
+    first, second = twice("audit.suites.dp_defaults", tmp_path, "--task", "adult")
+    assert first["results"]["adult"]["summary"] == second["results"]["adult"]["summary"]
