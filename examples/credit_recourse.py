@@ -87,7 +87,9 @@ if len(sys.argv) > 1:
         increasing=[name for name, (_, better, _) in HELOC.items() if better == "+"],
         decreasing=[name for name, (_, better, _) in HELOC.items() if better == "-"],
         step=dict.fromkeys(HELOC, 1),
-        largest_change={name: 24 for name in HELOC if name.startswith("MSince")},  # nobody waits longer
+        largest_change={name: 24 for name in HELOC if name.startswith("MSince")}  # nobody waits longer
+        | {name: 5 for name in HELOC if name.startswith("Num")}
+        | {name: 50 for name in HELOC if "Fraction" in name},
         most_changes=5,
     )
 else:
