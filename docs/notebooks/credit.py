@@ -204,6 +204,8 @@ rules = Constraints(
     step={"income": 500, "balance": 100, "inquiries": 1},
     most_changes=3,
 )
+
+# %%
 everybody, asked = slice(1_000, 8_000), [*numeric, "home"]
 recourse = DPModelRecourse(
     epsilon=1.0, delta=1e-5, preprocessing=application, constraints=rules, cost=L1(), random_state=0
