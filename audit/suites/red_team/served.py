@@ -263,7 +263,7 @@ class Server:
         """Questions of a client, or of all, that the ledger counts."""
         show = [sys.executable, "-m", "safexplain", "ledger", "show", str(self.folder / "ledger.db"), "--json"]
         said = json.loads(subprocess.run(show, env=self.environment, capture_output=True, check=True).stdout)
-        return sum(a["questions"] for a in said["accounts"] if client in (None, a["principal"]))
+        return sum(asked for name, asked in said["questions"].items() if client in (None, name))
 
     def audit_log(self) -> list[dict[str, Any]]:
         """Entries of the file."""
