@@ -20,6 +20,13 @@ from safexplain.serve.questions import Questions
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
+@pytest.fixture(autouse=True)
+def _fixed_directions(monkeypatch):
+    """Every ledger draws directions of its own, under some of which two rows of no likeness are near."""
+    of = Likeness.of
+    monkeypatch.setattr(Likeness, "of", lambda *of_rows, **named: of(*of_rows, **named | {"seed": "directions"}))
+
+
 def digests(x):
     return [hashlib.sha256(row.tobytes()).digest() for row in x]
 
@@ -112,9 +119,7 @@ def test_without_public_rows_only_exact_questions_are_counted_and_readiness_says
 def test_honest_questions_are_taken_for_looks_as_often_as_the_quantile_says(quantile):
     """Once a client has asked as many questions as there are public rows; before that more rarely."""
     n, public = 500, rows(500, seed=1)
-    asked = Questions(None)
-    asked.identity = "the directions of sketches come from it"
-    budget = Budget(asked, Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
+    budget = Budget(Questions(None), Limits(questions=10**6, looks=10**6, quantile=quantile), public=public)
     charge(budget, "ann", rows(n, seed=2))
     fresh, taken = rows(1000, seed=3), 0
     for i in range(0, 1000, 100):
@@ -246,8 +251,7 @@ def test_inputs_are_not_stored(tmp_path):
 
 def test_histories_are_read_as_they_grow_and_forgotten_when_there_is_no_room(monkeypatch):
     monkeypatch.setattr(module, "MOST_KEPT", 2000)
-    limits = Limits(looks=2, quantile=1e-6)  # directions are drawn anew: at .01, rows of no likeness are near sometimes
-    budget = Budget(Questions(None), limits, public=rows(100, seed=1))
+    budget = Budget(Questions(None), Limits(looks=2, quantile=1e-6), public=rows(100, seed=1))
     read, seen = [], budget.asked.seen
     monkeypatch.setattr(
         budget.asked, "seen", lambda client, space, after: read.append(after) or seen(client, space, after)
