@@ -86,7 +86,7 @@ def checked_advice(
             money[part.first] = is_money(table.units.get(part.name, ""))
     limits = np.full(rows.shape, -np.inf), np.full(rows.shape, np.inf)
     if constraints is not None:
-        free &= ~np.isin(np.arange(len(free)), [k for g in constraints.groups for k in g])
+        free &= ~constraints.grouped
         stepped = free & (constraints.grid != 0)
         free &= ~stepped
         limits = constraints.bounds(rows, frozen)

@@ -119,6 +119,7 @@ class Constraints:
         grid: (d,) size of a step, 1 where only `integer` asks for one; 0: none, and in one-hot groups.
         largest: (d,) largest changes; infinite where there is no limit.
         groups: one (k,) array of columns for each one-hot group.
+        grouped: (d,) bool, columns of these.
         feature: (d,) number of the feature of each column; the columns of a one-hot group have the same.
         linked: columns (when, then) of each rule.
 
@@ -145,6 +146,7 @@ class Constraints:
     grid: Floats = field(init=False, repr=False, compare=False)
     largest: Floats = field(init=False, repr=False, compare=False)
     groups: tuple[NDArray[np.intp], ...] = field(init=False, repr=False, compare=False)
+    grouped: Mask = field(init=False, repr=False, compare=False)
     feature: NDArray[np.intp] = field(init=False, repr=False, compare=False)
     linked: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
     _fixed: Mask = field(init=False, repr=False, compare=False)
@@ -183,6 +185,7 @@ class Constraints:
             "grid": np.where(whole & (step == 0), 1.0, step),
             "largest": largest,
             "groups": groups,
+            "grouped": members,
             "feature": feature,
             "linked": tuple(_linked(features, rule, members) for rule in rules),
             "_fixed": marked["immutable"],
@@ -397,7 +400,7 @@ class Constraints:
 
     def _ruled(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
         """Allowed rows (n, d), changed so that they keep the rules; as far as a few rounds over the rules can."""
-        members, moved = self._members(), moved.copy()
+        moved = moved.copy()
         for _ in range(2 * len(self.rules) + 1):
             if self.obeyed(x, moved).all():
                 break
@@ -411,7 +414,7 @@ class Constraints:
                 most = (room - rule.at_least) / rule.per_unit if rule.per_unit else np.full(len(x), np.inf)
                 most = np.where(room * (1 + NEARLY) >= rule.at_least, np.maximum(most, 0.0), 0.0)
                 back = moved[:, when] - x[:, when] > most * (1 + NEARLY)
-                if when in members:
+                if self.grouped[when]:
                     group = next(group for group in self.groups if when in group)
                     moved[np.ix_(back, group)] = x[np.ix_(back, group)]
                     continue
@@ -425,9 +428,6 @@ class Constraints:
             rows = broken & (moved[:, when] > x[:, when])
             moved[np.ix_(rows, columns)] = held[rows]
         return moved
-
-    def _members(self) -> set[int]:
-        return {int(column) for group in self.groups for column in group}
 
     def _names(self, group: NDArray[np.intp]) -> str:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"

@@ -215,13 +215,14 @@ def sentence(change: Change) -> str:
 
 def reasons_of(answer: Any) -> tuple[tuple[str, ...], ...]:
     """Sentences for each query; see `safexplain.recourse.Recourse.reasons`."""
-    found = []
-    for row, changes in enumerate(changes_of(answer)):
-        if answer.valid[row]:
-            found.append(tuple(map(sentence, changes)))
-        else:
-            found.append((NONE_PROVEN if answer.proven[row] else NONE_FOUND,))
-    return tuple(found)
+    return tuple(_told(answer, row, changes) for row, changes in enumerate(changes_of(answer)))
+
+
+def _told(answer: Any, row: int, changes: tuple[Change, ...]) -> tuple[str, ...]:
+    """Sentences for one query, of which these are the changes."""
+    if answer.valid[row]:
+        return tuple(map(sentence, changes))
+    return (NONE_PROVEN if answer.proven[row] else NONE_FOUND,)
 
 
 def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> list[str]:
@@ -238,7 +239,7 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
     if names is not None and (isinstance(names, str) or len(names) != n):
         got = repr(names) if isinstance(names, str) else f"{len(names)} names"
         raise ConfigurationError(f"names: expected one name for each of {n} queries, got {got}")
-    told, protected = reasons_of(answer), _protected(answer.guarantee)
+    protected = _protected(answer.guarantee)
     parts = {part.name: part for part in answer.table.parts}
     letters = []
     for row, changes in enumerate(changes_of(answer)):
@@ -246,15 +247,15 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
             continue
         blocks = [] if names is None else [f"Dear {names[row]},"]
         blocks.append(REFUSED)
-        principal = changes or _turned_down_by(answer, row)
+        told, principal = _told(answer, row, changes), changes or _turned_down_by(answer, row)
         if principal:
             listed = [f"{k}. {_reason(c, parts[c.feature])}" for k, c in enumerate(principal[:most_reasons], 1)]
             blocks.append("\n".join([REASONS, *listed]))
         if changes:
             heading = INSTEAD if len(changes) == 1 else TOGETHER
-            blocks.append("\n".join([heading, *(f"- {text}" for text in told[row])]))
+            blocks.append("\n".join([heading, *(f"- {text}" for text in told)]))
         else:
-            blocks.append(told[row][0])
+            blocks.append(told[0])
         letters.append("\n\n".join([*blocks, protected]) + "\n")
     return letters
 

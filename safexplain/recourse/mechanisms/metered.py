@@ -137,7 +137,8 @@ class MeteredRecourse:
             return mechanism._returned(mechanism._solver(rows)(mechanism._held(rows)), x, guarantee)
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
-            found = mechanism.explain(rows[positions], infeasible="mark")
+            new = rows[positions]
+            found = mechanism._solver(new)(mechanism._held(new))
             return [{name: getattr(found, name)[i].tolist() for name in FIELDS} for i in range(len(positions))]
 
         stored = self.ledger.answer_many(

@@ -223,11 +223,11 @@ class _Search:
         """(n, d) the highest score at the ends of each feature's limits, or of its categories, the others as in x."""
         reach = (self.task.reach(torch.from_numpy(x).to(self.task.score.home))[:, None] / self.task.price.unit).cpu()
         lower, upper = self.rules.bounds(x, frozen)
-        highest, grouped = np.full(x.shape, -np.inf), [column for group in self.rules.groups for column in group]
+        highest = np.full(x.shape, -np.inf)
         for column, feature in enumerate(self.rules.feature):
             for end in (np.maximum(lower, x - reach.numpy()), np.minimum(upper, x + reach.numpy())):
                 moved = x.copy()
-                moved[:, column] = (1 + (column in grouped)) * end[:, column]  # above the own category's 1
+                moved[:, column] = (1 + self.rules.grouped[column]) * end[:, column]  # above the own category's 1
                 moved = self.rules.project(x, moved, frozen)
                 highest[:, feature] = np.maximum(highest[:, feature], self._values(moved))
         return highest

@@ -54,15 +54,9 @@ class Query:
         answer has no other changes."""
         low, high = (side[0] for side in rules.bounds(x[None], frozen[None]))
         groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups)
-        free = np.isin(np.arange(len(x)), [column for group in rules.groups for column in group])
-        follows = free | np.isin(np.arange(len(x)), [then for _, then in rules.linked])
-        low, high = np.where((w < 0) | free, low, x), np.where((w > 0) | follows, high, x)
+        follows = rules.grouped | np.isin(np.arange(len(x)), [then for _, then in rules.linked])
+        low, high = np.where((w < 0) | rules.grouped, low, x), np.where((w > 0) | follows, high, x)
         return cls(x, low, high, groups, cost, rules, frozen)
-
-    @property
-    def grouped(self) -> Mask:
-        """(d,) bool, columns of one-hot groups."""
-        return np.isin(np.arange(len(self.x)), [column for group, _ in self.groups for column in group])
 
     def paid(self, row: Floats) -> float:
         """What changing the query to a row (d,) costs, to the power: what adds up over the columns."""
@@ -120,7 +114,7 @@ class Change:
 
     def __post_init__(self) -> None:
         query, program, d = self.query, self.program, len(self.query.x)
-        rises, falls, grouped = query.high - query.x, query.x - query.low, query.grouped
+        rises, falls, grouped = query.high - query.x, query.x - query.low, query.rules.grouped
         self._variable = np.full(d, -1)
         self._fixed = np.where(grouped, -query.x, 0.0)
         grid = query.rules.grid
@@ -151,7 +145,7 @@ class Change:
     def _limit_changes(self, most: int) -> None:
         """Let at most so many features change, a one-hot group as one."""
         query, counted, entries = self.query, [], []
-        for column in np.flatnonzero(~query.grouped & (self._variable >= 0)).tolist():
+        for column in np.flatnonzero(~query.rules.grouped & (self._variable >= 0)).tolist():
             at, changes = int(self._variable[column]), self.program.binary()
             for end, sides in ((query.high, (-np.inf, 0.0)), (query.low, (0.0, np.inf))):
                 far = float(end[column] - query.x[column]) / self._size[column]
@@ -213,13 +207,13 @@ class Change:
         """Let `then` rise as the rule asks where `when` rises."""
         query, program = self.query, self.program
         rise = float(query.high[when] - query.x[when])
-        if rise <= 0 or (query.grouped[when] and query.x[when]):
+        if rise <= 0 or (query.rules.grouped[when] and query.x[when]):
             return
         least, most = float(query.low[then] - query.x[then]), float(query.high[then] - query.x[then])
         scale = COST / max(abs(least), abs(most), rule.per_unit * rise + rule.at_least)
         risen, raised = int(self._variable[when]), (int(self._variable[then]), self._size[then] * scale)
         columns, entries = ((raised[0],), (raised[1],)) if raised[0] >= 0 else ((), ())
-        if query.grouped[when]:
+        if query.rules.grouped[when]:
             needed = rule.per_unit + rule.at_least
             program.row((*columns, risen), (*entries, (least - needed) * scale), least * scale)
             return
@@ -243,7 +237,7 @@ class Change:
     def read(self, values: Floats) -> tuple[Floats, Mask]:
         """What a solution means: the row (d,), whole where it has to be, and which columns are continuous in it."""
         query, grid = self.query, self.query.rules.grid
-        row, there = query.x.copy(), ~query.grouped & (self._variable >= 0)
+        row, there = query.x.copy(), ~query.rules.grouped & (self._variable >= 0)
         free = there & (grid == 0)
         amount = values[self._variable]
         row[there] += (self._size * np.where(grid > 0, np.rint(amount), amount))[there]
