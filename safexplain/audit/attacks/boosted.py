@@ -22,6 +22,9 @@ from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]
 
+DIGITS = 9
+"""Decimals of a feature: more would part values that are equal on paper, by the order in which they were added up."""
+
 
 @dataclass(frozen=True)
 class Boosted:
@@ -110,7 +113,7 @@ class Boosted:
             columns.append(LabelLikelihoodRatio()(target[:, j], shadows[:, :, j], membership))
         for j in range(self.labels, k):
             columns += _of_number(target[:, j], shadows[:, :, j], membership)
-        return np.stack(columns, axis=1).astype(np.float32)
+        return np.stack(columns, axis=1).round(DIGITS).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +137,12 @@ class FittedBoosted:
 
 
 def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array]:
-    """Columns (n,) about one number an example, see `Boosted`."""
+    """Columns (n,) about one number an example, see `Boosted`, in units of the median example's deviation."""
     ratio = LikelihoodRatio()(target, shadows, membership)
     t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
+    first, spread = values[0].copy(), values.std(0)
+    unit = float(np.median(spread[spread > 0])) if spread.any() else 1.0
+    t, values, first = (t - first) / unit, (values - first) / unit, first / unit  # equal values are then exactly 0
     means, distances = [], []
     floor = 1e-9 * float(values.var(0).mean()) or 1.0
     for side in (membership, ~membership):
@@ -145,4 +151,4 @@ def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array
         variance = (np.square(values - mean) * side).sum(0) / np.maximum(count - 1, 1) + floor
         means.append(mean)
         distances.append((t - mean) / np.sqrt(variance))
-    return [t - (means[0] + means[1]) / 2, *means, *distances, ratio]
+    return [t - (means[0] + means[1]) / 2, *(first + mean for mean in means), *distances, ratio]

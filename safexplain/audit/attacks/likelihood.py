@@ -153,23 +153,26 @@ def _ratios_of_numbers(transform: Transform, target: Floats, shadows: Floats, me
     t, x = (np.asarray(a, dtype=np.float64) for a in transformed(transform, target, shadows))
     largest = max(float(np.abs(t).max()), float(np.abs(x[:, usable]).max())) or 1.0  # its squares are finite
     t, x = t / largest, np.where(usable, x, 0.0) / largest
+    first = x[0]  # subtracted, so that values which are all equal deviate from their mean by exactly 0
+    t, x = t - first, x - first
     sides = np.stack([membership, ~membership])
     count = np.maximum(sides.sum(1), 1).astype(np.float64)
     mean = np.where(sides, x, 0.0).sum(1) / count
     ss = np.where(sides, np.square(x - mean[:, None]), 0.0).sum(1)
     dof = (count - 1) * usable
     floor = 1e-9 * float(ss.sum() / max(dof.sum(), 1.0)) or 1.0
-    mean, variance = _shrunk_by_strata(mean, ss, count, dof, usable, floor)
+    level = first + (mean * count).sum(0) / count.sum(0)
+    mean, variance = _shrunk_by_strata(level, mean, ss, count, dof, usable, floor)
     log_p = -0.5 * (np.log(variance) + _distance(t - mean, variance))
     scores: Array = np.where(usable, log_p[0] - log_p[1], 0.0)
     return scores
 
 
 def _shrunk_by_strata(
-    mean: Array, ss: Array, count: Array, dof: Array, usable: Bools, floor: float
+    level: Array, mean: Array, ss: Array, count: Array, dof: Array, usable: Bools, floor: float
 ) -> tuple[Array, Array]:
     """(2, n) means and variances with and without each example, shrunk as `LikelihoodRatio` says."""
-    level = (mean * count).sum(0) / count.sum(0)
+    level = level.astype(np.float32)  # equal levels belong to one stratum, however they were rounded
     strata = min(STRATA, max(1, int(usable.sum()) // FEWEST_A_STRATUM))
     cuts = np.quantile(level[usable], np.arange(1, strata) / strata)
     stratum = np.searchsorted(cuts, level, side="right")
@@ -261,6 +264,7 @@ def _ratios_of_vectors(
             part = slice(start, start + found.shape[1])
             seen = found if view is None else view(found)
             x = np.array(seen.transpose(1, 0, 2), dtype=np.float64, order="C")
+            x -= x[:, :1].copy()  # values that are all equal then deviate from their mean by exactly 0
             x -= x[:, :m].mean(1, keepdims=True)
             known, inside = x[:, :m], member[:, part].T[:, None, :].astype(np.float64)
             squares = np.square(known)
