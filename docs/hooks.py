@@ -21,8 +21,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 THUMBNAILS = "<!-- thumbnails -->"
-SOURCES = r"\[`Hardened(\w+)`\]\(#sources-and-licences\)"
-"""How the tables of docs/explainers.md name a class: on the site, a link to its page."""
+NAMED = r"^\| `Hardened(\w+)` \|"
+"""How the tables of docs/explainers.md begin a row: on the site, with a link to the page of the class."""
 
 
 class _Doctests(Preprocessor):
@@ -87,5 +87,5 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Thumbnails for the gallery, and links from the tables of methods to their pages."""
     if page.file.src_uri == "explainers.md":
-        return re.sub(SOURCES, r"[`Hardened\1`](reference/explainers/\1.md)", markdown)
+        return re.sub(NAMED, r"| [`Hardened\1`](reference/explainers/\1.md) |", markdown, flags=re.MULTILINE)
     return markdown.replace(THUMBNAILS, _reference().thumbnails()) if THUMBNAILS in markdown else markdown

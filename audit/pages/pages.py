@@ -325,10 +325,8 @@ def written() -> dict[Path, str]:
     if SCALE.is_file():
         made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost }}", RESULTS), SCALE.name)
     if COMPARE.is_file():
-        text = COMPARE.read_text()
-        for name, table in (("compared", "{{ peers: compared }}"), ("question", "{{ peers: question }}")):
-            text = _placed(text, name, _filled(table, RESULTS), COMPARE.name)
-        made[COMPARE] = text
+        table = _filled("{{ peers: question }}", RESULTS)
+        made[COMPARE] = _placed(COMPARE.read_text(), "question", table, COMPARE.name)
     return made | {p.path: page(p) for p in PAGES}
 
 

@@ -1,4 +1,4 @@
-"""The gallery of docs/explainers.md, native beside hardened maps of one picture, and the tables of methods there.
+"""The tables of docs/explainers.md, and the figure of docs/gallery.md: native beside hardened maps of one picture.
 
     python docs/figures/make_gallery.py [--data DIR] [--device cpu] [--out docs/figures]
     python docs/figures/make_gallery.py --write-table
@@ -44,7 +44,7 @@ from safexplain.explain.feature_groups import find_groups
 from safexplain.explain.wrap import HARDENED
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "explainers.md"
+PAGES = (HERE.parent / "explainers.md", HERE.parent / "gallery.md")
 NEEDED = """\
 give a folder by --data or the environment variable SAFEXPLAIN_DATA, with
   cifar10.npz and load_data.py    load("cifar10") -> x_test (n, 32, 32, 3) uint8, y_test
@@ -317,14 +317,14 @@ _MORE = {
     "GradCAMPlusPlus": "[default layer, enlarging](#grad-cam)",
     "GuidedGradCam": 'DeepLeak\'s "GradCAM++"; enlarged before hardening',
     "KernelShap": "at least two groups",
-    "Anchors": "[Alibi](alibi.md)",
-    "ProtoDash": "[AIX360](aix360.md); needs a public set",
-    "LimeTabular": "[LIME](aix360.md#lime)",
-    "AlibiKernelShap": "[Alibi](alibi.md); needs shap",
-    "TreeShap": "[Alibi](alibi.md); needs shap; trees of scikit-learn",
-    "TreeExplainer": "[SHAP](shap.md); scikit-learn, XGBoost, LightGBM",
-    "LinearExplainer": "[SHAP](shap.md)",
-    "KernelExplainer": "[SHAP](shap.md)",
+    "Anchors": "[Alibi](libraries.md#alibi)",
+    "ProtoDash": "[AIX360](libraries.md#protodash); needs a public set",
+    "LimeTabular": "[LIME](libraries.md#lime)",
+    "AlibiKernelShap": "[Alibi](libraries.md#alibi); needs shap",
+    "TreeShap": "[Alibi](libraries.md#alibi); needs shap; trees of scikit-learn",
+    "TreeExplainer": "[shap](libraries.md#shap); scikit-learn, XGBoost, LightGBM",
+    "LinearExplainer": "[shap](libraries.md#shap)",
+    "KernelExplainer": "[shap](libraries.md#shap)",
 }
 
 
@@ -351,17 +351,14 @@ def _ms(record: dict[str, Any] | None) -> str:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """Name of a place in the page -> its Markdown table, from the catalog and gallery.json."""
-    methods, layers, gallery, sources = [], [], [], []
+    """Name of a place in the pages -> its Markdown table, from the catalog and gallery.json."""
+    methods, layers, gallery = [], [], []
     for row in CATALOG.values():
-        record, name = found["methods"].get(row.name), f"[`{row.hardened_name}`](#sources-and-licences)"
+        record, name = found["methods"].get(row.name), f"`{row.hardened_name}`"
         if row.of == "input" or record:
             methods.append((name, row.family, row.summary, _ms(record), _notes(row)))
         else:
             layers.append((name, row.summary, _notes(row)))
-        native = row.source.rpartition(":")[2] if isinstance(row.source, str) else row.source.__name__
-        facts = (row.family, row.citation, f"{row.library} `{native}`", row.licence, "; ".join(_facts(row)))
-        sources.append((f"`{row.hardened_name}`", *facts))
     for name, record in found["methods"].items():
         options = ", ".join(f"{k}={v}" for k, v in record["options"].items())
         numbers = (str(record["values"]), f"{record['top_overlap']:.0%}", f"{record['rank_correlation']:.2f}")
@@ -370,7 +367,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         "methods": _table("Class | Family | Answer | ms, native / hardened | Notes", methods),
         "layers": _table("Class | Answer | Notes", layers),
         "gallery": _table("Method | Numbers | Top 10 % kept | Rank correlation | Options", gallery),
-        "sources": _table("Class | Family | Published in | Native class | Its licence | Notes", sources),
     }
 
 
@@ -379,20 +375,17 @@ def _table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join([f"| {header} |", "|---" * (header.count("|") + 1) + "|", *lines]) + "\n"
 
 
-def write_tables(page: Path, found: dict[str, Any]) -> None:
-    """Put the tables between their markers, `<!-- NAME -->` and `<!-- end -->`."""
-    text = page.read_text()
+def write_tables(pages: Sequence[Path], found: dict[str, Any]) -> None:
+    """Put each table between its markers, `<!-- NAME -->` and `<!-- end -->`, which one of the pages has."""
+    texts = {page: page.read_text() for page in pages}
     for name, table in tables(found).items():
-        text, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{_quoted(table)}\2", text, flags=re.DOTALL
-        )
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        count = sum(len(place.findall(text)) for text in texts.values())
         if count != 1:
-            raise SystemExit(f"{page.name} has {count} places for the table {name!r}, expected 1")
-    page.write_text(text)
-
-
-def _quoted(table: str) -> str:
-    return table.replace("\\", r"\\")
+            raise SystemExit(f"{', '.join(p.name for p in pages)}: {count} places for the table {name!r}, expected 1")
+        texts = {page: place.sub(lambda m: m[1] + table + m[2], text) for page, text in texts.items()}  # noqa: B023
+    for page, text in texts.items():
+        page.write_text(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -410,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.data is None:
             raise SystemExit(NEEDED)
         make(load_case(Path(given.data), given.device), given.out)
-    write_tables(PAGE, json.loads(numbers.read_text()))
+    write_tables(PAGES, json.loads(numbers.read_text()))
 
 
 def make(case: Case, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figure of docs/shap.md: shap's own plots of hardened explanations, of one row and of many.
+"""The figure of docs/libraries.md: shap's own plots of hardened explanations, of one row and of many.
 
     python docs/figures/make_shap_figure.py [--out docs/figures]
 

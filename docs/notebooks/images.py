@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Images: from a saliency map to a certificate
 #
-# You run a small image classifier behind an API, and each answer comes with a saliency map. In this notebook you
+# If you serve an image classifier whose answers include a saliency map, this notebook shows how to
 #
-# 1. see how little a glance at them says about who was in the training set,
+# 1. check by eye whether the maps reveal who was in the training set,
 # 2. harden them by changing one import,
-# 3. let an audit decide whether that was enough,
+# 3. audit the result,
 # 4. load exactly what was audited in production.
 #
-# The images are the 1,797 handwritten digits that come with scikit-learn. On two busy cores it takes about three minutes.
+# It uses the 1,797 handwritten digits of scikit-learn and takes about three minutes on two cores.
 
 # %%
 import numpy as np
@@ -23,11 +23,10 @@ y = torch.tensor(digits.target[order])
 print(tuple(x.shape))
 
 # %% [markdown]
-# ## A network that knows its training set by heart
+# ## An overfitted network
 #
-# Toss a coin for each image: heads, and the network trains on it. Such an image is a *member*. The others are
-# non-members, and come from the same source. That matters: if members and non-members differed in anything else, an attack
-# could read that difference instead of the leak.
+# The network trains on a random half of the images, its *members*. The other half are non-members from the same source. If the two
+# halves differed in anything else, an attack could read that difference instead of the leak.
 
 # %%
 member = np.random.default_rng(1).random(len(x)) < 0.5
@@ -58,7 +57,7 @@ print(f"accuracy: {right[member].mean():.0%} on members, {right[~member].mean():
 # %% [markdown]
 # ## The import
 #
-# Captum explains the probability of the predicted class. `Probability` adds the softmax, because this network returns logits.
+# We explain the probability of the predicted class. `Probability` adds the softmax, because this network returns logits.
 
 # %%
 import captum.attr
@@ -71,9 +70,9 @@ hardened = HardenedIG(model).attribute(x, target=predicted, n_steps=20)
 print(HardenedIG(model).hardening)
 
 # %% [markdown]
-# `HardenedIG` takes the place of `captum.attr.IntegratedGradients`: same arguments, same shape. Without further options it
-# uses the recommended hardening, which says *which* pixels count most for the class, and nothing about how much. Here is what
-# a user of the API saw before, and what she sees now:
+# `HardenedIG` replaces `captum.attr.IntegratedGradients`, with the same arguments and the same shape. The recommended hardening
+# releases *which* pixels count most for the class, and nothing about how much. Users of the API see the second row before and the
+# third row after hardening:
 
 # %%
 # Figure: Five digits, their native integrated gradients and the pixels that the hardened explainer names
@@ -93,10 +92,10 @@ for row, name in zip(axes, ("image", "native", "hardened"), strict=True):
         ax.set(xticks=[], yticks=[])
 
 # %% [markdown]
-# ## Do the native maps give anything away?
+# ## Do the native maps leak?
 #
-# A network is surer of images that it has trained on. Around such an image its output is flat, so the gradients are small,
-# and so are the maps made of them. Look at the size of each map:
+# A network is more confident on images that it has trained on. Its gradients there are small, and so are the maps. Here is the size of
+# each map:
 
 # %%
 # Figure: Histogram of the L1 norm of the maps of members and of others, on a logarithmic axis
@@ -114,16 +113,15 @@ ax.set(xscale="log", xlabel="sum of the map's absolute values", ylabel="images")
 _ = ax.legend()
 
 # %% [markdown]
-# The two distributions nearly coincide, and guessing by size is hardly better than tossing a coin. Are the maps harmless then?
-# That conclusion would be too quick. This attack is crude. A determined attacker trains *reference models* like yours, with and
-# without each image, asks about each image many times with tiny changes, and compares. The audit does the same.
+# The two distributions nearly coincide, and this attack is hardly better than guessing. But it is crude. A determined attacker trains
+# *reference models* like yours, with and without each image, and queries each image many times with tiny changes. The audit does the
+# same.
 #
 # ## The audit
 #
-# First, write down what counts as a leak. Here: at a false-positive rate of 5 %, the explanations may let an attacker find
-# at most 2 points more of the members than the predicted labels do by themselves, even if he asks 20 times about each image.
-# (These are mild terms, so that the notebook stays short. The default asks 200 times and allows 1 % false positives, which
-# needs more images and more reference models.)
+# First, define what counts as a leak. Here, at a false-positive rate of 5 %, explanations may reveal at most 2 points more of the
+# members than the predicted labels alone, even with 20 queries per image. These terms are mild to keep the notebook short. The default
+# is 200 queries at 1 % false positives, which needs more images and reference models.
 
 # %%
 from safexplain import HardenedInputXGradient, Hardening
@@ -145,8 +143,8 @@ print("native maps:  ", run.native.verdict)
 print("hardened maps:", run.verdict)
 
 # %% [markdown]
-# The audit attacks twice, with the same attacks: once what the explainer releases natively, once what the hardened one
-# releases. For each it names the strongest attack that it found, and how many points it adds to the labels:
+# The audit runs the same attacks on the native and on the hardened maps. For each, this prints the strongest attack and how many
+# points it adds to the labels:
 
 # %%
 for name, judged in (("native", run.native), ("hardened", run.result)):
@@ -155,9 +153,9 @@ for name, judged in (("native", run.native), ("hardened", run.result)):
     print(f"{name:9} {best.title}: {100 * low:+.1f} to {100 * high:+.1f} points")
 
 # %% [markdown]
-# So a glance at the maps was no audit: what looks like a coin toss may let a better attacker find 5 more members in a hundred.
-# That is more than the 2 that are allowed, and not proven: *inconclusive* means that nothing is certified. From the hardened
-# maps he gets nothing. Are they still of use? The report measures that, too:
+# The native maps looked harmless, but may let a better attacker find 5 more members in a hundred. The policy allows 2. Since the
+# leak is not proven either, the verdict is *inconclusive*, and nothing is certified. The hardened maps add nothing. The report also
+# measures how useful they still are:
 
 # %%
 utility = run.utility
@@ -166,8 +164,8 @@ print(f"{utility.top_overlap:.0%} of the top tenth of the pixels are still named
 # %% [markdown]
 # ## The certificate
 #
-# `save` writes a report for people (`report.html`, worth opening) and a certificate for machines. The certificate names the
-# weights, the explainer, the hardening, the policy, and all counts from which the verdict follows.
+# `save` writes a report for people (`report.html`) and a certificate for machines. The certificate contains the digests of the weights,
+# the explainer, the hardening, the policy, and all counts from which the verdict follows.
 
 # %%
 folder = run.save("run")
@@ -176,7 +174,7 @@ print(sorted(path.name for path in folder.iterdir()))
 # %% [markdown]
 # ## In production
 #
-# Production does not choose a hardening. It loads the one that was audited:
+# Production loads the hardening that was audited:
 
 # %%
 explainer = HardenedInputXGradient.from_certificate(net, "run/certificate.json")
@@ -184,7 +182,7 @@ released = explainer.attribute(x[:3], target=net(x[:3]).argmax(1))
 print(tuple(released.shape), released.unique().tolist())
 
 # %% [markdown]
-# Another network, or the same one after another day of training, is refused:
+# Any other network is refused, including the same one after more training:
 
 # %%
 from safexplain.errors import CertificateError
@@ -195,8 +193,8 @@ except CertificateError as error:
     print(str(error).split(":")[0])
 
 # %% [markdown]
-# **What this is worth.** The certificate says that these attacks, by an attacker with eight reference models and 20 questions
-# an image, found nothing to speak of. It is no proof against attacks that nobody has thought of. If you need one, train with
-# differential privacy: [Private training](private_training.md).
+# **What this certifies.** With eight reference models and 20 queries per image, these attacks gained no more than the policy allows.
+# This is no proof against future attacks. If you need one, train with differential privacy:
+# [Private training](private_training.md).
 #
 # Next: [serve the certified explainer](serving.md), or [choose another hardening](../hardening.md).

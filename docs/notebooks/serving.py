@@ -1,22 +1,20 @@
 # %% [markdown]
 # # Serving: certified explanations behind an API
 #
-# A hardened explainer in a notebook protects nobody: whoever holds the Python object holds the model. The boundary is the
-# network. In this notebook you
+# If you want to serve explanations over HTTP, this notebook shows how to
 #
 # 1. audit a model and start a service from its certificate,
-# 2. ask it as a client would, and as an attacker would,
+# 2. query it as a client and as an attacker,
 # 3. read its metrics and replace the model while it runs,
 # 4. audit the service from outside, by its answers alone.
 #
-# Everything runs in this process, on a free port. It takes about two minutes on two busy cores.
-# You need `pip install "safexplain[serve,endpoint]"`.
+# A hardened explainer protects only behind an API, because anyone who holds the Python object also holds the model. Everything runs in
+# this process and takes about two minutes on two cores. You need the extras `serve` and `endpoint`.
 
 # %% [markdown]
 # ## A certified model
 #
-# Digits again, and a small network. How an audit works is the subject of [another notebook](images.md); here it only has to
-# give us a certificate.
+# We train a small network on digits and audit it. [Another notebook](images.md) explains the audit.
 
 # %%
 import numpy as np
@@ -80,12 +78,12 @@ print(release(0, "release"))
 # %% [markdown]
 # ## Start the service
 #
-# On the command line this is one line:
+# On the command line, this is one line:
 #
 #     safexplain serve --model release/model.pt2 --certificate release/certificate.json --public-data rows.npz
 #
-# It refuses to start without an intact certificate that is about this very model and says "certified". Here we start it from
-# Python, with small budgets so that we can see them run out: 20 distinct questions a client a day, 3 of them about one map.
+# The service only starts with an intact certificate for this model whose verdict is "certified". Here we start it from Python with small
+# budgets: 20 distinct questions per client and day, 3 of them about one map.
 
 # %%
 import logging
@@ -117,17 +115,17 @@ client = httpx.Client(base_url=url, headers={"X-Client-Id": "clinic"}, timeout=6
 print(client.get("/health/ready").json()["status"])
 
 # %% [markdown]
-# ## Ask
+# ## Query it
 #
-# Two protocols are spoken. The first is the plain one, `instances` in and `explanations` out:
+# The service has two protocols. The simple one takes `instances` and returns `explanations`:
 
 # %%
 answer = client.post("/v1/models/model:explain", json={"instances": spare[:1].tolist()})
 print(answer.status_code, "pixels that count:", np.flatnonzero(answer.json()["explanations"][0]).tolist())
 
 # %% [markdown]
-# The second is the Open Inference Protocol (V2), with named tensors. What leaves is the explanation, the predicted class, and
-# the digest of the certificate. No scores, no base values, no echo of the input:
+# The other is the Open Inference Protocol (V2), with named tensors. It returns the explanation, the predicted class and the digest of the
+# certificate, but no scores, base values or inputs:
 
 # %%
 tensor = {"name": "input", "shape": [1, 64], "datatype": "FP32", "data": spare[0].tolist()}
@@ -137,19 +135,19 @@ print({output["name"]: output["shape"] for output in answer["outputs"]}, list(an
 # %% [markdown]
 # ## What a client cannot choose
 #
-# The audit was about the class that the model predicts, explained with the audited options. A client who asks for another class
-# would get maps that nobody audited, so the service refuses, and says which field is to blame:
+# The audit covers explanations of the predicted class with the audited options. Maps of other classes were never audited, so the service
+# refuses such requests and names the field:
 
 # %%
 answer = client.post("/v1/models/model:explain", json={"instances": spare[:1].tolist(), "target": 3})
 print(answer.status_code, answer.json()["field"], "-", answer.json()["detail"])
 
 # %% [markdown]
-# ## Patience costs budget
+# ## Repeated queries cost budget
 #
-# An attacker who asks about one image again and again, a little different each time, averages out whatever is random, and sees
-# how the label changes nearby. The same question again is free, and gets the same answer. A *near-duplicate* counts as another
-# look at the same map, and there are only three. Here is one digit, each time a hundredth darker:
+# An attacker may query one image many times with small changes, to average out noise and to see how the label changes nearby. A repeated
+# question is free and gets the same answer. A *near-duplicate* counts as another look at the same map, and only three are allowed. Here
+# is one digit, each time a hundredth darker:
 
 # %%
 statuses = [
@@ -159,7 +157,7 @@ statuses = [
 print(statuses)
 
 # %% [markdown]
-# And 20 distinct questions a day in all. Another client has a budget of its own:
+# Each client also has 20 distinct questions a day. Another client has its own budget:
 
 # %%
 statuses = [
@@ -174,12 +172,11 @@ other = client.post(
 print("another client:", other.status_code)
 
 # %% [markdown]
-# In production the header comes from the gateway that authenticates. A client who may write it himself has as many budgets as
-# he likes.
+# In production, the authenticating gateway must set this header. Clients who can set it themselves have unlimited budgets.
 #
-# ## What the operator sees
+# ## What operators see
 #
-# Prometheus metrics, which name no client, and a log line for each request, which holds no input:
+# Prometheus metrics contain no client names, and the log line of a request contains no input:
 
 # %%
 for line in client.get("/metrics").text.splitlines():
@@ -189,7 +186,7 @@ for line in client.get("/metrics").text.splitlines():
 # %% [markdown]
 # ## Replace the model while it runs
 #
-# A model and its certificate are replaced together. If they do not belong together, the old pair is served on:
+# Replace a model and its certificate together. If they do not match, the service keeps the old pair:
 
 # %%
 before = service.digest
@@ -206,13 +203,12 @@ service.reload()
 print("serving a new certificate:", service.digest != before, "-", client.get("/health/ready").json()["status"])
 
 # %% [markdown]
-# `safexplain serve` looks at the files every few seconds and does this by itself.
+# `safexplain serve` checks the files every few seconds and reloads them by itself.
 #
 # ## Audit it from outside
 #
-# You need no access to a model to audit a service; you need to know who was in its training set. `Endpoint` takes the place
-# of the model. The reference models imitate what the service says about itself. The auditor is a client with a larger budget,
-# so he gets a service of his own here:
+# You can audit a service without access to its model if you know who was in its training set. `Endpoint` replaces the model. An auditor
+# needs a larger budget, so we start a second service:
 
 # %%
 server.should_exit = True
@@ -240,8 +236,8 @@ print(found.verdict)
 server.should_exit = True
 
 # %% [markdown]
-# That verdict is about the answers which the service gave during the audit; nothing binds it to answer tomorrow as it did
-# today. To certify a model for production, audit its file, as above.
+# This verdict is about the answers during the audit. The service may answer differently tomorrow. To certify a model for production, audit
+# its file, as above.
 #
 # Next: [every option of the service](../serving.md), [other platforms](../platforms.md) (KServe, MLServer, MLflow, Ray, BentoML),
 # [auditing foreign APIs](../endpoint-audit.md).

@@ -43,7 +43,7 @@ SEEN = (
 )
 """The pages that are looked at in a browser, one of each kind."""
 KEPT = """
-hardening tune explainers surrogates alibi aix360 testing pretraining differential-privacy canaries recourse ledger
+hardening tune explainers surrogates libraries testing pretraining differential-privacy canaries recourse ledger
 serving platforms endpoint-audit scale cli threat-model statistics certificate quick-start concepts api/hardening
 api/explain api/audit api/tune api/attacks api/stats api/dp api/canaries api/recourse api/ledger api/serve api/errors
 evidence/paper_a evidence/releases evidence/red_team evidence/benchmarks evidence/peers evidence/verdict_errors

@@ -23,32 +23,6 @@ def races(found: dict[str, Any]) -> str:
     return markdown(header, rows, left=2)
 
 
-COMPARED = {
-    "ml-privacy-meter": "RMIA from the same losses",
-    "art": "best attack, from the same logits",
-    "sacro-ml": "LiRA of a random forest",
-    "tensorflow-privacy": "epsilon of one training",
-    "dp-accounting": "epsilon of one training",
-    "jax-privacy": "lower bound on epsilon",
-    "opacus": "DP-SGD step, and a head",
-}
-"""Peers of docs/compare.md, and what is compared in a few words."""
-
-
-def compared(found: dict[str, Any]) -> str:
-    """For docs/compare.md: both answers, and the ratio of the times, of the races with the libraries named there."""
-    rows = []
-    for key, what in COMPARED.items():
-        peer = found["results"].get(key, {})
-        for name, r in peer.get("races", {}).items():
-            if r["unit"] == "answer":
-                continue
-            answers = (_told(r[side]["quality"]) for side in ("ours", "theirs"))
-            rows.append((peer["title"], f"{what}: {name}", *answers, f"{r['ratio']['median']:,.2g}"))
-    header = ("library", "compared", "safexplain's answer", "its answer", "its time / ours")
-    return markdown(header, rows, left=4)
-
-
 def question(found: dict[str, Any]) -> str:
     """Who was in? Seconds of processor to an answer, and the answer; ours is the first of its runs."""
     rows: list[tuple[str, ...]] = []
@@ -131,4 +105,4 @@ def _told(quality: dict[str, Any]) -> str:
 
 
 TABLES = {"peers: races": races, "peers: Captum": explanations, "peers: who": peers, "peers: work": work,
-          "peers: slower": slower, "peers: compared": compared, "peers: question": question}  # fmt: skip
+          "peers: slower": slower, "peers: question": question}  # fmt: skip

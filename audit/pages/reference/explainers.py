@@ -26,8 +26,8 @@ OF = {
     "layer": "Explains a layer of the network: one number for each of its outputs.",
     "neuron": "Explains a neuron of the network: one number for each feature of the input.",
 }
-GUIDES = {"alibi": ("Alibi", "alibi.md"), "aix360": ("AIX360 and LIME", "aix360.md"),
-          "lime": ("AIX360 and LIME", "aix360.md"), "shap": ("Explainers", "explainers.md")}  # fmt: skip
+GUIDES = {"alibi": ("Alibi", "libraries.md#alibi"), "aix360": ("ProtoDash", "libraries.md#protodash"),
+          "lime": ("LIME", "libraries.md#lime"), "shap": ("shap", "libraries.md#shap")}  # fmt: skip
 ELSEWHERE = {
     "releases": ("What may be released", "asked once and many times, in every format"),
     "attack_table": ("Which attacks earn a row", "all attacks, with and without each"),
@@ -253,7 +253,7 @@ def _values(values: Any) -> str:
 def _more(row: Row) -> list[str]:
     anchor = {"layer": "#layers-of-a-network-and-its-neurons", "neuron": "#layers-of-a-network-and-its-neurons"}
     lines = [f"[Explainers](../../explainers.md{anchor.get(row.of, '')}): how to call them, and which to choose"]
-    if row.library in GUIDES and GUIDES[row.library][1] != "explainers.md":
+    if row.library in GUIDES:
         title, file = GUIDES[row.library]
         lines.append(f"[{title}](../../{file})")
     for name, (title, what) in ELSEWHERE.items():

@@ -50,7 +50,6 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
     if hardened is None or kind.__module__.partition(".")[0] not in ("aix360", "lime"):
         raise RefusedError(
             f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
-            " hardening makes fit to leave. The page on AIX360 in the documentation says why each"
-            " of the others does not"
+            " hardening makes fit to leave. docs/libraries.md gives the reason for each of the others"
         )
     return cast("OfTables", hardened.around(native, hardening, **options))
