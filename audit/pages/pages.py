@@ -18,8 +18,6 @@ from ..shared.run import RESULTS, ROOT, markdown
 from .tables import TABLES
 
 README = ROOT / "audit" / "README.md"
-THREATS = ROOT / "docs" / "threat-model.md"
-SCALE = ROOT / "docs" / "scale.md"
 COMPARE = ROOT / "docs" / "compare.md"
 PAGES_FOLDER = ROOT / "docs" / "evidence"
 
@@ -303,15 +301,6 @@ def index(text: str) -> str:
     return text
 
 
-def threats(text: str, results: Path = RESULTS) -> str:
-    """The threat model with the table of the red team's attacks.
-
-    Raises:
-        ValueError: its place is missing, or is there twice.
-    """
-    return _placed(text, "red_team", _filled("{{ red_team }}", results), THREATS.name)
-
-
 def _placed(text: str, name: str, table: str, file: str) -> str:
     pattern = re.compile(rf"(<!-- {name} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
     if len(pattern.findall(text)) != 1:
@@ -321,9 +310,7 @@ def _placed(text: str, name: str, table: str, file: str) -> str:
 
 def written() -> dict[Path, str]:
     """Every file that is made from results, and what belongs into it."""
-    made = {README: index(README.read_text()), THREATS: threats(THREATS.read_text())}
-    if SCALE.is_file():
-        made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost }}", RESULTS), SCALE.name)
+    made = {README: index(README.read_text())}
     if COMPARE.is_file():
         table = _filled("{{ peers: question }}", RESULTS)
         made[COMPARE] = _placed(COMPARE.read_text(), "question", table, COMPARE.name)

@@ -1,4 +1,4 @@
-"""The figures of docs/statistics.md on the verdict's errors and power, from audit/results/verdict_errors.json.
+"""The figures of docs/statistics.md (power) and its evidence page (errors), from audit/results/verdict_errors.json.
 
     python docs/figures/make_error_figures.py [--out docs/figures] [--tables]
 

@@ -48,7 +48,6 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
     ),
     "audit_sklearn": ([str(EXAMPLES / "audit_sklearn.py")],),
     "audit_pretraining": ([str(EXAMPLES / "audit_pretraining.py")],),
-    "audit_endpoint": ([str(EXAMPLES / "audit_endpoint.py")],),
     "harden_captum": ([str(EXAMPLES / "harden_captum.py")],),
     "credit_recourse": ([str(EXAMPLES / "credit_recourse.py")],),
     "ledger": (
