@@ -50,9 +50,7 @@ class Clock:
 def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *, start: int = 1) -> float:
     """Seconds a unit of `work(units)`, from two amounts of at most `most` units, on which about `seconds` are spent."""
     amount, before = max(1, min(start, most)), (0, 0.0)
-    first = clock(partial(work, amount))  # and what the first call prepares
-    if first > 2 * seconds:
-        return first / amount
+    clock(partial(work, amount))  # prepares what later calls share, which may take far longer than they do
     taken = clock(partial(work, amount))
     while amount < most and taken < seconds / 3:
         more = min(most, max(amount + 1, int(amount * min(GROWTH, seconds / 1.5 / max(taken, 1e-6)))))
