@@ -18,9 +18,9 @@ from safexplain.audit.endpoint.target import Endpoint
 PAYLOAD = """
 request = { inputs = "pixels" }
 answer = { explanations = "results.heat", labels = "results.digit" }
-asking = { rate = 1000, budget = 5000 }
+asking = { rate = 1000, budget = 10000 }
 """
-EXAMPLES = 800
+EXAMPLES = 1600
 
 
 def build(seed: int) -> torch.nn.Module:
@@ -53,7 +53,7 @@ server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 Path("payload.toml").write_text(PAYLOAD)
 endpoint = Endpoint(f"http://127.0.0.1:{server.server_port}/why", "payload.toml", classes=10, store="answers.sqlite")
-policy = Policy(fpr=0.05, max_tpr=0.1, patience=(1, 5), references=8, uncounted=True)
+policy = Policy(fpr=0.05, max_tpr=0.06, patience=(1, 5), references=8, uncounted=True)
 print("Asked are", endpoint.plan(EXAMPLES, policy.patience))
 given = {"build": build, "member": member, "references": 8, "policy": policy}
 found = audit(endpoint, Population.of(x, y), RECIPE, explainer=HardenedSaliency, hardening=Hardening.none(), **given)
