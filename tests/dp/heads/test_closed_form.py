@@ -109,7 +109,6 @@ def recorded(monkeypatch):
     ("clipping", "options"),
     [
         (RULES[0], {}),
-        (RULES[1], {}),
         (RULES[0], {"momentum": 0.9}),
         (RULES[1], {"optimizer": "adam", "lr": 0.05}),
     ],
@@ -127,19 +126,12 @@ def test_twenty_steps_are_those_of_opacus_with_the_same_noise_and_batches(clippi
     assert weight.abs().max() > 0.1
 
 
-def test_opacus_own_optimizer_differs_by_its_constant_only(monkeypatch):
-    x, y = data()
-    batches, noises = recorded(monkeypatch)
-    found = train_heads(x, y, recipe(), noise_multiplier=1.5, generator=seeded())
-    weight, _ = by_opacus(DPOptimizer, x, y, recipe(), batches, [1.2 * n for n in noises], monkeypatch)
-    assert 0 < (found.weight[0] - weight).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize(
     ("clipping", "outputs", "bias", "own"),
     [
-        *((clipping, outputs, True, True) for clipping in [*RULES, None] for outputs in (CLASSES, 1)),
         (RULES[0], CLASSES, False, False),
+        (RULES[0], 1, True, True),
+        (RULES[1], CLASSES, True, True),
         (RULES[1], 1, False, True),
         (None, CLASSES, True, False),
     ],
@@ -182,7 +174,7 @@ def test_an_example_without_a_finite_gradient_contributes_nothing_and_spares_the
         assert torch.allclose(found, clipped_sum(theta, rows, keep.expand(2, 5), clipping), atol=1e-12)
 
 
-@pytest.mark.parametrize(("rate", "runs"), [(0.1, 1), (0.4, 3), (0.8, 1), (0.8, 3)])
+@pytest.mark.parametrize(("rate", "runs"), [(0.1, 1), (0.8, 3)])
 def test_batches_are_poisson_samples_at_the_stated_rate(rate, runs):
     n, steps = 40, 3000
     counts, together, sizes = torch.zeros(n), 0, []
@@ -215,7 +207,7 @@ def test_a_rate_of_one_takes_every_row_and_draws_nothing():
     assert torch.equal(before, generator.get_state())
 
 
-@pytest.mark.parametrize("rate", [0.2, 0.7, 1.0])
+@pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_only_members_are_ever_in_a_batch(rate):
     members = torch.rand(4, 30, generator=seeded(3)) < 0.5
     for batches in (own_batches, common_batches):
@@ -237,8 +229,7 @@ def test_runs_share_batches_only_when_asked_to():
     assert first != second
 
 
-@pytest.mark.parametrize("float_safe", [True, False])
-@pytest.mark.parametrize("clipping", RULES)
+@pytest.mark.parametrize(("clipping", "float_safe"), [(RULES[0], True), (RULES[1], False)])
 def test_noise_has_the_stated_scale_whatever_the_batch(float_safe, clipping):
     x, y = data(n=4, d=40)
     made_by = recipe(steps=1, sample_rate=1e-9, expected_batch_size=5, lr=1.0, clipping=clipping)
@@ -290,7 +281,7 @@ def test_runs_are_independent_of_each_other():
     assert neighbours.abs().max() < 0.95
 
 
-@pytest.mark.parametrize(("rate", "shared"), [(0.2, True), (0.2, False), (0.8, True), (1.0, False)])
+@pytest.mark.parametrize(("rate", "shared"), [(0.2, True), (0.8, False)])
 def test_non_members_never_influence_a_run(rate, shared):
     x, y = data()
     members = torch.rand(5, N, generator=seeded(3)) < 0.5
@@ -368,14 +359,6 @@ def test_training_starts_where_it_is_told_to_and_leaves_that_alone():
     assert torch.equal(start.weight, before)
 
 
-def test_logits_are_those_of_a_linear_layer():
-    x, _ = data()
-    heads = Heads(torch.randn(2, CLASSES, D, dtype=torch.float64), torch.randn(2, CLASSES, dtype=torch.float64))
-    for run in range(2):
-        assert torch.allclose(heads.logits(x)[run], F.linear(x, heads.weight[run], heads.bias[run]))
-    assert torch.allclose(heads.probabilities(x), heads.logits(x).softmax(-1))
-
-
 def test_the_same_generator_gives_the_same_heads_and_none_gives_others():
     x, y = data()
     first, second = (train_heads(x, y, recipe(), noise_multiplier=1.0, generator=seeded(5)) for _ in range(2))
@@ -395,9 +378,8 @@ def test_precision_is_that_of_the_features_and_at_least_single():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"classes": 1}, {"classes": 2.0}, {"steps": 0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"lr": 0.0},
-        {"expected_batch_size": 0}, {"optimizer": "lbfgs"}, {"momentum": 1.0}, {"momentum": 0.9, "optimizer": "adam"},
-        {"l2": -1.0}, {"one_logit": True}, {"clipping": PerLayerClipping(1.0)},
+        {"classes": 1}, {"sample_rate": 1.1}, {"optimizer": "lbfgs"}, {"momentum": 0.9, "optimizer": "adam"},
+        {"one_logit": True}, {"clipping": PerLayerClipping(1.0)},
     ],
 )  # fmt: skip
 def test_a_recipe_that_makes_no_sense_is_refused(changes):
@@ -411,7 +393,7 @@ def test_noise_without_clipping_is_refused():
         train_heads(x, y, recipe(clipping=None), noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf"), [1.0, 2.0]])
+@pytest.mark.parametrize("sigma", [float("nan"), [1.0, 2.0]])
 def test_noise_that_makes_no_sense_is_refused(sigma):
     x, y = data()
     with pytest.raises(ConfigurationError, match="noise_multiplier"):

@@ -126,7 +126,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(net, x, tmp_path, monkeypa
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", None])
+@pytest.mark.parametrize("damage", [b"\x93NUMPY", None])
 def test_a_damaged_file_is_computed_anew(net, x, tmp_path, damage):
     first = features(net, HEAD, x, cache=tmp_path)
     (path,) = tmp_path.iterdir()

@@ -18,20 +18,14 @@ from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.errors import InputError
 
-IMPOSSIBLE = {
-    *((name, "lora") for name in ("torchvision_resnet18", "timm_resnet18", "mlp")),
-    ("mlp", "last-block"),
-}
 TRIED = [
-    *((name, "all") for name in NETS),
-    *(("timm_resnet18", choice) for choice in ("head", "bias", "last-block")),
-    *((name, "lora") for name in ("vit_tiny", "beit", "torchvision_vit")),
-    ("torchvision_resnet18", "head"),
+    *((name, "all") for name in NETS if name != "torchvision_resnet18"),
     ("torchvision_vit", "last-block"),
+    ("timm_resnet18", "head"),
+    ("torchvision_vit", "lora"),
     ("vit_small", "bias"),
-    ("mlp", "bias"),
 ]
-"""Every network as a whole, and every choice on networks of different kinds."""
+"""Every network as a whole but the largest, and every choice on networks of different kinds."""
 
 
 def prepared(name, choice, **options):
@@ -57,7 +51,7 @@ def test_the_oracle_sees_a_wrong_gradient():
     assert largest_error(model, x, y) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "choice"), sorted(IMPOSSIBLE))
+@pytest.mark.parametrize(("name", "choice"), [("timm_resnet18", "lora"), ("mlp", "last-block")])
 def test_a_choice_that_finds_nothing_is_an_error(name, choice):
     with pytest.raises(InputError, match=r"no blocks found|no linear layer is named"):
         prepare(build(name), choice)
@@ -67,9 +61,7 @@ def test_a_choice_that_finds_nothing_is_an_error(name, choice):
     ("name", "bare"),
     [
         ("vit_tiny", {"cls_token", "pos_embed"}),
-        ("vit_small", {"cls_token", "pos_embed"}),
         ("torchvision_vit", {"class_token", "encoder.pos_embedding"}),
-        ("mlp", set()),
         ("torchvision_resnet18", set()),
     ],
 )
@@ -118,16 +110,9 @@ def test_the_head_is_found():
     assert select(deit, "head") == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
 
 
-@pytest.mark.parametrize(
-    "headless",
-    [
-        lambda: timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 0}),
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)),
-    ],
-)
-def test_a_model_without_a_head_asks_for_names(headless):
+def test_a_model_without_a_head_asks_for_names():
     with pytest.raises(InputError, match="no head found"):
-        select(headless(), "head")
+        select(timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 0}), "head")
 
 
 def test_the_last_block_brings_what_comes_after_it():
@@ -185,10 +170,9 @@ def test_patterns_that_fit_nothing_are_all_named_with_what_is_near():
     assert "'head' (" not in str(error.value)
 
 
-@pytest.mark.parametrize("trainable", ["heads", "blocks.1", ""])
-def test_a_word_that_is_no_choice_is_an_error(trainable):
+def test_a_word_that_is_no_choice_is_an_error():
     with pytest.raises(InputError, match="expected one of all, head, last-block, bias, lora"):
-        select(build("vit_tiny"), trainable)
+        select(mlp(), "heads")
 
 
 def test_an_empty_list_is_an_error():

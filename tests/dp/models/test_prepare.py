@@ -163,8 +163,8 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *((kind, {}) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
-        *((kind, {"num_layers": 2, "bidirectional": True, "bias": False}) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
+        (nn.LSTM, {}),
+        (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
         (nn.RNN, {"nonlinearity": "relu"}),
     ],
 )
@@ -252,7 +252,7 @@ def test_transformers_of_torch_give_the_same_output_and_right_gradients():
     torch.testing.assert_close(restored_output(model, net, x), model.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["torchvision_vit", "beit", "vit_tiny"])
+@pytest.mark.parametrize("name", ["torchvision_vit", "beit"])
 def test_a_trained_model_goes_back_into_its_architecture(name):
     for choice in ("all", "lora"):
         model, (x, _) = prepare(build(name), choice), images()
@@ -297,10 +297,9 @@ def test_replacements_draw_nothing_from_the_global_generator():
 
 
 @replaced_quietly
-@pytest.mark.parametrize("name", ["timm_resnet18", "mlp"])
-def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare(name):
+def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare():
     x, y = images()
-    plain = ModuleValidator.fix(build(name))
+    plain = ModuleValidator.fix(build("timm_resnet18"))
     with pytest.raises(RuntimeError, match="modified inplace"):
         watched(plain, x, y)
     watched(prepare(plain), x, y)
@@ -308,7 +307,7 @@ def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare(name):
 
 def test_the_output_is_the_same_after_prepare():
     x, _ = images()
-    for name in ("vit_tiny", "vit_small", "beit", "mlp"):
+    for name in ("vit_small", "beit"):
         net = build(name)
         torch.testing.assert_close(prepare(net, "all").eval()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
 
@@ -363,7 +362,7 @@ def test_convolutions_are_right_in_any_memory_format(layer):
 @pytest.mark.parametrize(
     ("kind", "padding_mode"),
     [
-        *((nn.Conv2d, mode) for mode in ("reflect", "circular", "replicate")),
+        (nn.Conv2d, "circular"),
         (nn.Conv1d, "reflect"),
         (nn.Conv3d, "replicate"),
     ],
