@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -13,9 +14,18 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
-from safexplain._privacy_loss import MOST_KINDS, Steps, composed, epsilons, one_step, privacy_loss
-from safexplain._privacy_loss.distributions import CELLS, Losses, compose
+from safexplain._privacy_loss import (
+    MOST_KINDS,
+    Steps,
+    composed,
+    epsilons,
+    grid_widths,
+    one_step,
+    privacy_loss,
+)
+from safexplain._privacy_loss.distributions import CELLS, CUT_OFF, Losses, _ends, compose
 from safexplain.dp import noise_multiplier
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
@@ -128,6 +138,65 @@ def test_too_long_a_composition_goes_to_a_coarser_grid():
     short, long = compose([(one, 50)], cells=len(one.mass) // 8), compose([(one, 50)])
     assert short.width > 2 * long.width
     assert (short.delta(np.linspace(0, 60, 300)) >= long.delta(np.linspace(0, 60, 300)) - 1e-13).all()
+
+
+def test_a_response_that_is_true_three_times_in_four_has_two_losses():
+    """log 3 with probability 3/4, and -log 3 with 1/4; in between H(e) = 3/4 - e^e / 4."""
+    three = math.log(3)
+    made = Losses.of_profile(
+        lambda e: np.maximum(0.75 - np.exp(e) / 4, np.maximum(0, 1 - np.exp(e))), -three, three, three
+    )
+    at = {round(v / three): m for v, m in zip(made.values, made.mass, strict=True)}
+    assert [at[k] for k in (-2, -1, 0, 1, 2)] == pytest.approx([0, 0.25, 0, 0.75, 0], abs=1e-15)
+    assert made.infinite == 0
+    assert made.moments == pytest.approx((three / 2, three * math.sqrt(3) / 2))
+    assert made.delta([-three, 0.0, three]) == pytest.approx([1 - 1 / 3, 0.5, 0.0])
+    assert made.epsilon(0.25) == pytest.approx(math.log(2))  # 3/4 - e^e / 4 = 1/4
+    twice = compose([(made, 2)])
+    assert twice.delta(0.0) == pytest.approx(9 / 16 - 1 / 16)
+    assert twice.epsilon(0.1) == pytest.approx(math.log(9 * (1 - 0.1 * 16 / 9)))  # 9/16 - e^e / 16 = .1
+
+
+def test_infinite_losses_add_up_and_a_coarser_grid_splits_a_loss_in_two():
+    often, seldom = Losses(1.0, 0, np.array([0.9]), 0.1), Losses(1.0, 1, np.array([0.8]), 0.2)
+    both = compose([(often, 2), (seldom, 1)])
+    assert both.infinite == pytest.approx(1 - 0.9**2 * 0.8, abs=1e-14)
+    assert (both.first, both.mass[0]) == (1, pytest.approx(0.9**2 * 0.8))
+    split = Losses(1.0, 0, np.array([0.0, 1.0]), 0.0).coarser(2.0)
+    up = (1 - math.exp(-1)) / (1 - math.exp(-2))  # so that E exp(-loss) stays exp(-1)
+    assert split.mass == pytest.approx([1 - up, up])
+    assert split.values.tolist() == [0.0, 2.0]
+
+
+def test_ends_of_a_composition_leave_out_next_to_nothing_and_little_more():
+    """A hundred steps of plus or minus one: a binomial distribution."""
+    low, high = _ends([(Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0), 100)])
+    assert low == -high
+    assert binom.sf((high + 100) / 2, 100, 0.5) <= CUT_OFF / 2 < binom.sf((0.95 * high + 100) / 2, 100, 0.5) * 5
+
+
+@pytest.mark.parametrize("order", [0.5, -0.5])
+def test_a_bound_on_moments_is_hardly_above_them(order):
+    short = Losses(0.5, -1, np.array([0.25, 0.75]), 0.0)  # losses of -.5 and 0
+    assert short.log_moment(order) == pytest.approx(math.log(0.25 * math.exp(-order / 2) + 0.75))
+    long = Losses(1e-3, -3000, np.full(6000, 1 / 6000), 0.0)
+    exact = math.log(np.exp(order * long.values).mean())
+    assert exact <= long.log_moment(order) <= exact + 16 * 1e-3 * 0.5
+
+
+def test_grids_are_as_wide_as_the_error_that_is_allowed():
+    """A hundred full batches at noise 1: sd 10, mean 50 + 4 sd = 90; 2 sd error (90 / 10) is spread over the 100."""
+    width = math.sqrt(2 * 10 * 3e-4 * 9 / 100)
+    common, own = grid_widths([(Steps(1, 1, 1, "full-batch"), 100)], 3e-4)
+    assert [common, *own] == pytest.approx([width, width])
+
+
+def test_a_composition_of_several_is_the_convolution_of_all():
+    one = losses_of(0.8, 0.25, 0.05)
+    slow = functools.reduce(np.convolve, [one.mass] * 5)
+    found = compose([(one, 5)])
+    start = found.first - 5 * one.first
+    assert found.mass[max(-start, 0) :][:300] == pytest.approx(slow[max(start, 0) :][:300], abs=1e-14)
 
 
 def test_epsilon_and_delta_are_inverse():

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from safexplain._privacy_loss import (
     Steps,
     check_delta,
+    composed,
     epsilons,
     grid_widths,
     group_privacy_epsilon,
@@ -148,7 +149,24 @@ def test_full_batches_follow_the_closed_form():
     spent = epsilons(22.3557, 1.0, 500, 1e-5, sampling="full-batch")
     exact = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500), 1e-5)
     assert spent.add_remove == pytest.approx(exact, abs=1e-6)
+    phases = [Steps(3.0, 1.0, 4, "full-batch"), Steps(2.0, 1.0, 9, "full-batch")]  # distances of 2 / 3 and 3 / 2
+    both = dp_accounting.get_epsilon_gaussian(1 / math.hypot(4 / 3, 3), 1e-5)
+    assert composed(phases, 1e-5).substitute == pytest.approx(both, rel=1e-9)
+    assert epsilons(1.1e-4, 1.0, 1, 1e-5).add_remove < math.inf == epsilons(0.9e-4, 1.0, 1, 1e-5).add_remove
+    assert str(spent) == (
+        f"epsilon {exact:.3f} (one record added or removed), 10.000 (one record substituted) at delta 1e-05"
+    )
+
     assert epsilons(22.3557, 1.0, 500, 1e-5) == spent == epsilons(22.3557, 1.0, 500, 1e-5, sampling="fixed-size")
+
+
+def test_a_delta_as_large_as_the_total_variation_costs_nothing():
+    """q (2 Phi(distance / 2) - 1) a step, at distances of 1 and, for a substitution, of 2."""
+    for adjacency, distance in (("add_remove", 1), ("substitute", 2)):
+        step = 1e-3 * (2 * norm.cdf(distance / 2) - 1)
+        assert epsilons(1.0, 1e-3, 1, step * (1 + 1e-9)).of(adjacency) == 0
+        assert epsilons(1.0, 1e-3, 1, step * 0.999).of(adjacency) > 0
+        assert epsilons(1.0, 1e-3, 2, step * 1.2).of(adjacency) > 0
 
 
 def full_batches_on_a_grid(adjacency):
@@ -185,8 +203,9 @@ def test_group_privacy_is_a_valid_but_looser_bound_and_doubling_is_none():
     for q, sigma, expected in ((1.0, 22.3557, 11.05), (0.25, 5.5728, 11.40), (0.0625, 1.4028, 14.79)):
         found = group_privacy_epsilon(sigma, q, 500, 1e-5)
         assert found == pytest.approx(expected, abs=6e-3)
-        spent = epsilons(sigma, q, 500, 1e-5)
-        assert 2 * spent.add_remove < spent.substitute < found
+        assert found > epsilons(sigma, q, 500, 1e-5).substitute
+    spent = epsilons(5.5728, 0.25, 500, 1e-5)
+    assert 2 * spent.add_remove < spent.substitute
 
 
 def test_the_published_dp_runs_of_paper_a_spent_twice_what_they_say():
@@ -214,6 +233,7 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
     assert epsilons(1.0, 0.1, 0, 1e-5).substitute == 0
     assert epsilons(0.0, 0.1, 10, 1e-5).add_remove == math.inf
     assert group_privacy_epsilon(0.0, 0.1, 10, 1e-5) == math.inf
+    assert group_privacy_epsilon(1.0, 0.1, 0, 1e-5) == group_privacy_epsilon(1.0, 0.1, 1, 0.5) == 0
     assert epsilons(0.01, 0.5, 10, 1e-5).substitute == math.inf
 
 

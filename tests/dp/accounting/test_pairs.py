@@ -93,3 +93,38 @@ def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records,
         added = [hockey_stick(without, one, step * step, e) for e in orders]
         assert (removed <= pair.removal(orders) + 1e-4).all()
         assert (added <= pair.addition(orders) + 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("q", "noise", "sampling"), [(0.25, 0.8, "poisson"), (0.01, 3.0, "fixed-size"), (1.0, 2.0, "full-batch")]
+)
+def test_moments_of_the_loss_are_its_integrals(q, noise, sampling):
+    pair = Pair(noise, q, sampling)
+    x, cell = np.linspace(-12, 12 + pair.distance, 200_001, retstep=True)
+    density, loss = (1 - q) * norm.pdf(x) + q * norm.pdf(x, pair.distance), pair.loss(x)
+    mean = (density * loss).sum() * cell
+    exact = [mean, math.sqrt((density * (loss - mean) ** 2).sum() * cell), (density * np.abs(loss)).sum() * cell]
+    assert pair.moments == pytest.approx(exact, rel=1e-3)
+    assert pair.moments[:2] == pytest.approx(exact[:2], rel=1e-6)
+    assert pair.distance == (2 if sampling == "fixed-size" else 1) / noise
+
+
+def test_total_variations_are_those_of_the_closed_form():
+    """Of two mixtures that share all but q: q times that of two Gaussians, 2 Phi(distance / 2) - 1."""
+    one, two = 2 * norm.cdf(0.25) - 1, 2 * norm.cdf(0.5) - 1  # at distances of .5 and 1
+    poisson, fixed = Pair(2.0, 0.3), Pair(2.0, 0.3, "fixed-size")
+    assert poisson.total_variation("add_remove") == poisson.total_variation("zero_out") == pytest.approx(0.3 * one)
+    assert poisson.total_variation("substitute") == pytest.approx(0.3 * two)
+    assert fixed.total_variation("substitute") == fixed.total_variation("add_remove") == pytest.approx(0.3 * two)
+
+
+def test_losses_lie_between_those_of_nine_standard_deviations():
+    """log(.75 + .25 exp(d x - d^2 / 2)) at d = 2 and x = 11, -11 and -9."""
+    pair = Pair(0.5, 0.25)
+    up, down, smallest = (math.log(0.75 + 0.25 * math.exp(2 * x - 2)) for x in (11, -11, -9))
+    assert pair.largest == pytest.approx((up, up - down), rel=1e-12)
+    assert pair.smallest == pytest.approx(smallest, rel=1e-12)
+    assert pair.least == pytest.approx(math.log(0.75))
+    fixed = Pair(1.0, 0.25, "fixed-size")
+    assert fixed.largest == pytest.approx((up, up), rel=1e-12)
+    assert Pair(0.5, 1.0, "fixed-size").largest == pytest.approx((20.0, 44.0))  # d x - d^2 / 2 of full batches

@@ -57,6 +57,30 @@ def test_adding_and_removing_is_what_dp_accounting_says(q, noise):
     assert found[1] == pytest.approx(100 * max(both), rel=1e-5)
 
 
+def test_at_whole_orders_adding_and_removing_is_a_binomial_sum():
+    """sum over k of C(a, k) (1 - q)^(a - k) q^k exp(k (k - 1) / (2 sigma^2)); small moments keep all their digits."""
+    for noise, q in ((5.0, 1e-3), (0.8, 0.3), (0.5, 0.01)):
+        for order in (2, 3, 7):
+            parts = [
+                math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.expm1(k * (k - 1) / 2 / noise**2)
+                for k in range(order + 1)
+            ]
+            exact = math.log1p(sum(parts)) / (order - 1)
+            for adjacency in ("add_remove", "zero_out"):
+                assert renyi(Steps(noise, q, 4), adjacency, [order])[0] == pytest.approx(4 * exact, rel=1e-8)
+
+
+def test_orders_that_are_too_far_out_have_the_bound_of_a_batch_without_sampling():
+    """order * distance^2 / 2, at a distance of 1 / noise or twice that."""
+    for sampling, adjacency, factor in (
+        ("poisson", "substitute", 4),
+        ("poisson", "add_remove", 1),
+        ("fixed-size", "substitute", 4),
+    ):
+        found = renyi(Steps(1e-3, 0.5, 3, sampling), adjacency, [200.0])
+        assert found == pytest.approx([3 * 200 * factor * 1e6 / 2])
+
+
 def test_substitution_is_not_what_dp_accounting_says():
     """google/differential-privacy issue 378: there, it is as if one record were added or removed."""
     accountant = RdpAccountant(orders=[4.0], neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
