@@ -50,11 +50,6 @@ def test_at_epsilon_one_half_noisy_descent_loses_at_most_two_points_in_a_hundred
     assert accuracy(model(epsilon=0.5, norm_bound=10.0), 100, 1) >= 0.91
 
 
-@pytest.mark.parametrize(("mechanism", "least"), [("noisy-gd", 0.925), ("objective", 0.90)])
-def test_at_epsilon_one_half_both_mechanisms_work_in_23_dimensions(mechanism, least):
-    assert accuracy(model(epsilon=0.5, norm_bound=23**0.5, mechanism=mechanism), 23, 1) >= least
-
-
 @each_mechanism
 def test_smaller_budgets_give_worse_models(mechanism):
     X, y = two_gaussians(2000, 10)
@@ -254,12 +249,6 @@ def test_unusable_data_are_refused_with_the_reason(change, error, message):
         model().fit(*change(*two_gaussians(50, 3)))
 
 
-def test_sample_weights_are_not_taken():
-    X, y = two_gaussians(50, 3)
-    with pytest.raises(TypeError, match="sample_weight"):
-        model().fit(X, y, sample_weight=np.ones(50))
-
-
 # scikit-learn
 
 
@@ -276,15 +265,6 @@ def test_coefficients_tell_the_whole_model():
     assert again.privacy_ == fitted.privacy_
 
 
-class ClassesOfTheCheck(DPLogisticRegression):
-    """Takes the list of classes from y, which a private model must not: for checks that do not tell it."""
-
-    def fit(self, X, y):
-        inner = DPLogisticRegression(**{**self.get_params(), "classes": np.unique(np.asarray(y))}).fit(X, y)
-        self.__dict__.update({name: value for name, value in vars(inner).items() if name.endswith("_")})
-        return self
-
-
 def outcomes(estimator):
     results = check_estimator(estimator, on_skip=None, on_fail=None)
     return {status: {r["check_name"] for r in results if r["status"] == status} for status in ("passed", "failed")}
@@ -299,4 +279,3 @@ def test_it_keeps_the_conventions_of_scikit_learn(mechanism):
     expected = set(expected_failed_checks(given))
     assert found["failed"] == expected
     assert len(found["passed"]) > 40
-    assert expected <= outcomes(ClassesOfTheCheck(**given.get_params()))["passed"]

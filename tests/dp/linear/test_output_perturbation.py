@@ -72,15 +72,6 @@ def test_a_record_added_or_removed_moves_the_weights_half_as_far():
     assert apart(leaning(SIDES[0]), leaning(SIDES[1]), 10.0) > bound
 
 
-def test_an_intercept_that_is_not_regularised_would_break_the_bound():
-    """What scikit-learn minimises: the constant column is not penalised."""
-    signed = lambda label: np.array([(0.1, 1.0)] * 30 + [(0.1 * label, label)]) / np.hypot(0.1, 1.0)  # noqa: E731
-    zero = np.zeros((1, 2))
-    first, second = (newton(signed(label), zero, np.array([10.0, 0.0])) for label in (1.0, -1.0))
-    assert np.linalg.norm(first - second) > 2 * stability(10.0, "substitute")
-    assert apart(signed(1.0), signed(-1.0), 10.0) <= stability(10.0, "substitute")
-
-
 def test_rows_beyond_norm_one_would_break_the_bound():
     assert apart(4 * leaning(SIDES[0]), 4 * leaning(SIDES[1]), 10.0) > stability(10.0, "substitute")
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain._digest import weights_digest
 from safexplain.dp import PrivacyStatement, Steps, composed, epsilons, statement_from
 from safexplain.dp.sgd.opacus_engine import without_hooks
-from safexplain.errors import ConfigurationError, InputError, RefusedError, WeakDeltaWarning
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Secure RNG", "ignore:Full backward hook", "ignore:GDP accounting", "ignore:PrivacyEngine detected new"
@@ -253,10 +253,3 @@ def test_batch_normalisation_that_opacus_overlooks_is_refused():
         statement_from(engine, wrapped, optimizer, loader, delta=1e-5)
     model[1].eval()
     assert statement_from(engine, wrapped, optimizer, loader, delta=1e-5).weights == weights_digest(model)
-
-
-def test_a_delta_of_one_over_the_records_warns():
-    engine, model, optimizer, loader = private()
-    train(model, optimizer, loader, 1)
-    with pytest.warns(WeakDeltaWarning):
-        statement_from(engine, model, optimizer, loader, delta=0.02)
