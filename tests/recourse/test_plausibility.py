@@ -47,6 +47,22 @@ def test_scores_are_the_local_outlier_factor():
     np.testing.assert_allclose(found, np.max(slow, axis=0), rtol=1e-9)
 
 
+def test_scores_by_distance_are_those_to_the_nearest_in_units_of_the_median():
+    public, rows = ridge(120), ridge(15, seed=1) + np.random.default_rng(2).normal(0, 8, (15, 3))
+    plausible = Plausibility(public, "knn", neighbours=7)
+    slow, of_public = [], []
+    for unit in (np.ptp(public, axis=0), public.std(axis=0), 1.0):
+        apart = np.linalg.norm(public[:, None] / unit - public / unit, axis=2)
+        own = np.sort(apart, axis=1)[:, 1:8].mean(axis=1)
+        typical = np.median(own)
+        slope = 0.5 / (np.quantile(own / typical, 0.98) - 1)
+        distance = np.sort(np.linalg.norm(rows[:, None] / unit - public / unit, axis=2), axis=1)[:, :7].mean(axis=1)
+        slow.append(1 + (distance / typical - 1) * slope)
+        of_public.append(1 + (own / typical - 1) * slope)
+    np.testing.assert_allclose(plausible.scores(rows), np.max(slow, axis=0), rtol=1e-9)
+    assert plausible.limit == pytest.approx(np.quantile(np.max(of_public, axis=0), 0.98))
+
+
 @pytest.mark.parametrize("method", ["lof", "knn"])
 def test_planted_outliers_are_found_and_other_people_are_not(method):
     plausible = Plausibility(ridge(1000), method)

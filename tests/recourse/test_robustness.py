@@ -10,6 +10,8 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
+from safexplain.recourse.found import Found
+from safexplain.recourse.robustness import lengths, measured_shift
 
 
 def people(n=2000, d=6, seed=0):
@@ -114,6 +116,23 @@ def test_a_shift_is_measured_on_two_trainings():
         moved = found.counterfactual[~found.favourable]
         assert ((second.private.decision_function(moved) >= 0).mean() >= 0.9) == enough
     assert first.measured_shift(first, queries) == 0.0
+
+
+def test_a_measured_shift_is_the_smallest_that_will_do():
+    """Answers stand at the shift itself, and the other model accepts from .3 on: .1, .2, .4, and twelve halvings."""
+
+    def answers(shift):
+        no = np.zeros(4, dtype=bool)
+        return Found(np.zeros((4, 1)), np.full((4, 1), shift), ~no, no * 1.0, no * 1.0, no, no, proven=no)
+
+    found = measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 1.0)
+    assert 0.3 <= found <= 0.3 + 0.2 / 2**12
+    with pytest.raises(ConfigurationError, match=r"share: expected a number in \(0, 1\]"):
+        measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 0.0)
+
+
+def test_rows_are_as_long_as_with_a_one_beside_them():
+    np.testing.assert_allclose(lengths(np.array([[2.0, 2.0], [0.0, 0.0]])), [3.0, 1.0])
 
 
 def test_what_is_not_linear_is_refused_by_name():

@@ -30,6 +30,20 @@ def test_values_within_the_sensitivity_are_never_told_apart_beyond_epsilon(s, ep
     assert worst > 0.95 * epsilon
 
 
+@pytest.mark.parametrize(
+    ("given", "grid", "steps", "scale"),
+    [
+        ((1.0, 1.0, -10.0, 10.0), 2**-10, 1025, 1025),  # 1024 points a sensitivity, and one for the slack
+        ((1.0, 0.5, -10.0, 10.0), 2**-10, 1025, 2050),
+        ((1.0, 4.0, -10.0, 10.0), 2**-12, 4097, 1025),  # as many in the scale where that is smaller; 4097 / 4 upwards
+        ((300.0, 1.0, -10.0, 10.0), 2**-6, 1281, 1281),  # never more than the interval, 20 = 1280 / 64
+        ((1e-3, 1.0, 0.0, 2.0**45), 32.0, 2, 2),  # never finer than 2^-40 of the ends
+    ],
+)
+def test_a_grid_has_the_steps_and_the_scale_worked_out_by_hand(given, grid, steps, scale):
+    assert laplace_grid(*given) == (grid, steps, scale)
+
+
 def test_half_of_the_noise_would_be_told_apart_beyond_epsilon():
     for s, epsilon, low, high in CASES:
         options = (s, epsilon, low, high, 0.5)
@@ -91,15 +105,15 @@ def test_extreme_sensitivities_keep_to_integers_that_fit(sensitivity):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("wrong", "said"),
     [
-        ({"epsilon": 1e-12}, ConfigurationError),
-        ({"epsilon": "1"}, ConfigurationTypeError),
-        ({"sensitivity": -1.0}, ConfigurationError),
-        ({"low": 1.0}, ConfigurationError),
-        ({"high": np.inf}, ConfigurationError),
+        ({"epsilon": 1e-12}, "epsilon: expected at least 9e-10"),  # 1025 / 2^40
+        ({"epsilon": "1"}, "epsilon must be a number"),
+        ({"sensitivity": 0.0}, "sensitivity"),
+        ({"low": 1.0}, "low < high"),
+        ({"high": np.inf}, "low < high"),
     ],
 )
-def test_parameters_without_a_guarantee_are_refused(wrong, error):
-    with pytest.raises(error):
+def test_parameters_without_a_guarantee_are_refused(wrong, said):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=said):
         laplace_grid(**{"sensitivity": 1.0, "epsilon": 1.0, "low": 0.0, "high": 1.0, **wrong})

@@ -13,7 +13,7 @@ from scipy.stats import kstest, laplace
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import Constraints, LaplaceScore
 from safexplain.recourse.mechanisms import laplace_score as module
-from safexplain.recourse.mechanisms.laplace_score import NoisyScores
+from safexplain.recourse.mechanisms.laplace_score import NoisyScores, StableScore
 
 UP = np.array([1.0, 0.0])
 
@@ -90,6 +90,15 @@ def test_thirty_adversarial_substitutions_each_keep_epsilon(seed):
             largest, *(exact_loss([fitted, other], q) for q in (move[:3] * scale, -7 * move[:3] * scale, X[0]))
         )
     assert 0.1 < largest <= 1.0 + 1e-9
+
+
+def test_a_query_counts_in_units_of_the_norm_bound_with_the_constant_beside_it():
+    """(3, 4) at norm bound 5 and constant .75 is (.6, .8, .75) / 1.25, of length 1."""
+    model = StableScore(np.array([1.0, 2.0, 3.0]), 5.0, 0.75, 0.1)
+    lifted = model.lifted(np.array([[3.0, 4.0], [6.0, 8.0]]))
+    np.testing.assert_allclose(lifted, [[0.48, 0.64, 0.6], [0.96, 1.28, 0.6]], rtol=1e-15)
+    np.testing.assert_allclose(model.sensitivity(lifted), [0.1, 0.1 * np.hypot(1.6, 0.6)], rtol=1e-15)
+    assert model.sensitivity(np.zeros((1, 3))) == pytest.approx(1e-13)
 
 
 def test_noise_is_scaled_to_the_query_as_it_comes():
