@@ -378,6 +378,7 @@ def test_a_category_is_ruled_out_by_its_column() -> None:
         (lambda: Constraints(("job", "age"), upper={"job": 0}), "upper: job is a category"),
         (lambda: Constraints(("job", "age"), increasing=("job",)), r"increasing: job is a category.*ordinal=\{'job'"),
         (lambda: Constraints(("age",), upper=10), "age: upper 10 leaves nothing of the public range 18 to 100"),
+        (lambda: Constraints(("income",), lower={"income": 1e6}), "income: lower 1000000 leaves nothing"),
         (lambda: Constraints(PEOPLE.features, immutable=PEOPLE.features), "nothing may change"),
     ],
 )

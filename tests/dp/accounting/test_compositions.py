@@ -169,10 +169,12 @@ def test_infinite_losses_add_up_and_a_coarser_grid_splits_a_loss_in_two():
 
 
 def test_ends_of_a_composition_leave_out_next_to_nothing_and_little_more():
-    """A hundred steps of plus or minus one: a binomial distribution."""
+    """A hundred steps of plus or minus one: a binomial distribution; and three with one loss of 10 in 1e8."""
     low, high = _ends([(Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0), 100)])
     assert low == -high
     assert binom.sf((high + 100) / 2, 100, 0.5) <= CUT_OFF / 2 < binom.sf((0.95 * high + 100) / 2, 100, 0.5) * 5
+    rare = Losses(0.01, 0, np.append(1 - 1e-8, np.append(np.zeros(999), 1e-8)), 0.0)
+    assert 20 <= _ends([(rare, 3)])[1] < 25  # of 30; two such losses have probability 3e-16
 
 
 @pytest.mark.parametrize("order", [0.5, -0.5])

@@ -159,8 +159,8 @@ def test_a_model_trained_elsewhere_on_scaled_rows_is_folded_back():
     model.fit(PEOPLE.transform(frame), y)
     answer = DPModelRecourse(
         model, preprocessing=PEOPLE, constraints=ALLOWED, favourable="good"
-    ).explain(frame, infeasible="mark")  # fmt: skip
-    assert (answer.favourable == (model.predict(PEOPLE.transform(frame)) == "good")).all()
+    ).explain(frame[:200], infeasible="mark")  # fmt: skip
+    assert (answer.favourable == (model.predict(PEOPLE.transform(frame[:200])) == "good")).all()
     assert (model.predict(PEOPLE.transform(answer.frame))[answer.valid] == "good").all()
     assert answer.valid.mean() > 0.9
 

@@ -57,7 +57,7 @@ PAIRS = [*zip(LIMITS, [*COSTS, "L1", "L2"], strict=True), ("all", "asymmetric L1
 @pytest.mark.parametrize(("limit", "cost"), PAIRS)
 def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(limit, cost):
     rules = limited(**LIMITS[limit])
-    x = X[:12]
+    x = X[:8]
     exact = linear_recourse(WEIGHTS, BIAS, x, cost=COSTS[cost], constraints=rules)
     found = network_recourse(line(), x, cost=COSTS[cost], constraints=rules, options=FEW)
     assert exact.proven.all()
@@ -65,7 +65,7 @@ def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(li
     assert not (found.valid & ~exact.valid).any()
     assert found.valid.sum() >= 0.95 * exact.valid.sum()
     both = found.valid & exact.valid & ~exact.favourable
-    assert both.sum() > 3
+    assert both.sum() > 2
     excess = found.distance[both] / exact.distance[both] - 1
     assert excess.min() > -1e-6
     assert excess.mean() < 0.1
