@@ -57,6 +57,8 @@ def test_many_steps_are_guessed_to_be_one_gaussian():
     """1 / (q^2 (e - 1)) of them at noise 1 and a distance of 1; a quarter of that for a substitution."""
     for adjacency, steps in (("add_remove", 5819), ("substitute", 1454)):
         assert accounting._likely_steps(BUDGET, 1.0, 0.01, 1e-5, adjacency) == steps
+    twice = get_epsilon_gaussian(0.5, 1e-5)  # at a distance of 2
+    assert accounting._likely_steps(twice, 1.0, 0.01, 1e-5, "add_remove") == 23_279
     assert accounting._likely_steps(BUDGET, 1e-3, 0.5, 1e-5, "substitute") == 1
     assert accounting._likely_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MOST_STEPS
 

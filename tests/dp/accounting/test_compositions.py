@@ -177,6 +177,14 @@ def test_ends_of_a_composition_leave_out_next_to_nothing_and_little_more():
     assert 20 <= _ends([(rare, 3)])[1] < 25  # of 30; two such losses have probability 3e-16
 
 
+def test_losses_of_hundreds_are_read_as_small_ones_are():
+    """Of 450 and 451, each half of the time: delta(e) is 1/2 (1 - exp(e - 451)) above 450, and with both below."""
+    far = Losses(1.0, 450, np.array([0.5, 0.5]), 0.0)
+    assert far.delta(450.2) == pytest.approx(0.5 * (1 - math.exp(-0.8)))
+    assert far.epsilon(0.5 * (1 - math.exp(-0.8))) == pytest.approx(450.2)
+    assert far.epsilon(0.4) == pytest.approx(450 + math.log(0.6 / (0.5 + 0.5 * math.exp(-1))))
+
+
 @pytest.mark.parametrize("order", [0.5, -0.5])
 def test_a_bound_on_moments_is_hardly_above_them(order):
     short = Losses(0.5, -1, np.array([0.25, 0.75]), 0.0)  # losses of -.5 and 0
