@@ -224,7 +224,7 @@ def test_more_noise_fewer_steps_and_smaller_batches_never_spend_more(sigma, q, s
 def test_no_steps_spend_nothing_and_no_noise_spends_everything():
     assert epsilons(1.0, 0.1, 0, 1e-5).substitute == 0
     assert epsilons(0.0, 0.1, 10, 1e-5).add_remove == math.inf
-    assert group_privacy_epsilon(0.0, 0.1, 10, 1e-5) == math.inf
+    assert group_privacy_epsilon(0.0, 0.1, 10, 1e-5) == group_privacy_epsilon(0.02, 0.5, 10, 1e-5) == math.inf
     assert group_privacy_epsilon(1.0, 0.1, 0, 1e-5) == group_privacy_epsilon(1.0, 0.1, 1, 0.5) == 0
     assert epsilons(0.01, 0.5, 10, 1e-5).substitute == math.inf
 

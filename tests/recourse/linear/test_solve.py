@@ -234,8 +234,10 @@ def test_weights_of_any_size_do(size):
 
 
 def test_a_model_without_weights_has_no_recourse():
-    found = linear_recourse([0.0, 0.0], -1.0, np.ones((2, 2)))
-    assert not found.valid.any()
+    for rules in (None, Constraints(2, upper=5)):
+        found = linear_recourse([0.0, 0.0], -1.0, np.ones((2, 2)), constraints=rules)
+        assert not found.valid.any()
+        assert found.proven.all()
     assert linear_recourse([0.0, 0.0], 1.0, np.ones((2, 2))).valid.all()
 
 
