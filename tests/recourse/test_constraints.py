@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, Rule
-from safexplain.recourse.cost import L1, L2, MAD
+from safexplain.recourse.cost import L2
 
 NAMES = ("age", "income", "children", "rent", "own", "other")
 HOUSING = ("rent", "own", "other")
@@ -43,7 +43,6 @@ X = np.array([[40.0, 1000.0, 2.0, 1.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0, 0.0, 1.0
         ({"integer": (6,)}, "column 6 of 6"),
         ({"integer": (-1,)}, "column -1"),
         ({"one_hot": (("rent", "own"), ("own", "other"))}, "own is listed more than once"),
-        ({"one_hot": (("rent", "rent"),)}, "more than once"),
         ({"one_hot": (("rent",),)}, "at least two"),
         ({"one_hot": (HOUSING,), "upper": dict.fromkeys(HOUSING, 0)}, "no category"),
         ({"one_hot": (HOUSING,), "lower": {"rent": 1, "own": 1}}, "no category"),
@@ -51,12 +50,9 @@ X = np.array([[40.0, 1000.0, 2.0, 1.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0, 0.0, 1.0
         ({"lower": [1.0, 2.0]}, "6 numbers"),
         ({"upper": {"age": np.nan}}, "NaN for age"),
         ({"lower": "a"}, "lower: expected numbers, got 'a'"),
-        ({"lower": "5"}, "lower: expected numbers, got '5'"),
-        ({"upper": {"age": "x"}}, "upper of age: expected numbers, got 'x'"),
         ({"upper": {"age": [1, 2]}}, r"upper of age: expected one number, got shape \(2,\)"),
-        ({"upper": 10**400}, "upper: a number is too large"),
-        ({"immutable": 2.5}, "immutable: unknown feature 2.5"),
-        ({"one_hot": 3}, "at least two"),
+        ({"integer": {"income": 500}}, r"expected names.*pass integer=\('income',\), and numbers as .* step="),
+        ({"one_hot": {"housing": HOUSING}}, "one_hot: unknown feature 'housing'"),
     ],
 )
 def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
@@ -64,15 +60,10 @@ def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
         Constraints(NAMES, **options)
 
 
-@pytest.mark.parametrize("features", [0, -2, "age", (), ("age", "age"), 2.5, None])
+@pytest.mark.parametrize("features", [0, (), ("age", "age"), 2.5])
 def test_features_are_a_number_of_columns_or_distinct_names(features):
     with pytest.raises(ConfigurationError, match="features"):
         Constraints(features)
-
-
-def test_none_is_no_feature():
-    lists = ("immutable", "integer", "increasing", "decreasing", "one_hot")
-    assert Constraints(NAMES, **dict.fromkeys(lists)) == Constraints(NAMES)
 
 
 RATE = Constraints(("rate",), lower=-0.3, upper=0.1)
@@ -148,22 +139,25 @@ def test_one_number_a_mapping_and_a_list_mean_the_same():
     assert Constraints(3, integer=1) == Constraints(3, integer=(1,)) != Constraints(3, integer=(2,))
 
 
-def test_constraints_survive_pickling():
-    rules = loan()
+def test_constraints_survive_pickling_and_compare_by_value():
+    limits = {"step": {"income": 500}, "largest_change": {"age": 5}, "rules": (Rule("children", "age", 2),)}
+    rules = loan(**limits, most_changes=2)
     back = pickle.loads(pickle.dumps(rules))
     assert back == rules
+    assert hash(back) == hash(rules)
+    assert rules != loan(**limits, most_changes=3)
     np.testing.assert_array_equal(back.project(X, X + 0.7), rules.project(X, X + 0.7))
+    lists = ("immutable", "integer", "increasing", "decreasing", "one_hot")
+    assert Constraints(NAMES, **dict.fromkeys(lists)) == Constraints(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "value"),
-    [(0, 0, 39), (0, 0, 101), (0, 1, -1), (0, 2, 2.5), (0, 3, 0), (0, 4, 1), (0, 3, 0.5), (1, 2, 13)],
-)
-def test_every_broken_constraint_is_seen(row, column, value):
-    changed = X + np.array([1, 5.5, 0, 0, 0, 0])
-    assert loan().satisfied(X, changed).all()
-    changed[row, column] = value
-    assert loan().satisfied(X, changed).tolist() == [row != 0, row != 1]
+def test_every_broken_constraint_is_seen():
+    columns, values = zip((0, 39), (0, 101), (1, -1), (2, 2.5), (2, 13), (3, 0), (4, 1), (3, 0.5), strict=True)
+    x = np.repeat(X[:1], 9, axis=0)
+    changed = x + np.array([1, 5.5, 0, 0, 0, 0])
+    assert loan().satisfied(x, changed).all()
+    changed[np.arange(1, 9), columns] = values
+    assert loan().satisfied(x, changed).tolist() == [True] + [False] * 8
 
 
 def test_a_frozen_column_that_changed_is_seen():
@@ -181,7 +175,6 @@ def test_a_frozen_column_that_changed_is_seen():
         ({}, 4),
         ({"upper": {"own": 0}}, 3),
         ({"immutable": ("own",)}, 3),
-        ({"immutable": ("rent",)}, 4),
         ({"immutable": ("other",)}, 5),
         ({"lower": {"other": 1}}, 5),
     ],
@@ -216,70 +209,7 @@ def test_projection_is_the_nearest_allowed_row(candidate, count, category, risin
     assert L2().distance(wanted - got)[0] <= L2().distance(wanted - allowed).min() + 1e-12
 
 
-def test_costs_are_the_norms_they_are_named_after():
-    delta = np.array([[3.0, -4.0], [0.0, 0.0]])
-    np.testing.assert_allclose(L2().distance(delta), [5, 0])
-    np.testing.assert_allclose(L1().distance(delta), [7, 0])
-    np.testing.assert_allclose(L2((3, 2)).distance(delta), [np.sqrt(5), 0])
-    np.testing.assert_allclose(MAD((3, 2)).distance(delta), [3, 0])
-    assert L2().distance(delta[0]).shape == ()
-    assert L1().distance(np.zeros((4, 5, 2))).shape == L2().distance(np.zeros((4, 5, 2))).shape == (4, 5)
-
-
-@pytest.mark.parametrize("cost", [L2((1, 2, 3)), L1((1, 2, 3)), MAD((1, 2, 3))])
-def test_parts_of_columns_add_up_to_the_distance(cost):
-    delta = np.random.default_rng(0).normal(size=(7, 3))
-    np.testing.assert_allclose(cost.parts(delta).sum(axis=1), cost.distance(delta) ** cost.power)
-    np.testing.assert_allclose(cost.weights(3), [1, 1 / 2, 1 / 3])
-
-
-@pytest.mark.parametrize("size", [1e-300, 1e-180, 1e180, 1e300])
-def test_a_norm_overflows_only_where_it_is_too_large(size):
-    delta = np.array([[3 * size, 4 * size], [3.0, 4.0]])
-    np.testing.assert_allclose(L2().distance(delta), [5 * size, 5])
-
-
-@pytest.mark.parametrize("scale", [(1, 0), (1, -1), (1, np.nan), (1, np.inf), (), 2.0, (1, 1e-320)])
-def test_scales_that_are_no_units_are_refused(scale):
-    for cost in (L1, L2, MAD):
-        with pytest.raises(ConfigurationError, match="scale"):
-            cost(scale)
-
-
-def test_a_zero_median_deviation_is_explained():
-    with pytest.raises(ConfigurationError, match=r"column 1 has scale 0; .*more than half of the rows share"):
-        MAD((1.0, 0.0))
-    with pytest.raises(ConfigurationError, match="public data"):
-        MAD()
-
-
-def test_a_scale_for_other_columns_is_refused():
-    with pytest.raises(ConfigurationError, match="expected 2 numbers, one a column, got 3"):
-        L2((1, 2, 3)).distance(np.zeros((1, 2)))
-
-
-def test_costs_compare_by_value():
-    assert L2([1, 2]) == L2(np.array([1.0, 2.0]))
-    assert hash(L2([1, 2])) == hash(L2((1.0, 2.0)))
-    assert L1((1, 2)) != MAD((1, 2))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"integer": {"income": 500}},
-            r"integer: expected names.*'income': 500.*pass integer=\('income',\), and numbers as .* step=",
-        ),
-        ({"immutable": {"age": True}}, r"immutable: expected names.*pass immutable=\('age',\)"),
-        ({"increasing": {"age": 1}}, r"increasing: .*largest_change= or step="),
-        ({"decreasing": {"age": 1}}, r"decreasing: .*\('age',\)"),
-        ({"one_hot": {"housing": HOUSING}}, "one_hot: unknown feature 'housing'"),
-    ],
-)
-def test_a_mapping_where_names_are_meant_is_refused_with_what_to_pass(options, said):
-    with pytest.raises(ConfigurationError, match=said):
-        Constraints(NAMES, **options)
+def test_limits_in_place_of_features_are_refused_with_what_to_pass():
     with pytest.raises(ConfigurationError, match=r"features=\('age', 'income'\), and limits as lower= and upper="):
         Constraints({"age": (18, 99), "income": (0, None)})
 
@@ -288,23 +218,16 @@ def test_a_mapping_where_names_are_meant_is_refused_with_what_to_pass(options, s
     ("options", "said"),
     [
         ({"most_changes": 0}, "most_changes: expected a whole number of at least 1, got 0"),
-        ({"most_changes": 1.5}, "most_changes"),
         ({"largest_change": {"age": -1}}, "largest_change of age: expected a number from 0 up, got -1"),
-        ({"largest_change": {"aeg": 1}}, "unknown feature 'aeg'; known: age"),
         ({"largest_change": {"rent": 0.5}, "one_hot": (HOUSING,)}, "rent is a category.*immutable"),
         ({"largest_change": 0}, r"nothing may change.*of age, income, children, rent, own, \.\.\."),
-        ({"step": {"income": -500}}, "step of income: expected a number from 0 up"),
-        ({"step": {"income": np.inf}}, "step of income"),
-        ({"step": {"rent": 1}, "one_hot": (HOUSING,)}, "rent is a category"),
+        ({"step": {"income": np.inf}}, "step of income: expected a number from 0 up"),
         ({"step": {"children": 0.5}, "integer": "children"}, "step of children: 0.5, but it takes whole numbers"),
         ({"step": {"income": 500}, "largest_change": {"income": 499}}, "income: no step of 500 fits into .* 499"),
-        ({"integer": "age", "largest_change": {"age": 0.5}}, "age: no step of 1 fits"),
         ({"rules": (Rule("age", "hight"),)}, "rules, then: unknown feature 'hight'"),
-        ({"rules": (Rule(9, "age"),)}, "rules, when: column 9 of 6"),
         ({"rules": Rule("age", "age")}, "age stands on both sides"),
         ({"rules": (Rule("age", "own"),), "one_hot": (HOUSING,)}, "own is a category"),
         ({"rules": (("age", "income"),)}, r"expected Rule\(when, then, \.\.\.\), got \('age', 'income'\)"),
-        ({"rules": {"age": "income"}}, "expected Rule"),
     ],
 )
 def test_limits_of_changes_that_contradict_each_other_name_the_feature_and_the_fix(options, said):
@@ -312,7 +235,7 @@ def test_limits_of_changes_that_contradict_each_other_name_the_feature_and_the_f
         Constraints(NAMES, **options)
 
 
-@pytest.mark.parametrize("given", [{"per_unit": -1}, {"at_least": np.nan}, {"per_unit": 0}, {"per_unit": "2"}])
+@pytest.mark.parametrize("given", [{"per_unit": -1}, {"at_least": np.nan}, {"per_unit": 0}])
 def test_rules_that_ask_for_nothing_are_refused(given):
     with pytest.raises((ConfigurationError, TypeError), match="rule on 'age'"):
         Rule("age", "income", **given)
@@ -361,30 +284,12 @@ DEGREES = Constraints(
 )
 
 
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [
-        ((0, 0, 0), True),
-        ((4, 2, 0), True),
-        ((3.9, 2, 0), False),
-        ((1, 0, 1), True),
-        ((0, 0, 1), False),
-        ((5, 0, 0), True),  # only age rises
-        ((0, -1, -3), True),  # nothing is asked of who falls
-        ((4, 2, 4), True),
-        ((4, 2, 5), False),
-    ],
-)
-def test_a_degree_takes_two_years_and_employment_rises_no_faster_than_age(change, kept):
-    person = np.array([[31.3, 1.0, 4.7]])
-    assert DEGREES.satisfied(person, person + change).tolist() == [kept]
-    assert DEGREES.obeyed(person, person + change).tolist() == [kept]
-
-
-def test_employment_may_be_asked_to_rise_with_age_as_well():
-    both = Constraints(2, rules=(Rule(0, 1), Rule(1, 0)))
-    rows = np.zeros((4, 2))
-    assert both.satisfied(rows, np.array([[1, 1], [1, 0], [0, 1], [-1, -2]])).tolist() == [True, False, False, True]
+def test_a_degree_takes_two_years_and_employment_rises_no_faster_than_age():
+    kept = [(0, 0, 0), (4, 2, 0), (1, 0, 1), (4, 2, 4), (5, 0, 0), (0, -1, -3)]  # nothing is asked of who falls
+    broken = [(3.9, 2, 0), (0, 0, 1), (4, 2, 5)]
+    person = np.tile([31.3, 1.0, 4.7], (9, 1))
+    for found in (DEGREES.satisfied, DEGREES.obeyed):
+        assert found(person, person + np.array(kept + broken)).tolist() == [True] * 6 + [False] * 3
 
 
 def test_a_rule_for_any_rise_asks_for_the_same_however_small_it_is():
@@ -426,12 +331,3 @@ def test_projected_rows_keep_steps_and_rules(candidate, category, per_unit, fixe
     query = np.array([[0.3, -0.2, 0.5, *np.eye(3)[category]]])
     got = rules.project(query, np.array([[*candidate, 0.5]]))
     assert rules.satisfied(query, got).all()
-
-
-def test_new_limits_survive_pickling_and_compare_by_value():
-    rules = loan(step={"income": 500}, largest_change={"age": 5}, most_changes=2, rules=(Rule("children", "age", 2),))
-    back = pickle.loads(pickle.dumps(rules))
-    assert back == rules
-    assert hash(back) == hash(rules)
-    assert rules != loan(step={"income": 500}, largest_change={"age": 5}, most_changes=3, rules=rules.rules)
-    np.testing.assert_array_equal(back.bounds(X), rules.bounds(X))

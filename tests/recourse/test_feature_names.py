@@ -29,7 +29,6 @@ ANSWERS = {
     "explain_diverse": lambda x: MECHANISM.explain_diverse(x, 2),
     "linear": lambda x: linear_recourse([1.0, 2.0, 3.0], 0.0, x, constraints=RULES),
     "network": lambda x: network_recourse(nn.Linear(3, 1).requires_grad_(False), x[:1], constraints=RULES),
-    "one row": lambda x: MECHANISM.explain(x.iloc[0]),
     "a list of rows": lambda x: MECHANISM.explain([x.iloc[0], x.iloc[1]]),
 }
 
@@ -77,11 +76,8 @@ def test_a_model_that_was_trained_on_other_columns_than_the_constraints_have_is_
 @pytest.mark.parametrize(
     "x",
     [
-        np.zeros((1, 3)),
         [0.0, 0.0, 0.0],
-        (0.0, 0.0, 0.0),
         pd.DataFrame(np.zeros((1, 3))),
-        pd.Series([0.0, 0.0, 0.0]),
         pd.Series([0.0, 0.0, 0.0], index=[7, 8, 9]),
     ],
 )
@@ -95,7 +91,6 @@ def test_numbers_are_no_names(x):
     [
         (pd.Series({"debt": 1.0, "income": 0.0}), [0.0, 1.0, -np.inf]),
         (pd.Series({2: 1.0, 0: 0.0}), [0.0, -np.inf, 1.0]),
-        (pd.Series([3.0, 4.0, 5.0]), [3.0, 4.0, 5.0]),
     ],
 )
 def test_a_series_of_limits_is_read_by_name_and_without_names_by_position(limit, low):

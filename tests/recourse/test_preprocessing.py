@@ -96,10 +96,8 @@ def test_a_frame_outside_of_the_public_ranges_lends_its_types_and_none_of_its_va
 
 KINDS = {
     "pandas": lambda frame: frame,
-    "columns in another order": lambda frame: frame[frame.columns[::-1]],
-    "nullable types": lambda frame: frame.convert_dtypes(),
+    "nullable types, in another order": lambda frame: frame.convert_dtypes()[frame.columns[::-1]],
     "objects": lambda frame: frame.astype(object),
-    "polars": lambda frame: pl.from_pandas(frame),
     "polars enums": lambda frame: pl.from_pandas(frame).with_columns(pl.col("job").cast(pl.Enum(["clerk", "manager"]))),
     "a dict of lists": lambda frame: frame.to_dict("list"),
     "a dict of arrays": lambda frame: {name: frame[name].to_numpy() for name in frame},
@@ -142,14 +140,10 @@ def test_an_array_is_rows_of_the_table_itself() -> None:
 @pytest.mark.parametrize(
     "column",
     [
-        [2, 0],
-        [2.0, 0.0],
         [Decimal(2), Fraction(0)],
-        pd.array([2, 0], dtype="Int8"),
         pd.array([2, 0], dtype="int64[pyarrow]"),
         pd.Categorical([2, 0]),
         np.array([2, 0], dtype=np.float32),
-        pl.Series([2, 0], dtype=pl.UInt8),
         pl.Series([Decimal(2), Decimal(0)]),
     ],
     ids=lambda column: f"{type(column).__name__} {getattr(column, 'dtype', '')}",
@@ -207,10 +201,11 @@ def populations(draw: st.DrawFn) -> tuple[Preprocessing, dict[str, list[object]]
     return Preprocessing(numeric, categories, ordinal, special, lost), columns
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(populations())
 def test_a_frame_becomes_a_table_and_comes_back(population: tuple[Preprocessing, dict[str, list[object]]]) -> None:
     people, columns = population
+    assert eval(repr(people)) == people
     table = people.table(columns)
     assert people.frame(table, columns) == columns
     plain = people.frame(table)
@@ -221,7 +216,7 @@ def test_a_frame_becomes_a_table_and_comes_back(population: tuple[Preprocessing,
     people.constraints(Constraints(people.features, reachable=people.categories)).check(table, people.held(table))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(populations())
 def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
     population: tuple[Preprocessing, dict[str, list[object]]],
@@ -230,14 +225,6 @@ def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
     scaled = people.transform(columns)
     assert np.linalg.norm(scaled, axis=1).max() <= people.norm_bound * (1 + 1e-12)
     np.testing.assert_allclose(scaled * people.scale + people.offset, people.table(columns), atol=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(populations())
-def test_a_preprocessing_says_all_of_itself(population: tuple[Preprocessing, dict[str, list[object]]]) -> None:
-    people, _ = population
-    assert eval(repr(people)) == people
-    assert len(people.columns) == len(set(people.columns)) == len(people.scale)
 
 
 # As an object
@@ -389,11 +376,9 @@ def test_a_category_is_ruled_out_by_its_column() -> None:
         (lambda: Constraints(("agee",), lower=20), "unknown feature 'agee'; did you mean 'age'"),
         (lambda: Constraints(3, lower=20), "for 3 columns, but the preprocessing has the 5 features"),
         (lambda: Constraints(("job", "age"), upper={"job": 0}), "upper: job is a category"),
-        (lambda: Constraints(("job", "age"), integer=("job",)), "integer: job is a category"),
         (lambda: Constraints(("job", "age"), increasing=("job",)), r"increasing: job is a category.*ordinal=\{'job'"),
         (lambda: Constraints(("age",), upper=10), "age: upper 10 leaves nothing of the public range 18 to 100"),
         (lambda: Constraints(("income",), lower={"income": 1e6}), "income: lower 1000000 leaves nothing"),
-        (lambda: Constraints(PEOPLE.features, integer={"income": 500}), "income"),
         (lambda: Constraints(PEOPLE.features, immutable=PEOPLE.features), "nothing may change"),
     ],
 )
@@ -435,18 +420,13 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
     [
         ({}, "no features"),
         ({"numeric": {"a": (1, 1)}}, "a has the range 1 to 1; expected least < greatest"),
-        ({"numeric": {"a": (2, 1)}}, "expected least < greatest"),
         ({"numeric": {"a": 5}}, "a needs .least, greatest."),
         ({"numeric": {"a": (0, "x")}}, "range of a: expected numbers"),
-        ({"numeric": {"a": (0, np.nan)}}, "finite"),
         ({"numeric": {"a": (0, None)}}, "range 0 to nan; expected least < greatest, both finite"),
-        ({"numeric": {"a": None}}, "a needs .least, greatest."),
         ({"numeric": ["a"]}, "numeric: expected a mapping"),
         ({"numeric": {1: (0, 1)}}, "names of features as text, got 1"),
         ({"categories": {"a": []}}, "a has 0 labels"),
-        ({"categories": {"a": ["x", "x"]}}, "a lists 'x' twice"),
         ({"categories": {"a": [1, True]}}, "a lists True twice"),
-        ({"categories": {"a": "xy"}}, "a needs a list"),
         ({"categories": {"a": {"x", "y"}}}, "a needs a list"),
         ({"categories": {"a": [None, "b"]}}, r"declare missing=\('a',\)"),
         ({"categories": {"a": [1, "1"]}}, "two columns of the table would have this name"),
@@ -454,9 +434,7 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
         ({"numeric": {"a": (0, 1)}, "categories": {"a": ["x", "y"]}}, "a: declared more than once"),
         ({"numeric": {"age": (0, 1)}, "special": {"agee": [1]}}, "special: unknown feature 'agee'; did you mean 'age'"),
         ({"numeric": {"a": (0, 1)}, "special": {"a": ["x"]}}, "a is numeric, and 'x' is no number"),
-        ({"numeric": {"a": (0, 1)}, "special": {"a": [-9, -9]}}, "a lists -9 twice"),
         ({"categories": {"a": ["x", "y"]}, "special": {"a": ["x"]}}, "a has 'x' as a regular label too"),
-        ({"numeric": {"a": (0, 1)}, "missing": ("b",)}, "missing: unknown feature 'b'"),
         ({"categories": {"a": ["x", "y"]}, "units": {"a": "m"}}, "units: expected the unit of a numeric feature"),
     ],
 )
@@ -469,15 +447,11 @@ def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, mess
     ("frame", "message"),
     [
         (FRAME.assign(job="clark"), r"job: unknown category 'clark' in row 0; did you mean 'clerk'"),
-        (FRAME.assign(owner="1"), r"owner: unknown category '1' in row 0; did you mean 1"),
         (FRAME.assign(degree="phd"), r"degree: unknown level 'phd'.*'none', 'school', 'college'"),
         (FRAME.assign(income=[1, 2, 6e5]), r"income: 600000 in row 2 lies outside of the public range 0 to 500000 USD"),
         (FRAME.assign(income=[1, 2, np.nan]), r"income: missing in row 2.*missing=\('income',\)"),
         (FRAME.assign(income=[1, 2, np.inf]), "income: infinite in row 2"),
         (FRAME.assign(income=["1", "2", "3"]), "income: expected numbers, got the text '1' in row 0"),
-        (FRAME.assign(income=pd.to_datetime(["2020"] * 3)), "income: expected numbers, got Timestamp"),
-        (FRAME.assign(job=None), r"job: missing in row 0.*missing=\('job',\)"),
-        (FRAME.drop(columns="age"), "no column age"),
         (FRAME.rename(columns={"age": "Age"}), "no column age; did you mean 'Age'"),
         (FRAME.assign(id=1), "unknown column id"),
         (FRAME[["age", *FRAME.columns]], "age occurs more than once"),
@@ -486,10 +460,8 @@ def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, mess
             {"age": [1, 2], "income": [1], "job": ["x"], "owner": [0], "degree": ["none"]},
             "columns of different lengths",
         ),
-        ([{"age": 20}], "no column income, job, owner, degree in row 0"),
         (np.zeros((2, 7)), r"expected a frame with the columns age, income, job, owner, degree"),
         (np.full((2, 11), 0.5), "no one category or state"),
-        ("people", "expected a frame"),
         (None, "expected a frame"),
     ],
 )

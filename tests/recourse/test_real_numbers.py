@@ -13,13 +13,10 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.found import as_rows
 
 NUMBERS = {
-    "list": ([[1, 2.5]], [1, 2.5]),
-    "whole": (np.array([[1, 2]]), [1, 2]),
     "bool": (np.array([[True, False]]), [1, 0]),
     "objects": (np.array([[1, 2.5, True, np.float32(3), Fraction(1, 2)]], dtype=object), [1, 2.5, 1, 3, 0.5]),
     "mask without entries": (np.ma.array([[1.0, 2.0]], mask=[[False, False]]), [1, 2]),
     "tensor with a gradient": (torch.ones(1, 2, requires_grad=True), [1, 1]),
-    "bfloat16": (torch.tensor([[1.0, 2.5]], dtype=torch.bfloat16), [1, 2.5]),
     "list of tensors": ([torch.ones(1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)], [1, 1]),
 }
 
@@ -38,23 +35,14 @@ def test_numbers_are_read_whatever_holds_them_and_copied(name):
     ("given", "said"),
     [
         (np.ma.array([[1.0, 99.0]], mask=[[False, True]]), r"masked entries \(1\)"),
-        ([np.ma.array([1.0, 99.0], mask=[True, True])], r"masked entries \(2\)"),
         (np.array([["2020-01-01"]], dtype="datetime64[ns]"), "dates"),
-        (np.array([[5]], dtype="timedelta64[s]"), "dates"),
         (np.array([[np.datetime64(1, "ns")]], dtype=object), "dates"),
-        ([["1", "2"]], "expected numbers"),
-        (np.array([[b"1"]]), "expected numbers"),
         (np.array([[1.0, "2"]], dtype=object), "expected numbers"),
         (np.array([[1j]]), "expected numbers"),
-        ([[{}]], "expected numbers"),
         ([[1], [1, 2]], "expected numbers"),
         ([[10**400]], "too large for float64"),
-        ([[torch.ones((), requires_grad=True)]], "expected numbers"),
-        (torch.ones(1, 2, device="meta"), "expected a dense tensor with data"),
         ([torch.ones(2, device="meta")], "expected a dense tensor with data"),
         (torch.eye(2).to_sparse(), "expected a dense tensor with data"),
-        (torch.ones(1, 2, dtype=torch.complex64), "expected numbers"),
-        (np.array([[1.0, None]], dtype=object), "NaN or infinite numbers in 1 rows"),
         (np.array([[1.0, np.nan]], dtype=object), "NaN or infinite numbers in 1 rows"),
     ],
 )

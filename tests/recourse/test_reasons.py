@@ -15,7 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.advice import advise
+from safexplain.recourse.advice import advise, is_money, outward
 from safexplain.recourse.letters import Change, number_text, sentence
 
 PUBLIC = Preprocessing(
@@ -155,6 +155,15 @@ def test_or_less_is_said_where_going_further_keeps_the_decision_and_only_there()
     assert all(re.search("or (more|less)\\.$", text) for text in told)
     told = [text for texts in vouched(curved).explain(refused).reasons() for text in texts]
     assert not any(re.search("or (more|less)\\.$", text) for text in told)
+
+
+def test_numbers_are_rounded_away_from_where_they_came_by_at_most_a_share_of_the_change():
+    x = np.array([[0.0, 5.0, 20_000.0, 0.0, 7.0, 0.0]])
+    to = np.array([[1.234567, 3.3333, 20_000.1234, 0.001234, 7.0, -1.234567]])
+    money = np.array([False, False, False, True, False, False])
+    assert outward(x, to, 0.05, money).tolist() == [[1.24, 3.33, 20_001.0, 0.01, 7.0, -1.24]]
+    assert outward(x, to, 0.005).tolist() == [[1.235, 3.333, 20_000.2, 0.001234, 7.0, -1.235]]
+    assert [is_money(unit) for unit in ("USD", "EUR a month", "%", "")] == [True, True, False, False]
 
 
 def test_rounding_never_comes_nearer_and_stays_exact_where_no_rounding_is_valid():

@@ -10,7 +10,8 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
-from tests.helpers.evidence import DATA, needs
+from safexplain.recourse.found import Found
+from safexplain.recourse.robustness import lengths, measured_shift
 
 
 def people(n=2000, d=6, seed=0):
@@ -32,19 +33,22 @@ def lifted(rows):
     return np.c_[rows, np.ones(len(rows))]
 
 
-@pytest.mark.parametrize("cost", [L1(), L2()])
 @pytest.mark.parametrize(
-    "constraints",
-    [None, Constraints(6, lower=-5, upper=5, immutable=(0,)), Constraints(6, lower=-9, upper=9, integer=(2, 5))],
+    ("cost", "constraints"),
+    [
+        (L2(), None),
+        (L1(), Constraints(6, lower=-5, upper=5, immutable=(0,))),
+        (L2(), Constraints(6, lower=-9, upper=9, integer=(2, 5))),
+    ],
 )
 def test_answers_stay_valid_under_every_shift_up_to_the_stated_one(cost, constraints):
-    shift, queries = 0.2, people(seed=1)[0][:300]
+    shift, queries = 0.2, people(seed=1)[0][:120]
     mechanism = fitted(shift=shift, cost=cost, constraints=constraints)
     if constraints is not None:
         queries = np.clip(np.where(constraints.whole, np.rint(queries), queries), constraints.low, constraints.high)
     answer = mechanism.explain(queries, infeasible="mark")
     changed = answer.valid & ~answer.favourable
-    assert changed.sum() > 100
+    assert changed.sum() > 40
     z = lifted(answer.counterfactual[changed])
     worst = -shift * z / np.linalg.norm(z, axis=1, keepdims=True)
     assert ((weights_of(mechanism) + worst) * z).sum(axis=1).min() >= -1e-9
@@ -114,6 +118,23 @@ def test_a_shift_is_measured_on_two_trainings():
     assert first.measured_shift(first, queries) == 0.0
 
 
+def test_a_measured_shift_is_the_smallest_that_will_do():
+    """Answers stand at the shift itself, and the other model accepts from .3 on: .1, .2, .4, and twelve halvings."""
+
+    def answers(shift):
+        no = np.zeros(4, dtype=bool)
+        return Found(np.zeros((4, 1)), np.full((4, 1), shift), ~no, no * 1.0, no * 1.0, no, no, proven=no)
+
+    found = measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 1.0)
+    assert 0.3 <= found <= 0.3 + 0.2 / 2**12
+    with pytest.raises(ConfigurationError, match=r"share: expected a number in \(0, 1\]"):
+        measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 0.0)
+
+
+def test_rows_are_as_long_as_with_a_one_beside_them():
+    np.testing.assert_allclose(lengths(np.array([[2.0, 2.0], [0.0, 0.0]])), [3.0, 1.0])
+
+
 def test_what_is_not_linear_is_refused_by_name():
     x, y = people()
     several = DPLogisticRegression(2.0, norm_bound=6.0, classes=[0, 1, 2], random_state=0).fit(x, y)
@@ -130,24 +151,3 @@ def test_what_is_not_linear_is_refused_by_name():
     with pytest.raises(InputError, match="nobody here is turned down"):
         fitted().measured_shift(fitted(1), 100 * weights_of(fitted())[None, :-1])
     assert torch.is_grad_enabled()
-
-
-@needs("heloc.npz")
-def test_on_heloc_answers_outlive_a_retraining():
-    """Two private trainings on disjoint halves: without a shift many answers fail the second model, with one few."""
-    file = np.load(DATA / "heloc.npz")
-    x, y = file["x"].astype(float), file["y"]
-    x = 2 * (x - x.min(axis=0)) / np.ptp(x, axis=0) - 1  # public ranges would do as well; here only to have some
-    order = np.random.default_rng(0).permutation(len(x))
-    halves, asked = (order[:3500], order[3500:7000]), order[7000:8000]
-    options = {"epsilon": 1.0, "norm_bound": 4.0, "cost": L1(), "constraints": Constraints(23, lower=-1, upper=1)}
-    one, two = (DPModelRecourse(**options, random_state=i).fit(x[h], y[h]) for i, h in enumerate(halves))
-    kept = {}
-    for shift in (0.0, 0.2):
-        again = DPModelRecourse(one.private, **(options | {"shift": shift}))
-        found = again.explain(x[asked], infeasible="mark")
-        changed = found.valid & ~found.favourable
-        assert changed.sum() > 0.95 * (~found.favourable).sum()
-        kept[shift] = (two.private.decision_function(found.counterfactual[changed]) >= 0).mean()
-    assert kept[0.0] < 0.9
-    assert kept[0.2] > kept[0.0] + 0.1

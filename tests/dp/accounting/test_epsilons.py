@@ -8,12 +8,19 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from safexplain._privacy_loss import Steps, composed, epsilons, grid_widths, group_privacy_epsilon, one_step
+from safexplain._privacy_loss import (
+    Steps,
+    check_delta,
+    composed,
+    epsilons,
+    grid_widths,
+    group_privacy_epsilon,
+    one_step,
+)
 from safexplain._privacy_loss.distributions import compose
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
@@ -31,7 +38,7 @@ def bracket(p, q, sigma, steps, delta, *, interval=2e-4, reach=30.0):
     The loss log(P/Q) is tabulated on a fine grid of outputs, rounded down and up to a grid of losses, and composed.
     """
     means = [m for _, m in (*p, *q)]
-    x = np.linspace(min(means) - 14 * sigma, max(means) + 14 * sigma, 2_000_001)
+    x = np.linspace(min(means) - 14 * sigma, max(means) + 14 * sigma, 400_001)
     cdf = sum(w * norm.cdf(x, m, sigma) for w, m in p)
     mass = np.diff(cdf)
     loss = log_of(p, x, sigma) - log_of(q, x, sigma)
@@ -72,23 +79,14 @@ PUBLISHED = [
     (0.25, 5.5728, 4.476, 10.0),
     (0.0625, 1.4028, 5.394, 9.9993),
     (1.0, 168.076171875, 0.465, 0.992),
-    (1.0, 89.12841796875, 0.930, 2.001),
     (1.0, 48.4033203125, 1.825, 3.995),
-    (1.0, 34.129638671875, 2.700, 6.004),
-    (1.0, 26.89208984375, 3.540, 7.982),
     (0.25, 42.080078125, 0.466, 0.991),
-    (0.25, 22.34832763671875, 0.931, 1.995),
     (0.25, 12.1148681640625, 1.836, 3.988),
-    (0.25, 8.54278564453125, 2.726, 5.988),
-    (0.25, 6.693878173828125, 3.611, 8.006),
     (0.0625, 10.4949951171875, 0.471, 0.9927),  # .994 was published; finer and finer grids give .99268
-    (0.0625, 5.5780029296875, 0.951, 1.997),
     (0.0625, 3.017425537109375, 1.939, 3.999),
-    (0.0625, 2.1319961547851562, 2.991, 5.993),
-    (0.0625, 1.6772842407226562, 4.141, 7.998),
 ]
 """(q, sigma, epsilon under add/remove, under substitution) for 500 steps at delta 1e-5: the table behind "Beyond
-Membership" (Pradhan et al.), recomputed with two accountants that share no code with this one."""
+Membership" (Pradhan et al.; half of its rows), recomputed with two accountants that share no code with this one."""
 
 PAIRS = {
     ("poisson", "substitute"): lambda q: [([(1 - q, 0), (q, 1)], [(1 - q, 0), (q, -1)])],
@@ -103,16 +101,21 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("q", "sigma", "add_remove", "substitute"), PUBLISHED)
-def test_published_epsilons_come_out(q, sigma, add_remove, substitute):
-    spent = epsilons(sigma, q, 500, 1e-5)
-    assert spent.add_remove == pytest.approx(add_remove, abs=1.1e-3)
-    assert spent.substitute == pytest.approx(substitute, abs=1.1e-3)
-    assert spent.zero_out == spent.add_remove
+def test_published_epsilons_come_out():
+    q, sigma, *published = np.array(PUBLISHED).T
+    spent = [epsilons(s, rate, 500, 1e-5) for rate, s in zip(q, sigma, strict=True)]
+    found = np.array([(e.add_remove, e.substitute, e.zero_out) for e in spent]).T
+    np.testing.assert_allclose(found, [*published, found[0]], atol=1.1e-3)
 
 
-@pytest.mark.parametrize(("sampling", "adjacency"), PAIRS)
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.25, 5.5728, 500), (0.0625, 2.5, 300), (0.5, 3.0, 10)])
+@pytest.mark.parametrize(
+    ("sampling", "adjacency", "q", "sigma", "steps"),
+    [
+        ("poisson", "substitute", 0.0625, 2.5, 300),
+        ("poisson", "add_remove", 0.5, 3.0, 10),
+        ("fixed-size", "add_remove", 0.25, 5.5728, 500),
+    ],
+)
 def test_the_accountant_agrees_with_an_fft_of_the_pair(sampling, adjacency, q, sigma, steps):
     brackets = [bracket(p, r, sigma, steps, 1e-5) for p, r in PAIRS[sampling, adjacency](q)]
     low, high = (max(side) for side in zip(*brackets, strict=True))
@@ -132,7 +135,6 @@ def test_the_oracle_tells_a_wrong_sigma_and_a_wrong_pair():
     [
         *((0.25, 5.5728, 500, adjacency) for adjacency in NEIGHBORS),
         (0.01, 0.6, 500, "substitute"),
-        (0.02, 10.0, 200, "substitute"),
     ],
 )
 def test_poisson_sampling_is_what_dp_accounting_says(q, sigma, steps, adjacency):
@@ -142,19 +144,28 @@ def test_poisson_sampling_is_what_dp_accounting_says(q, sigma, steps, adjacency)
     assert epsilons(sigma, q, steps, 1e-5).of(adjacency) == pytest.approx(accountant.get_epsilon(1e-5), abs=5e-4)
 
 
-def test_substitution_is_not_what_renyi_accounting_of_dp_accounting_says():
-    """google/differential-privacy issue 378: its RDP accountant leaves the factor 2 of REPLACE_ONE out."""
-    renyi = RdpAccountant(neighboring_relation=NEIGHBORS["substitute"])
-    renyi.compose(dp_accounting.GaussianDpEvent(22.3557), 500)
-    assert renyi.get_epsilon(1e-5) < 5
-    assert epsilons(22.3557, 1.0, 500, 1e-5).substitute == pytest.approx(10.0, abs=1e-3)
-
-
 def test_full_batches_follow_the_closed_form():
     spent = epsilons(22.3557, 1.0, 500, 1e-5, sampling="full-batch")
     exact = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500), 1e-5)
     assert spent.add_remove == pytest.approx(exact, abs=1e-6)
+    phases = [Steps(3.0, 1.0, 4, "full-batch"), Steps(2.0, 1.0, 9, "full-batch")]  # distances of 2 / 3 and 3 / 2
+    both = dp_accounting.get_epsilon_gaussian(1 / math.hypot(4 / 3, 3), 1e-5)
+    assert composed(phases, 1e-5).substitute == pytest.approx(both, rel=1e-9)
+    assert epsilons(1.1e-4, 1.0, 1, 1e-5).add_remove < math.inf == epsilons(0.9e-4, 1.0, 1, 1e-5).add_remove
+    assert str(spent) == (
+        f"epsilon {exact:.3f} (one record added or removed), 10.000 (one record substituted) at delta 1e-05"
+    )
+
     assert epsilons(22.3557, 1.0, 500, 1e-5) == spent == epsilons(22.3557, 1.0, 500, 1e-5, sampling="fixed-size")
+
+
+def test_a_delta_as_large_as_the_total_variation_costs_nothing():
+    """q (2 Phi(distance / 2) - 1) a step, at distances of 1 and, for a substitution, of 2."""
+    for adjacency, distance in (("add_remove", 1), ("substitute", 2)):
+        step = 1e-3 * (2 * norm.cdf(distance / 2) - 1)
+        assert epsilons(1.0, 1e-3, 1, step * (1 + 1e-9)).of(adjacency) == 0
+        assert epsilons(1.0, 1e-3, 1, step * 0.999).of(adjacency) > 0
+        assert epsilons(1.0, 1e-3, 2, step * 1.2).of(adjacency) > 0
 
 
 def full_batches_on_a_grid(adjacency):
@@ -170,14 +181,8 @@ def test_discretised_full_batches_follow_the_closed_form_too():
         exact = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500) / factor, 1e-5)
         for losses in full_batches_on_a_grid(adjacency):
             assert 0 <= losses.epsilon(1e-5) - exact < 1e-3
-
-
-@pytest.mark.parametrize("delta", [1e-9, 1e-12])
-def test_very_small_deltas_are_not_lost_in_rounding(delta):
-    exact = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500) / 2, delta)
-    (losses,) = full_batches_on_a_grid("substitute")
-    assert losses.epsilon(delta) == pytest.approx(exact, rel=5e-3)
-    assert losses.epsilon(delta) >= exact
+        rare = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500) / factor, 1e-12)
+        assert rare <= losses.epsilon(1e-12) <= rare * 1.005
 
 
 def test_fixed_size_batches_cost_more_than_poisson_ones():
@@ -193,28 +198,16 @@ def test_one_fixed_size_step_covers_both_directions():
     assert epsilons(sigma, q, 1, 1e-5, sampling="fixed-size").substitute == pytest.approx(max(ways), abs=2e-3)
 
 
-def test_group_privacy_is_a_valid_but_looser_bound():
+def test_group_privacy_is_a_valid_but_looser_bound_and_doubling_is_none():
     for q, sigma, expected in ((1.0, 22.3557, 11.05), (0.25, 5.5728, 11.40), (0.0625, 1.4028, 14.79)):
         found = group_privacy_epsilon(sigma, q, 500, 1e-5)
         assert found == pytest.approx(expected, abs=6e-3)
         assert found > epsilons(sigma, q, 500, 1e-5).substitute
-
-
-def test_doubling_the_add_remove_epsilon_is_no_bound():
     spent = epsilons(5.5728, 0.25, 500, 1e-5)
     assert 2 * spent.add_remove < spent.substitute
 
 
-def test_the_published_dp_runs_of_paper_a_spent_twice_what_they_say():
-    """CIFAR-10, 30 epochs: noise for 1000 of 50,000 records, training on 10,000 of them; and CIFAR-100, 9 epochs."""
-    from safexplain.dp import noise_multiplier
-
-    for epochs, claimed, add_remove in ((30, 8.0, 19.6), (30, 1.0, 2.46), (9, 8.0, 16.6), (9, 0.5, 1.23)):
-        sigma = noise_multiplier(claimed, 0.02, epochs * 50, 1e-5, "add_remove")
-        assert epsilons(sigma, 0.1, epochs * 10, 1e-5).add_remove == pytest.approx(add_remove, rel=0.03)
-
-
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6)
 @given(sigma=st.floats(0.5, 50), q=st.floats(0.01, 1), steps=st.integers(1, 300), delta=st.floats(1e-9, 1e-3))
 def test_more_noise_fewer_steps_and_smaller_batches_never_spend_more(sigma, q, steps, delta):
     spent = epsilons(sigma, q, steps, delta)
@@ -228,78 +221,52 @@ def test_more_noise_fewer_steps_and_smaller_batches_never_spend_more(sigma, q, s
             assert gentler.of(adjacency) <= spent.of(adjacency) * 1.001 + 1e-3
 
 
-def test_phases_of_one_training_compose():
-    whole = epsilons(2.0, 0.1, 300, 1e-5)
-    parts = composed([Steps(2.0, 0.1, 100), Steps(2.0, 0.1, 200)], 1e-5)
-    assert parts.substitute == pytest.approx(whole.substitute, abs=1e-3)
-    more = composed([Steps(2.0, 0.1, 300), Steps(5.0, 1.0, 10, "full-batch")], 1e-5)
-    assert more.add_remove > whole.add_remove
-
-
 def test_no_steps_spend_nothing_and_no_noise_spends_everything():
     assert epsilons(1.0, 0.1, 0, 1e-5).substitute == 0
     assert epsilons(0.0, 0.1, 10, 1e-5).add_remove == math.inf
-    assert group_privacy_epsilon(0.0, 0.1, 10, 1e-5) == math.inf
+    assert group_privacy_epsilon(0.0, 0.1, 10, 1e-5) == group_privacy_epsilon(0.02, 0.5, 10, 1e-5) == math.inf
+    assert group_privacy_epsilon(1.0, 0.1, 0, 1e-5) == group_privacy_epsilon(1.0, 0.1, 1, 0.5) == 0
     assert epsilons(0.01, 0.5, 10, 1e-5).substitute == math.inf
-
-
-@pytest.mark.parametrize("name", ["shuffle", "shuffled"])
-def test_shuffled_batches_are_refused_with_the_reason(name):
-    with pytest.raises(ConfigurationError, match="not Poisson sampling"):
-        epsilons(1.0, 0.1, 10, 1e-5, sampling=name)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"noise_multiplier": "0.1"}, "noise_multiplier must be a number"),
         ({"sample_rate": 1.2}, "sample_rate"),
         ({"sample_rate": 0.0}, "no record would be in any batch"),
         ({"steps": 1.5}, "steps"),
         ({"steps": -1}, "steps"),
-        ({"steps": True}, "steps"),
-        ({"delta": 0.0}, "delta"),
+        ({"steps": 10**12 + 1}, "at most 1e.12"),
+        ({"delta": 9e-13}, r"delta: expected a number in \[1e-12, 1\)"),
         ({"delta": 1.0}, "delta"),
+        ({"delta": True}, "delta must be a number"),
         ({"sampling": "poison"}, "sampling"),
+        ({"sampling": "shuffle"}, "not Poisson sampling"),
         ({"sampling": "full-batch"}, "sample_rate 1"),
     ],
 )
 def test_impossible_values_are_refused_by_name(values, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
         epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, **values})
 
 
-@pytest.mark.parametrize("name", ["noise_multiplier", "sample_rate", "delta"])
-def test_a_text_or_a_truth_value_is_no_number(name):
-    for value in ("much", "0.1", b"1", True, None):
-        with pytest.raises(ConfigurationTypeError, match=f"{name} must be a number"):
-            epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, name: value})
-
-
 def test_a_delta_of_one_over_the_records_warns():
-    from safexplain._privacy_loss import check_delta
-
-    with pytest.warns(WeakDeltaWarning, match="one record outright"):
+    with pytest.warns(WeakDeltaWarning, match=r"the 1,000 records.*one record outright.*Use at most 0\.0001"):
         check_delta(1e-3, 1000)
     check_delta(0.9e-3, 1000)
 
 
-def test_both_epsilons_are_said_together():
-    assert "4.476" in str(epsilons(5.5728, 0.25, 500, 1e-5))
-    assert "10.000" in str(epsilons(5.5728, 0.25, 500, 1e-5))
-
-
 def test_a_delta_below_what_rounding_could_cost_is_refused():
-    with pytest.raises(ConfigurationError, match="too small for 1,000,000 steps"):
+    with pytest.raises(ConfigurationError, match=r"too small for 1,000,000 steps.*cost 5e-10; use at least 5e-09"):
         epsilons(5, 1e-3, 1_000_000, 1e-12)
 
 
-@pytest.mark.parametrize("mu", [0.3, 4.0])
-def test_many_steps_at_a_small_delta_stay_an_upper_bound(mu):
+def test_many_steps_at_a_small_delta_stay_an_upper_bound():
     """Batches of nearly all records, by the discretised way, against the closed form of full batches."""
-    sigma = math.sqrt(20_000) / mu
+    sigma = math.sqrt(20_000) / 4
     exact = epsilons(sigma, 1.0, 20_000, 1e-10)
     found = epsilons(sigma, 1 - 1e-15, 20_000, 1e-10)
     assert exact.add_remove <= found.add_remove < exact.add_remove * 1.01

@@ -18,7 +18,7 @@ def hockey_stick(p, q, cell, epsilon):
     return np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 2.0), (0.01, 0.6), (0.9, 5.0)])
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.01, 0.6), (0.9, 5.0)])
 def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
     """Against sums of densities over a fine line of outputs."""
     x, cell = np.linspace(-1 - 12 * noise, 1 + 12 * noise, 400_001, retstep=True)
@@ -29,11 +29,11 @@ def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
         assert found(ORDERS) == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.5, 1.5), (0.8, 0.7)])
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.8, 0.7)])
 def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
     """Random gradients in the plane, each of norm at most C."""
     rng = np.random.default_rng(0)
-    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 601, retstep=True)
+    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 301, retstep=True)
     x = np.stack(np.meshgrid(line, line), axis=-1)
     pair = Pair(noise, q)
     orders = np.array([-1.5, -0.3, 0.0, 0.2, 1.0, 2.5])
@@ -47,7 +47,7 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
         return length * np.array([math.cos(angle), math.sin(angle)])
 
     same, nothing = np.array([1.0, 0.0]), density(np.zeros(2))
-    for i in range(12):
+    for i in range(9):
         one, other = (density(gradient(i)) for _ in range(2))
         for p, r, bound in (
             (one, other, pair.substitution),
@@ -60,7 +60,7 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
     assert worst == pytest.approx(pair.substitution(orders), abs=1e-3)
 
 
-@pytest.mark.parametrize(("records", "size"), [(4, 2), (5, 2), (6, 3), (3, 2)])
+@pytest.mark.parametrize(("records", "size"), [(4, 2), (6, 3), (3, 2)])
 def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
     """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.
 
@@ -93,3 +93,38 @@ def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records,
         added = [hockey_stick(without, one, step * step, e) for e in orders]
         assert (removed <= pair.removal(orders) + 1e-4).all()
         assert (added <= pair.addition(orders) + 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("q", "noise", "sampling"), [(0.25, 0.8, "poisson"), (0.01, 3.0, "fixed-size"), (1.0, 2.0, "full-batch")]
+)
+def test_moments_of_the_loss_are_its_integrals(q, noise, sampling):
+    pair = Pair(noise, q, sampling)
+    x, cell = np.linspace(-12, 12 + pair.distance, 200_001, retstep=True)
+    density, loss = (1 - q) * norm.pdf(x) + q * norm.pdf(x, pair.distance), pair.loss(x)
+    mean = (density * loss).sum() * cell
+    exact = [mean, math.sqrt((density * (loss - mean) ** 2).sum() * cell), (density * np.abs(loss)).sum() * cell]
+    assert pair.moments == pytest.approx(exact, rel=1e-3)
+    assert pair.moments[:2] == pytest.approx(exact[:2], rel=1e-6)
+    assert pair.distance == (2 if sampling == "fixed-size" else 1) / noise
+
+
+def test_total_variations_are_those_of_the_closed_form():
+    """Of two mixtures that share all but q: q times that of two Gaussians, 2 Phi(distance / 2) - 1."""
+    one, two = 2 * norm.cdf(0.25) - 1, 2 * norm.cdf(0.5) - 1  # at distances of .5 and 1
+    poisson, fixed = Pair(2.0, 0.3), Pair(2.0, 0.3, "fixed-size")
+    assert poisson.total_variation("add_remove") == poisson.total_variation("zero_out") == pytest.approx(0.3 * one)
+    assert poisson.total_variation("substitute") == pytest.approx(0.3 * two)
+    assert fixed.total_variation("substitute") == fixed.total_variation("add_remove") == pytest.approx(0.3 * two)
+
+
+def test_losses_lie_between_those_of_nine_standard_deviations():
+    """log(.75 + .25 exp(d x - d^2 / 2)) at d = 2 and x = 11, -11 and -9."""
+    pair = Pair(0.5, 0.25)
+    up, down, smallest = (math.log(0.75 + 0.25 * math.exp(2 * x - 2)) for x in (11, -11, -9))
+    assert pair.largest == pytest.approx((up, up - down), rel=1e-12)
+    assert pair.smallest == pytest.approx(smallest, rel=1e-12)
+    assert pair.least == pytest.approx(math.log(0.75))
+    fixed = Pair(1.0, 0.25, "fixed-size")
+    assert fixed.largest == pytest.approx((up, up), rel=1e-12)
+    assert Pair(0.5, 1.0, "fixed-size").largest == pytest.approx((20.0, 44.0))  # d x - d^2 / 2 of full batches

@@ -109,7 +109,6 @@ def recorded(monkeypatch):
     ("clipping", "options"),
     [
         (RULES[0], {}),
-        (RULES[1], {}),
         (RULES[0], {"momentum": 0.9}),
         (RULES[1], {"optimizer": "adam", "lr": 0.05}),
     ],
@@ -127,19 +126,12 @@ def test_twenty_steps_are_those_of_opacus_with_the_same_noise_and_batches(clippi
     assert weight.abs().max() > 0.1
 
 
-def test_opacus_own_optimizer_differs_by_its_constant_only(monkeypatch):
-    x, y = data()
-    batches, noises = recorded(monkeypatch)
-    found = train_heads(x, y, recipe(), noise_multiplier=1.5, generator=seeded())
-    weight, _ = by_opacus(DPOptimizer, x, y, recipe(), batches, [1.2 * n for n in noises], monkeypatch)
-    assert 0 < (found.weight[0] - weight).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize(
     ("clipping", "outputs", "bias", "own"),
     [
-        *((clipping, outputs, True, True) for clipping in [*RULES, None] for outputs in (CLASSES, 1)),
         (RULES[0], CLASSES, False, False),
+        (RULES[0], 1, True, True),
+        (RULES[1], CLASSES, True, True),
         (RULES[1], 1, False, True),
         (None, CLASSES, True, False),
     ],
@@ -182,7 +174,7 @@ def test_an_example_without_a_finite_gradient_contributes_nothing_and_spares_the
         assert torch.allclose(found, clipped_sum(theta, rows, keep.expand(2, 5), clipping), atol=1e-12)
 
 
-@pytest.mark.parametrize(("rate", "runs"), [(0.1, 1), (0.4, 3), (0.8, 1), (0.8, 3)])
+@pytest.mark.parametrize(("rate", "runs"), [(0.1, 1), (0.8, 3)])
 def test_batches_are_poisson_samples_at_the_stated_rate(rate, runs):
     n, steps = 40, 3000
     counts, together, sizes = torch.zeros(n), 0, []
@@ -215,18 +207,6 @@ def test_a_rate_of_one_takes_every_row_and_draws_nothing():
     assert torch.equal(before, generator.get_state())
 
 
-@pytest.mark.parametrize("rate", [0.2, 0.7, 1.0])
-def test_only_members_are_ever_in_a_batch(rate):
-    members = torch.rand(4, 30, generator=seeded(3)) < 0.5
-    for batches in (own_batches, common_batches):
-        seen = torch.zeros(4, 30, dtype=torch.bool)
-        for index, weight in batches(rate, members, 200, seeded()):
-            for run in range(4):
-                inside = torch.arange(30) if index is None else index if index.dim() == 1 else index[run]
-                seen[run, inside[weight[run]]] = True
-        assert torch.equal(seen, members)
-
-
 def test_runs_share_batches_only_when_asked_to():
     members = torch.ones(3, 50, dtype=torch.bool)
     index, weight = next(common_batches(0.3, members, 1, seeded()))
@@ -237,8 +217,7 @@ def test_runs_share_batches_only_when_asked_to():
     assert first != second
 
 
-@pytest.mark.parametrize("float_safe", [True, False])
-@pytest.mark.parametrize("clipping", RULES)
+@pytest.mark.parametrize(("clipping", "float_safe"), [(RULES[0], True), (RULES[1], False)])
 def test_noise_has_the_stated_scale_whatever_the_batch(float_safe, clipping):
     x, y = data(n=4, d=40)
     made_by = recipe(steps=1, sample_rate=1e-9, expected_batch_size=5, lr=1.0, clipping=clipping)
@@ -280,17 +259,7 @@ def test_the_divisor_is_the_expected_size_and_not_the_drawn_one():
         assert torch.allclose(torch.cat([found.weight, found.bias[..., None]], -1), -total / 8)
 
 
-def test_runs_are_independent_of_each_other():
-    x, y = data()
-    heads = train_heads(x, y, recipe(lr=0.1), noise_multiplier=1.0, runs=300, generator=seeded()).weight.flatten(1)
-    centred = heads - heads.mean(0)
-    correlation = (centred @ centred.T) / (centred.norm(dim=1)[:, None] * centred.norm(dim=1))
-    neighbours = correlation.diagonal(1)
-    assert neighbours.mean().abs() < 0.06
-    assert neighbours.abs().max() < 0.95
-
-
-@pytest.mark.parametrize(("rate", "shared"), [(0.2, True), (0.2, False), (0.8, True), (1.0, False)])
+@pytest.mark.parametrize(("rate", "shared"), [(0.2, True), (0.8, False)])
 def test_non_members_never_influence_a_run(rate, shared):
     x, y = data()
     members = torch.rand(5, N, generator=seeded(3)) < 0.5
@@ -306,16 +275,6 @@ def test_non_members_never_influence_a_run(rate, shared):
     assert torch.equal(before.weight[:4], after.weight[:4])
     assert torch.equal(before.bias[:4], after.bias[:4])
     assert not torch.equal(before.weight[4], after.weight[4]), "the run that trains on row 1 changes"
-
-
-def test_membership_is_the_same_as_training_on_those_rows_alone():
-    x, y = data()
-    members = torch.rand(3, N, generator=seeded(3)) < 0.5
-    made_by = recipe(sample_rate=1.0)
-    together = train_heads(x, y, made_by, noise_multiplier=0.0, runs=3, membership=members)
-    for run in range(3):
-        alone = train_heads(x[members[run]], y[members[run]], made_by, noise_multiplier=0.0)
-        assert torch.allclose(together.weight[run], alone.weight[0], atol=1e-12)
 
 
 def test_without_noise_or_clipping_it_is_ordinary_training():
@@ -368,14 +327,6 @@ def test_training_starts_where_it_is_told_to_and_leaves_that_alone():
     assert torch.equal(start.weight, before)
 
 
-def test_logits_are_those_of_a_linear_layer():
-    x, _ = data()
-    heads = Heads(torch.randn(2, CLASSES, D, dtype=torch.float64), torch.randn(2, CLASSES, dtype=torch.float64))
-    for run in range(2):
-        assert torch.allclose(heads.logits(x)[run], F.linear(x, heads.weight[run], heads.bias[run]))
-    assert torch.allclose(heads.probabilities(x), heads.logits(x).softmax(-1))
-
-
 def test_the_same_generator_gives_the_same_heads_and_none_gives_others():
     x, y = data()
     first, second = (train_heads(x, y, recipe(), noise_multiplier=1.0, generator=seeded(5)) for _ in range(2))
@@ -384,6 +335,23 @@ def test_the_same_generator_gives_the_same_heads_and_none_gives_others():
     first, second = (train_heads(x, y, recipe(), noise_multiplier=1.0) for _ in range(2))
     assert not torch.equal(first.weight, second.weight)
     assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
+
+
+def test_a_head_with_a_generator_of_its_own_does_not_depend_on_who_trains_beside_it():
+    x, y = data(n=20)
+    members = torch.rand(4, 20, generator=seeded(3)) < 0.7
+
+    def heads(which, **changes):
+        options = {"membership": members[list(which)], "generator": [seeded(i) for i in which]} | changes
+        return train_heads(x, y, recipe(sample_rate=0.2), noise_multiplier=1.0, runs=len(which), **options).weight
+
+    every = heads(range(4))
+    for which in ([2], [3, 2], [0, 1, 2]):
+        assert torch.allclose(heads(which)[which.index(2)], every[2], atol=1e-6)
+    assert len({float(w.sum()) for w in every}) == 4
+    for changes in ({"generator": [seeded()]}, {"shared_batches": True}):
+        with pytest.raises(InputError, match="one for each of 4 runs"):
+            heads(range(4), **changes)
 
 
 def test_precision_is_that_of_the_features_and_at_least_single():
@@ -395,9 +363,8 @@ def test_precision_is_that_of_the_features_and_at_least_single():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"classes": 1}, {"classes": 2.0}, {"steps": 0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"lr": 0.0},
-        {"expected_batch_size": 0}, {"optimizer": "lbfgs"}, {"momentum": 1.0}, {"momentum": 0.9, "optimizer": "adam"},
-        {"l2": -1.0}, {"one_logit": True}, {"clipping": PerLayerClipping(1.0)},
+        {"classes": 1}, {"sample_rate": 1.1}, {"optimizer": "lbfgs"}, {"momentum": 0.9, "optimizer": "adam"},
+        {"one_logit": True}, {"clipping": PerLayerClipping(1.0)},
     ],
 )  # fmt: skip
 def test_a_recipe_that_makes_no_sense_is_refused(changes):
@@ -411,7 +378,7 @@ def test_noise_without_clipping_is_refused():
         train_heads(x, y, recipe(clipping=None), noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf"), [1.0, 2.0]])
+@pytest.mark.parametrize("sigma", [float("nan"), [1.0, 2.0]])
 def test_noise_that_makes_no_sense_is_refused(sigma):
     x, y = data()
     with pytest.raises(ConfigurationError, match="noise_multiplier"):

@@ -23,7 +23,7 @@ def rows(norm: float, n: int = 2000, d: int = 20) -> torch.Tensor:
     return norm * x / x.norm(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("norm", [0.02, 1.0, 50.0])
+@pytest.mark.parametrize("norm", [0.02, 50.0])
 def test_the_typical_norm_is_found_under_noise(norm):
     found = typical_norm(rows(norm), RECIPE, 10.0, torch.Generator().manual_seed(0))
     assert abs(math.log2(found / norm)) < 16 * (4 * 10 / 1000 + abs(math.log2(norm)) / 16 * 0.15)

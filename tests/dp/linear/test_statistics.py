@@ -12,19 +12,16 @@ With 12,000 runs on each data set and a claim of 1 the bounds are
 from __future__ import annotations
 
 import functools
-import warnings
 
 import numpy as np
 import pytest
 from objective_oracle import log_density, newton
 
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.linear import classifier as linear
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball
 from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.errors import WeakDeltaWarning
 from safexplain.verdict.stats import epsilon_from_errors
 
 CLAIM, DELTA, BOUND, RUNS = 1.0, 0.1, 100.0, 12_000
@@ -103,8 +100,7 @@ def objective_bound(mechanism, pair, logit_noise, runs=RUNS):
     return lower_bound(score(draw_first(rng, runs=runs)), score(draw_second(rng, runs=runs)))
 
 
-@pytest.mark.parametrize("logit_noise", [1.0, 10.0])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("pair", "logit_noise"), [*zip(PAIRS, (1.0, 10.0, 10.0, 1.0), strict=True)])
 def test_objective_perturbation_keeps_its_epsilon(pair, logit_noise):
     assert objective_bound(right, pair, logit_noise) <= CLAIM
 
@@ -166,7 +162,7 @@ def number_bound(**options):
     rng = np.random.default_rng(0)
     options = {"accounted": "add_remove", "hidden": True, "logit_noise": 1e4, **options}
     sets = ([[0.0] * 20], [0]), ([[0.0] * 20] * 2, [0, 0])
-    first, second = (np.linalg.norm(descend(*data, RUNS // 4, rng, **options), axis=1) for data in sets)
+    first, second = (np.linalg.norm(descend(*data, RUNS // 8, rng, **options), axis=1) for data in sets)
     return lower_bound(first, second, DELTA)
 
 
@@ -196,28 +192,3 @@ def test_the_estimator_releases_what_was_attacked_here(mechanism):
         mine = np.diff(noisy_gradient_descent(features, labels, 2, NoisyGradientDescent(sigma), rng)[0][0], axis=0)[0]
     scale = np.hypot(1, 0.3)
     np.testing.assert_allclose([model.coef_[0, 0] * BOUND * scale, model.intercept_[0] * scale / 0.3], mine, rtol=1e-6)
-
-
-def estimator_bound(mechanism, adjacency, monkeypatch, runs):
-    monkeypatch.setattr(linear, "noise_multiplier", functools.cache(noise_multiplier))
-    options = {"noisy-gd": {"delta": DELTA, "steps": 10, "max_grad_norm": 0.1, "logit_noise": 0.3}, "objective": {}}[
-        mechanism
-    ]
-    model = DPLogisticRegression(
-        CLAIM, adjacency=adjacency, mechanism=mechanism, norm_bound=1.0, classes=[0, 1], **options
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WeakDeltaWarning)
-        first, second = ([model.fit([[1.0]], [label]).coef_[0, 0] for _ in range(runs)] for label in (1, 0))
-    return lower_bound(np.array(first), np.array(second), DELTA if mechanism == "noisy-gd" else 0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mechanism", "least"), [("noisy-gd", 0.6), ("objective", 0.1)])
-def test_the_estimator_keeps_its_epsilon_over_24_000_fits(mechanism, least, monkeypatch):
-    assert least < estimator_bound(mechanism, "substitute", monkeypatch, RUNS) <= CLAIM
-
-
-@pytest.mark.slow
-def test_an_estimator_accounted_under_add_remove_is_caught_by_a_substitution(monkeypatch):
-    assert estimator_bound("noisy-gd", "add_remove", monkeypatch, RUNS) > 1.5

@@ -8,7 +8,7 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
 import timm
-from dp_zoo import NETS, Attention, Weighed, build, conv_net, images, mlp, used
+from dp_zoo import Attention, Weighed, build, conv_net, images, mlp, used
 from opacus.grad_sample import GradSampleModule, register_grad_sampler
 
 from safexplain.dp.models.checks import check_rows, mixes_samples, wrong_gradients
@@ -34,8 +34,10 @@ class Whitened(nn.Module):
         return self.layer(x - shift)
 
 
-@pytest.mark.parametrize("watched", [True, False])
-@pytest.mark.parametrize("statistic", [lambda x: x.mean(0), lambda x: x.amax(0), lambda x: 1e-3 * x[1:].sum(0)])
+@pytest.mark.parametrize(
+    ("statistic", "watched"),
+    [(lambda x: x.mean(0), False), (lambda x: x.amax(0), True), (lambda x: 1e-3 * x[1:].sum(0), False)],
+)
 def test_statistics_of_the_batch_by_hand_mix_samples(statistic, watched):
     net, x = Whitened(statistic, watched=watched), torch.randn(3, 6)
     assert mixes_samples(net, x)
@@ -45,12 +47,6 @@ def test_statistics_of_the_batch_by_hand_mix_samples(statistic, watched):
 
 def test_a_mixture_too_small_to_see_in_the_output_is_found_by_its_gradient():
     assert mixes_samples(Whitened(lambda x: 1e-9 * x[1:].sum(0)), torch.randn(3, 6))
-
-
-def test_a_head_of_zeros_hides_nothing():
-    net = Whitened(lambda x: x.mean(0))
-    nn.init.zeros_(net.layer.weight)
-    assert mixes_samples(net, torch.randn(3, 6))
 
 
 def test_statistics_of_each_sample_do_not_mix():
@@ -82,7 +78,7 @@ def test_tokens_and_dropout_can_be_checked():
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [*((name, "ghost") for name in NETS if name != "torchvision_resnet18"), ("mlp", "hooks"), ("vit_tiny", "hooks")],
+    [("vit_tiny", "hooks"), ("beit", "ghost"), ("torchvision_vit", "ghost"), ("timm_resnet18", "ghost")],
 )
 def test_prepared_models_pass_and_are_left_as_they_were(name, mode):
     model, (x, _) = prepare(build(name), "all", mode=mode), images(3)
@@ -93,10 +89,6 @@ def test_prepared_models_pass_and_are_left_as_they_were(name, mode):
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None and not hasattr(p, "grad_sample") for p in model.parameters())
-
-
-def test_mode_functorch_is_checked_too():
-    check_rows(prepare(build("timm_resnet18"), "all", mode="functorch"), images(3)[0], mode="functorch")
 
 
 def test_windows_that_pass_for_samples_are_found():
@@ -117,8 +109,7 @@ def test_sequences_before_samples_are_found():
     check_rows(prepare(Attention(), "all"), torch.randn(3, 3, 12))
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize(("batch_first", "mode"), [(True, "hooks"), (False, "ghost")])
 def test_recurrent_layers_pass(batch_first, mode):
     class Last(nn.Module):
         def __init__(self):
@@ -207,17 +198,13 @@ def test_a_wrong_rule_is_found():
         del GradSampleModule.GRAD_SAMPLERS[Doubled]
 
 
-def test_a_parameter_without_any_gradient_is_no_error():
-    check_rows(Custom(lambda n, x: n.layer(x) + 0 * n.other(x), other=nn.Linear(6, 3)), torch.randn(3, 6))
-
-
 def test_dropout_inside_what_vmap_runs_through_does_not_matter_where_it_is_zero():
     net = Weighed()
     net.drop.p = 0.0
     check_rows(prepare(net), torch.randn(3, 3))
 
 
-@pytest.mark.parametrize("x", [torch.randn(1, 3, 32, 32), (torch.randn(3, 2), torch.randn(2, 2)), ()])
+@pytest.mark.parametrize("x", [torch.randn(1, 3, 32, 32), (torch.randn(3, 2), torch.randn(2, 2))])
 def test_rows_must_be_two_or_more(x):
     with pytest.raises(InputError, match="2 rows or more"):
         check_rows(mlp(), x)

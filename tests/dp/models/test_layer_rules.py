@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ def norms_of(layer: nn.Linear, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return weight.flatten(1).norm(dim=1), bias.norm(dim=1)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (6,), (50,), (3, 4), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(), (50,), (2, 3, 2)], ids=str)
 def test_norms_of_a_linear_layer_are_those_of_its_gradients(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer, a, g = nn.Linear(31, 17), torch.randn(9, *shape, 31), torch.randn(9, *shape, 17)
@@ -45,13 +47,12 @@ def test_cancelling_products_do_not_hide_a_gradient() -> None:
     assert torch.allclose(by_products[1], expected[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_one_example_that_is_not_finite_leaves_the_others_alone(bad: float) -> None:
+def test_one_example_that_is_not_finite_leaves_the_others_alone() -> None:
     torch.manual_seed(0)
     layer, a, g = nn.Linear(40, 30), torch.randn(5, 4, 40), torch.randn(5, 4, 30)
     clean = linear_norms(layer, [a], g)
     a, g = a.clone(), g.clone()
-    a[2, 1, 3], g[4, 0, 0] = bad, bad
+    a[2, 1, 3], g[4, 0, 0] = math.nan, math.inf
     spoilt = linear_norms(layer, [a], g)
     others = [0, 1, 3]
     assert not spoilt[layer.weight][[2, 4]].isfinite().any()

@@ -18,20 +18,14 @@ from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.errors import InputError
 
-IMPOSSIBLE = {
-    *((name, "lora") for name in ("torchvision_resnet18", "timm_resnet18", "mlp")),
-    ("mlp", "last-block"),
-}
 TRIED = [
-    *((name, "all") for name in NETS),
-    *(("timm_resnet18", choice) for choice in ("head", "bias", "last-block")),
-    *((name, "lora") for name in ("vit_tiny", "beit", "torchvision_vit")),
-    ("torchvision_resnet18", "head"),
+    *((name, "all") for name in NETS if name != "torchvision_resnet18"),
     ("torchvision_vit", "last-block"),
+    ("timm_resnet18", "head"),
+    ("torchvision_vit", "lora"),
     ("vit_small", "bias"),
-    ("mlp", "bias"),
 ]
-"""Every network as a whole, and every choice on networks of different kinds."""
+"""Every network as a whole but the largest, and every choice on networks of different kinds."""
 
 
 def prepared(name, choice, **options):
@@ -57,7 +51,7 @@ def test_the_oracle_sees_a_wrong_gradient():
     assert largest_error(model, x, y) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "choice"), sorted(IMPOSSIBLE))
+@pytest.mark.parametrize(("name", "choice"), [("timm_resnet18", "lora"), ("mlp", "last-block")])
 def test_a_choice_that_finds_nothing_is_an_error(name, choice):
     with pytest.raises(InputError, match=r"no blocks found|no linear layer is named"):
         prepare(build(name), choice)
@@ -67,9 +61,7 @@ def test_a_choice_that_finds_nothing_is_an_error(name, choice):
     ("name", "bare"),
     [
         ("vit_tiny", {"cls_token", "pos_embed"}),
-        ("vit_small", {"cls_token", "pos_embed"}),
         ("torchvision_vit", {"class_token", "encoder.pos_embedding"}),
-        ("mlp", set()),
         ("torchvision_resnet18", set()),
     ],
 )
@@ -77,20 +69,6 @@ def test_all_leaves_out_what_no_layer_holds(name, bare):
     model = build(name)
     assert set(bare_parameters(model)) == bare
     assert select(model, "all") == [n for n, _ in model.named_parameters() if n not in bare]
-
-
-def test_tables_biases_and_scales_kept_by_blocks_of_beit_are_bare():
-    ends = {name.rpartition(".")[2] for name in bare_parameters(build("beit"))}
-    expected = {"cls_token", "pos_embed", "gamma_1", "gamma_2", "q_bias", "v_bias"}
-    assert expected <= ends <= {*expected, "relative_position_bias_table"}
-
-
-def test_registers_and_distillation_tokens_are_bare_and_layer_scales_of_their_own_are_not():
-    model = timm.create_model("vit_tiny_patch16_224", **TINY, reg_tokens=2, init_values=0.1)
-    assert set(bare_parameters(model)) == {"cls_token", "reg_token", "pos_embed"}
-    assert "blocks.0.ls1.gamma" in select(model, "all")
-    deit = timm.create_model("deit_tiny_distilled_patch16_224", **TINY)
-    assert set(bare_parameters(deit)) == {"cls_token", "dist_token", "pos_embed"}
 
 
 def test_recurrent_layers_and_attention_of_torch_are_not_bare_and_lists_of_parameters_are():
@@ -118,16 +96,9 @@ def test_the_head_is_found():
     assert select(deit, "head") == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
 
 
-@pytest.mark.parametrize(
-    "headless",
-    [
-        lambda: timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 0}),
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)),
-    ],
-)
-def test_a_model_without_a_head_asks_for_names(headless):
+def test_a_model_without_a_head_asks_for_names():
     with pytest.raises(InputError, match="no head found"):
-        select(headless(), "head")
+        select(timm.create_model("vit_tiny_patch16_224", **{**TINY, "num_classes": 0}), "head")
 
 
 def test_the_last_block_brings_what_comes_after_it():
@@ -143,12 +114,6 @@ def test_the_last_block_brings_what_comes_after_it():
         *(f"layer4.2.{part}" for part in ("conv1", "bn1", "conv2", "bn2")),
         "fc",
     }
-    swin = timm.create_model(
-        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, depths=(2, 2), embed_dim=24, num_heads=(3, 3)
-    )
-    assert all(name.startswith(("layers.1.blocks.1.", "norm.", "head.")) for name in select(swin, "last-block"))
-    stages = timm.create_model("efficientnet_lite0", num_classes=2)
-    assert select(stages, "last-block")[0].startswith("blocks.6.")
 
 
 def test_bias_leaves_batch_normalisation_alone():
@@ -185,15 +150,11 @@ def test_patterns_that_fit_nothing_are_all_named_with_what_is_near():
     assert "'head' (" not in str(error.value)
 
 
-@pytest.mark.parametrize("trainable", ["heads", "blocks.1", ""])
-def test_a_word_that_is_no_choice_is_an_error(trainable):
-    with pytest.raises(InputError, match="expected one of all, head, last-block, bias, lora"):
-        select(build("vit_tiny"), trainable)
-
-
-def test_an_empty_list_is_an_error():
+def test_a_word_that_is_no_choice_and_an_empty_list_are_errors():
     with pytest.raises(InputError, match="chooses none"):
         select(mlp(), [])
+    with pytest.raises(InputError, match="expected one of all, head, last-block, bias, lora"):
+        select(mlp(), "heads")
 
 
 def test_freeze_others_thaws_what_is_named():

@@ -31,8 +31,8 @@ from dp_zoo import (
 )
 
 from safexplain.dp.models.checks import hooked_modules, unsupported
-from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients
-from safexplain.dp.models.prepare import prepare, unfuse_attention
+from safexplain.dp.models.layer_rules import FreshGroupNorm, convolution_gradients
+from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
     PerSampleAttention,
@@ -72,12 +72,6 @@ def test_batch_norm_that_trains_becomes_group_norm_and_the_warning_says_what_is_
     assert torch.equal(norm.weight, model_before[1].weight)
     assert torch.equal(norm.bias, model_before[1].bias)
     assert list(dict(model.named_parameters())) == list(dict(model_before.named_parameters()))
-
-
-def test_all_layers_of_a_resnet_are_counted():
-    with pytest.warns(BatchNormReplacedWarning, match="^20 BatchNorm"):
-        model = prepare(build("torchvision_resnet18"))
-    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def test_frozen_batch_norm_is_kept_and_keeps_its_statistics_whatever_is_called():
@@ -163,8 +157,8 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *((kind, {}) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
-        *((kind, {"num_layers": 2, "bidirectional": True, "bias": False}) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
+        (nn.LSTM, {}),
+        (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
         (nn.RNN, {"nonlinearity": "relu"}),
     ],
 )
@@ -252,7 +246,7 @@ def test_transformers_of_torch_give_the_same_output_and_right_gradients():
     torch.testing.assert_close(restored_output(model, net, x), model.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["torchvision_vit", "beit", "vit_tiny"])
+@pytest.mark.parametrize("name", ["torchvision_vit", "beit"])
 def test_a_trained_model_goes_back_into_its_architecture(name):
     for choice in ("all", "lora"):
         model, (x, _) = prepare(build(name), choice), images()
@@ -297,10 +291,9 @@ def test_replacements_draw_nothing_from_the_global_generator():
 
 
 @replaced_quietly
-@pytest.mark.parametrize("name", ["timm_resnet18", "mlp"])
-def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare(name):
+def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare():
     x, y = images()
-    plain = ModuleValidator.fix(build(name))
+    plain = ModuleValidator.fix(build("timm_resnet18"))
     with pytest.raises(RuntimeError, match="modified inplace"):
         watched(plain, x, y)
     watched(prepare(plain), x, y)
@@ -308,30 +301,9 @@ def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare(name):
 
 def test_the_output_is_the_same_after_prepare():
     x, _ = images()
-    for name in ("vit_tiny", "vit_small", "beit", "mlp"):
+    for name in ("vit_small", "beit"):
         net = build(name)
         torch.testing.assert_close(prepare(net, "all").eval()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
-
-
-def test_the_projection_of_beit_is_called_by_its_attention():
-    x, y = images(dtype=torch.float64)
-    model = prepare(build("beit"), "all").double()
-    assert isinstance(model.blocks[0].attn.qkv, FreshLinear)
-    assert model.blocks[0].attn.qkv.weight.requires_grad
-    for block in model.blocks:
-        block.attn.qkv_bias_separate = False
-    with pytest.raises(AssertionError, match=r"no per-sample gradients of blocks\.0\.attn\.qkv\.weight"):
-        largest_error(model, x, y)
-
-
-def test_attention_without_fusion_gives_the_same_output():
-    model, (x, _) = build("vit_tiny").eval(), images()
-    with torch.no_grad():
-        before = model(x)
-        assert all(block.attn.fused_attn for block in model.blocks)
-        unfuse_attention(model)
-        assert not any(block.attn.fused_attn for block in model.blocks)
-        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_unfused_only_where_vmap_runs_through_it():
@@ -363,7 +335,7 @@ def test_convolutions_are_right_in_any_memory_format(layer):
 @pytest.mark.parametrize(
     ("kind", "padding_mode"),
     [
-        *((nn.Conv2d, mode) for mode in ("reflect", "circular", "replicate")),
+        (nn.Conv2d, "circular"),
         (nn.Conv1d, "reflect"),
         (nn.Conv3d, "replicate"),
     ],

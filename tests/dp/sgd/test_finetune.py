@@ -22,7 +22,7 @@ from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacySt
 from safexplain.dp.models.checks import check_loss
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.dp.sgd.train_loop import _reseed
-from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 
 
 def data(n=60, d=6, seed=0):
@@ -76,8 +76,7 @@ def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
     return model
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-@pytest.mark.parametrize("piece", [4, 64])
+@pytest.mark.parametrize(("mode", "piece"), [("hooks", 4), ("ghost", 64), ("ghost", 4)])
 def test_training_is_dp_sgd_as_defined(mode, piece):
     x, y = data()
     made = tuner(mode=mode, piece=piece, clipping=FlatClipping(0.5), optimizer="sgd", lr=0.2)
@@ -87,21 +86,17 @@ def test_training_is_dp_sgd_as_defined(mode, piece):
     assert not torch.allclose(weights(slow), weights(wrong), atol=2e-6)
 
 
-def test_a_seed_makes_training_repeatable_and_none_makes_it_secret():
-    one, again, other = (weights(tuner(seed=s).fit().model) for s in (1, 1, 2))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    secret = [weights(tuner(seed=None).fit().model) for _ in range(2)]
-    assert not torch.equal(*secret)
-
-
-def test_the_callers_model_and_random_numbers_are_left_alone():
+def test_a_seed_makes_training_repeatable_and_none_makes_it_secret_and_the_callers_model_stays_as_it_is():
     model = net()
     before, state = weights(model).clone(), torch.get_rng_state()
-    tuner(model).fit()
+    one, again, other = (weights(tuner(model, seed=s).fit().model) for s in (1, np.int64(1), 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
     assert torch.equal(weights(model), before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
+    secret = [weights(tuner(seed=None).fit().model) for _ in range(2)]
+    assert not torch.equal(*secret)
 
 
 class Interrupted:
@@ -142,10 +137,8 @@ def test_a_finished_training_is_not_trained_again(tmp_path):
     [
         ({"lr": 0.1}, "lr"),
         ({"epsilon": 4.0}, "statement"),
-        ({"steps": 13}, "statement"),
         ({"records": data(seed=1)}, "data"),
         ({"model": net(seed=1)}, "model"),
-        ({"clipping": FlatClipping()}, "statement"),
     ],
 )
 def test_a_checkpoint_of_another_training_is_refused(change, named, tmp_path):
@@ -249,13 +242,6 @@ def test_per_layer_clipping_takes_hooks():
     assert tuner().config.mode == "ghost"
 
 
-def test_batch_normalisation_is_replaced_and_said():
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.warns(UserWarning, match="BatchNorm replaced by GroupNorm"):
-        done = tuner(model).fit()
-    assert not any(isinstance(m, nn.BatchNorm1d) for m in done.model.modules())
-
-
 class Centred(nn.Module):
     """Subtracts the batch's mean: the influence of one example has no bound."""
 
@@ -272,11 +258,8 @@ def test_a_model_that_mixes_examples_is_refused():
     ("options", "error", "message"),
     [
         ({"optimizer": "lion"}, ConfigurationError, "adam"),
-        ({"piece": 0}, ConfigurationError, "piece"),
         ({"batch_size": 61}, ConfigurationError, "60 records"),
-        ({"epsilon": None}, ConfigurationError, "give epsilon"),
         ({"adjacency": "replace"}, ConfigurationError, "substitute"),
-        ({"epochs": 1}, ConfigurationError, "either epochs or steps"),
     ],
 )
 def test_impossible_options_are_refused_before_training(options, error, message):
@@ -292,10 +275,8 @@ def test_a_loss_that_is_a_mean_is_refused():
 @pytest.mark.parametrize(
     ("y", "trainable"),
     [
-        (torch.arange(60), "all"),
         (torch.arange(60), "head"),
         (torch.rand(60), "all"),
-        (torch.zeros(60, 2).long(), "head"),
         (-torch.ones(60).long(), "all"),
     ],
 )
@@ -319,11 +300,8 @@ def test_a_loss_that_mixes_examples_is_refused(loss):
         tuner(loss=loss).fit()
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_penalty_in_the_loss_is_refused(mode):
-    model = net()
-    made = tuner(model, mode=mode)
-    trained = {}
+def test_a_penalty_in_the_loss_is_refused():
+    model, trained = net(), {}
 
     def penalised(outputs, y):
         penalty = sum(p.square().sum() for p in trained["model"].parameters()) if trained else 0.0
@@ -333,17 +311,6 @@ def test_a_penalty_in_the_loss_is_refused(mode):
     trained["model"] = ready
     with pytest.raises(ConfigurationError, match="weight_decay"):
         check_loss(penalised, ready(data()[0][:3]), data()[1][:3], list(ready.parameters()))
-    assert made.config.mode == mode
-
-
-def test_a_lone_linear_layer_that_is_not_the_last_is_no_head():
-    """The closed form is of the classifier; any other layer trains by hooks, to the same model as ever."""
-    x, y = data(400)
-    done = tuner(records=(x, y), trainable=["0"], epsilon=100.0, batch_size=40, steps=150).fit()
-    assert float((done.model(x).argmax(1) == y).float().mean()) > 0.8
-    scaled = nn.Sequential(*net(), nn.Softplus())
-    other = tuner(scaled, trainable=["2"], records=(x, y), epsilon=100.0, batch_size=40, steps=150).fit()
-    assert float((other.model(x).argmax(1) == y).float().mean()) > 0.8
 
 
 def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(tmp_path):
@@ -356,53 +323,24 @@ def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(
     assert seen == []
 
 
-def test_a_callback_that_fails_loses_nothing(tmp_path):
-    def fail(stage, done, total, note=""):
-        if done == 5:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        tuner(checkpoint=tmp_path / "run.pt", progress=fail).fit()
-    seen = []
-    tuner(checkpoint=tmp_path / "run.pt", progress=lambda _, done, *rest: seen.append(done)).fit()
-    assert seen[0] == 6
-
-
-def test_numbers_of_numpy_are_numbers(tmp_path):
-    options = {"lr": np.float64(0.05), "seed": np.int64(1), "epsilon": np.float32(8), "batch_size": np.int64(15)}
-    done = tuner(**options, checkpoint=tmp_path / "run.pt").fit()
-    again = tuner(**options, checkpoint=tmp_path / "run.pt").fit()
-    assert torch.equal(weights(done.model), weights(again.model))
-
-
 def test_a_seed_is_stated():
     assert any("seed that the user gave" in line for line in tuner(seed=1).statement.assumptions)
     assert not any("seed that the user gave" in line for line in tuner(seed=None).statement.assumptions)
     assert "Warning" in tuner(seed=1).statement.rows()
 
 
-def test_half_precision_is_refused():
-    x, y = data()
-    with pytest.raises(ConfigurationError, match=r"model\.float"):
-        tuner(net().bfloat16(), records=(x.bfloat16(), y)).fit()
-
-
-@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
-def test_labels_of_any_integer_type_are_class_indices(kind):
-    x, y = data()
-    assert torch.equal(weights(tuner(records=(x, y.to(kind))).fit().model), weights(tuner().fit().model))
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"records": (data()[0].double(), data()[1])}, InputError, "model cannot take rows of torch.float64"),
+        (
+            {"model": net().half(), "records": (data()[0].half(), data()[1])},
+            ConfigurationError,
+            r"model\.float",
+        ),
         ({"records": (data(d=5)[0], data()[1])}, InputError, r"model cannot take rows of torch.float32 \(5,\)"),
         ({"records": (data()[0], ["a"] * 60)}, InputError, "y must be numbers"),
         ({"model": "resnet"}, InputError, "expected a torch.nn.Module, got str"),
         ({"clipping": 1.0}, ConfigurationError, r"FlatClipping\(1.0\)"),
-        ({"epsilon": "8"}, ConfigurationError, "epsilon must be a number"),
-        ({"batch_size": "3"}, ConfigurationError, "batch_size"),
         ({"steps": None, "epochs": math.nan}, ConfigurationError, "epochs"),
         ({"piece": 2.5}, ConfigurationError, "piece"),
         ({"lr": -1}, ConfigurationError, "lr"),
@@ -412,16 +350,6 @@ def test_labels_of_any_integer_type_are_class_indices(kind):
 def test_what_cannot_be_meant_is_refused_in_words(options, error, message):
     with pytest.raises(error, match=message):
         tuner(**options).fit()
-
-
-def test_a_weak_delta_warns():
-    with pytest.warns(WeakDeltaWarning):
-        tuner(delta=0.02)
-
-
-def test_without_noise_the_statement_promises_nothing():
-    done = tuner(epsilon=None, noise_multiplier=0.0).fit()
-    assert done.statement.epsilons.substitute == math.inf
 
 
 def test_pretraining_data_are_named_unprotected_unless_there_were_none():
@@ -435,22 +363,6 @@ def test_training_is_silent_off_a_terminal(capsys):
         done = DPFineTuner(net(), data(), epsilon=8.0, delta=1e-5, steps=3, batch_size=15).fit()
     assert isinstance(done.statement, PrivacyStatement)
     assert capsys.readouterr() == ("", "")
-
-
-def test_who_runs_out_of_memory_is_told_what_helps():
-    class TooLarge(nn.Linear):
-        fails = False
-
-        def forward(self, x):
-            if self.fails and len(x) > 3:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().forward(x)
-
-    model = nn.Sequential(TooLarge(6, 8), nn.Tanh(), nn.Linear(8, 2))
-    TooLarge.fails = True
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        tuner(model).fit()
-    assert "lower piece, now 64" in caught.value.__notes__[0]
 
 
 def test_epsilon_is_all_that_must_be_given():

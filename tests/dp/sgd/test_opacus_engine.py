@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain._digest import weights_digest
 from safexplain.dp import PrivacyStatement, Steps, composed, epsilons, statement_from
 from safexplain.dp.sgd.opacus_engine import without_hooks
-from safexplain.errors import ConfigurationError, InputError, RefusedError, WeakDeltaWarning
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Secure RNG", "ignore:Full backward hook", "ignore:GDP accounting", "ignore:PrivacyEngine detected new"
@@ -114,13 +113,12 @@ def test_a_training_that_goes_on_counts_the_steps_of_its_checkpoint(tmp_path):
     assert statement_from(engine, model, optimizer, loader, delta=1e-5).phases == (Steps(1.5, 0.2, 15),)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_batches_in_pieces_are_batches(inside):
+def test_batches_in_pieces_are_batches():
     engine, model, optimizer, loader = private()
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as pieces:
         train(model, optimizer, pieces)
-    stated = statement_from(engine, model, optimizer, pieces if inside else loader, delta=1e-5)
-    assert stated.phases == (Steps(1.5, 0.2, 10),)
+    for batches in (pieces, loader):
+        assert statement_from(engine, model, optimizer, batches, delta=1e-5).phases == (Steps(1.5, 0.2, 10),)
 
 
 @pytest.mark.parametrize("mode", ["ghost", "functorch"])
@@ -181,12 +179,6 @@ def test_a_generator_of_the_users_counts_as_a_seed():
     assert statement_from(engine, model, optimizer, loader, delta=1e-5).seeded
 
 
-def test_no_noise_is_no_guarantee():
-    engine, model, optimizer, loader = private(noise_multiplier=0.0)
-    train(model, optimizer, loader, 1)
-    assert statement_from(engine, model, optimizer, loader, delta=1e-5).epsilons.add_remove == math.inf
-
-
 def test_a_training_of_no_steps_has_no_statement():
     with pytest.raises(RefusedError, match="counted no step"):
         statement_from(*private(), delta=1e-5)
@@ -243,7 +235,7 @@ def test_parts_of_different_trainings_are_refused():
         statement_from(engine, model, optimizer, private(batch_size=25)[-1], delta=1e-5)
 
 
-@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("position", [0, 3])
 def test_what_make_private_did_not_return_is_named(position):
     given = [*private()]
     given[position] = "something"
@@ -261,10 +253,3 @@ def test_batch_normalisation_that_opacus_overlooks_is_refused():
         statement_from(engine, wrapped, optimizer, loader, delta=1e-5)
     model[1].eval()
     assert statement_from(engine, wrapped, optimizer, loader, delta=1e-5).weights == weights_digest(model)
-
-
-def test_a_delta_of_one_over_the_records_warns():
-    engine, model, optimizer, loader = private()
-    train(model, optimizer, loader, 1)
-    with pytest.warns(WeakDeltaWarning):
-        statement_from(engine, model, optimizer, loader, delta=0.02)

@@ -92,8 +92,8 @@ def test_columns_whose_steps_cost_alike_are_traded_far_from_the_relaxed_counts()
 
 @pytest.mark.parametrize(("columns", "cost"), WIDE)
 def test_answers_are_optimal_when_scales_span_four_decades(columns, cost):
-    excess = excesses(range(150), columns, cost)
-    assert len(excess) > 100
+    excess = excesses(range(60), columns, cost)
+    assert len(excess) > 40
     assert excess.min() > -1e-9
     assert excess.max() < 1e-6
 
@@ -110,7 +110,7 @@ def test_thousands_of_answers_are_optimal_when_scales_span_four_decades(columns,
 @pytest.mark.parametrize("kind", ["equal", "nearly equal", "correlated"])
 def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
     rng = np.random.default_rng(7)
-    for _ in range(10):
+    for _ in range(4):
         w = 2.0 * rng.integers(10, 50_000 if kind == "nearly equal" else 60, 10)
         unit = {"equal": w, "nearly equal": w * (1 + 1e-3 * rng.random(10)), "correlated": w + 20}[kind]
         rules = Constraints(10, lower=-4, upper=4, integer=tuple(range(10)))
@@ -122,7 +122,7 @@ def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
 
 @pytest.mark.parametrize(("columns", "cost"), WIDE)
 def test_lists_that_grow_too_long_are_left_to_the_integer_program(columns, cost, monkeypatch):
-    for seed in range(20):
+    for seed in range(10):
         w, b, x, scale, rules = wide(seed, columns)
         monkeypatch.undo()
         listed = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)

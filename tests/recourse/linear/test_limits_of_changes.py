@@ -80,8 +80,11 @@ def small(limit):
     return w, x, b, rules, [every_row(row, rules, row - reach, row + reach) for row in x]
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("cost", COSTS)
+PAIRS = [*zip(LIMITS, [*COSTS, *COSTS], strict=True), *(("all", cost) for cost in COSTS if cost != "asymmetric L2")]
+"""Each limit with a cost, and all limits together with each cost."""
+
+
+@pytest.mark.parametrize(("limit", "cost"), PAIRS)
 def test_answers_are_the_cheapest_of_all_rows_that_the_constraints_allow(limit, cost):
     w, x, b, rules, every = small(limit)
     found = linear_recourse(w, b, x, cost=COSTS[cost], constraints=rules)
@@ -94,27 +97,9 @@ def test_answers_are_the_cheapest_of_all_rows_that_the_constraints_allow(limit, 
         assert found.distance[at] == pytest.approx(best if np.isfinite(best) else 0.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("limit", ["two changes", "rules", "both directions", "all"])
-def test_the_cheapest_answer_without_a_limit_would_often_break_it(limit):
-    rules = lending(**LIMITS[limit])
-    w, x, b = people(60, seed=1)
-    w = np.abs(w)
-    b = -(x @ w) - np.random.default_rng(0).uniform(0.5, 4, 60)
-    bare = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=lending())
-    held = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=rules)
-    broken = bare.valid & ~rules.satisfied(x, bare.counterfactual)
-    assert broken.sum() > 5
-    both = bare.valid & held.valid
-    assert (held.distance[both] >= bare.distance[both] * (1 - 1e-6)).all()
-    assert (held.distance[both & broken] > bare.distance[both & broken] * 1.001).any()
-    assert rules.satisfied(x, held.counterfactual).all()
-    same = both & ~broken
-    np.testing.assert_allclose(held.distance[same], bare.distance[same], rtol=1e-6)
-
-
-@pytest.mark.parametrize("cost", ["L1", "L2", "asymmetric L2"])
-@pytest.mark.parametrize("most", [1, 3])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("cost", "most", "whole"), [("L1", 1, True), ("L2", 3, False), ("L2", 3, True), ("asymmetric L2", 3, True)]
+)
 def test_the_best_few_features_are_those_of_trying_all_of_them(cost, most, whole):
     rng = np.random.default_rng(most)
     d, n = 10, 3
@@ -140,14 +125,6 @@ def test_the_best_few_features_are_those_of_trying_all_of_them(cost, most, whole
         assert found.valid[at] == slow.valid.any()
         if found.valid[at]:
             assert found.distance[at] == pytest.approx(slow.distance[slow.valid].min(), rel=2e-6)
-
-
-def test_many_features_that_save_alike_are_left_to_the_integer_program():
-    w, x = np.ones(16) + 1e-4 * np.random.default_rng(0).random(16), np.zeros((1, 16))
-    rules = Constraints(16, lower=-1, upper=1, step=0.3, most_changes=8)
-    found = linear_recourse(w, -5.0, x, cost=L2(), constraints=rules, time_limit=2.0)
-    assert found.valid[0]
-    assert rules.satisfied(x, found.counterfactual).all()
 
 
 def test_years_of_education_take_years_of_age_and_income_comes_in_steps():
@@ -190,9 +167,8 @@ def test_rising_and_falling_cost_what_they_are_said_to():
     assert switched.distance.tolist() == [12, 7]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_linear_costs_that_differ_up_and_down_match_a_linear_program_in_any_box(seed):
-    rng = np.random.default_rng(seed)
+def test_linear_costs_that_differ_up_and_down_match_a_linear_program_in_any_box():
+    rng = np.random.default_rng(0)
     w, x, (rise, fall) = rng.normal(size=6), rng.normal(size=(20, 6)), rng.uniform(0.2, 3, (2, 6))
     low, high = x - rng.uniform(0, 1.5, x.shape), x + rng.uniform(0, 1.5, x.shape)
     b, met = -(x @ w) - rng.uniform(0.1, 3, 20), 0

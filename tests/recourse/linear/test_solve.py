@@ -5,10 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recourse_linear_oracle import enumerated, integer_program
-from scipy.optimize import minimize
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
@@ -89,32 +88,11 @@ def test_continuous_answers_with_limits_are_optimal(power):
             assert found.distance[0] == pytest.approx(best, rel=1e-8), seed
 
 
-def test_the_oracle_of_limits_agrees_with_a_general_optimiser():
-    agreed = 0
-    for seed in range(12):
-        w, b, x, scale, rules = problem(seed, 0, (), 5)
-        best = enumerated(w, b, x, 0.0, 1 / scale, rules, 2)
-        if not np.isfinite(best):
-            continue
-        lower, upper = (side[0] for side in rules.bounds(x[None]))
-        slow = minimize(
-            lambda z, x=x, scale=scale: (((z - x) / scale) ** 2).sum(),
-            np.where(w > 0, upper, lower),
-            bounds=list(zip(lower, upper, strict=True)),
-            constraints={"type": "ineq", "fun": lambda z, w=w, b=b: w @ z + b},
-            method="SLSQP",
-            options={"maxiter": 500, "ftol": 1e-14},
-        )
-        assert best == pytest.approx(np.sqrt(slow.fun), rel=1e-4)
-        agreed += 1
-    assert agreed > 5
-
-
 @pytest.mark.parametrize("grid", [False, True])
-@pytest.mark.parametrize("shape", [(8, (3, 4), 6), (14, (), 0), (6, (4, 5, 3), 0), (20, (3,), 0), (2, (12,), 3)])
+@pytest.mark.parametrize("shape", [(8, (3, 4), 6), (20, (3,), 0), (2, (12,), 3)])
 def test_whole_numbers_and_categories_match_an_integer_program(shape, grid):
     gaps, rounded = [], []
-    for seed in range(25):
+    for seed in range(15):
         w, b, x, scale, rules = problem(seed, *shape, grid=grid)
         found = linear_recourse(w, b, x, cost=L1(scale), constraints=rules)
         check(found, w, b, 0.0, rules)
@@ -125,17 +103,18 @@ def test_whole_numbers_and_categories_match_an_integer_program(shape, grid):
             box = Constraints(len(w), lower=-4, upper=4, increasing=(0,), immutable=(1,))
             naive = rules.project(x[None], linear_recourse(w, b, x, cost=L1(scale), constraints=box).counterfactual)
             rounded.append(w @ naive[0] + b >= 0 and L1(scale).distance(naive - x)[0] <= best * (1 + 1e-9))
-    assert len(gaps) >= 10
+    assert len(gaps) >= 6
     assert min(gaps) > -1e-9
     assert max(gaps) < 1e-9
     assert not all(rounded)  # rounding the continuous answer would not do
 
 
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("shape", [(3, (3,), 3), (4, (), 0), (2, (3, 3), 0), (0, (4, 3), 2)])
+@pytest.mark.parametrize(
+    ("shape", "power"), [((3, (3,), 3), 2), ((4, (), 0), 1), ((2, (3, 3), 0), 2), ((0, (4, 3), 2), 1)]
+)
 def test_whole_numbers_and_categories_match_enumeration(shape, power):
     met = 0
-    for seed in range(8):
+    for seed in range(6):
         w, b, x, scale, rules = problem(seed, *shape, span=3)
         cost = (L1, L2)[power - 1](scale)
         found = linear_recourse(w, b, x, cost=cost, constraints=rules)
@@ -145,9 +124,10 @@ def test_whole_numbers_and_categories_match_enumeration(shape, power):
         if np.isfinite(best):
             assert found.distance[0] == pytest.approx(best, rel=1e-7)
             met += 1
-    assert met >= 3
+    assert met >= 2
 
 
+@settings(max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([(3, (3,), 3), (0, (), 5), (5, (), 0), (0, (3, 4), 1), (2, (), 3)]),
@@ -167,6 +147,7 @@ def test_answers_keep_the_constraints_and_reach_the_target(seed, shape, kind, ta
     assert (free.distance[found.valid] <= found.distance[found.valid] * (1 + 1e-3) + 1e-12).all()
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.floats(-12, 12), st.sampled_from([L1, L2]))
 def test_scaling_the_model_changes_nothing(seed, exponent, kind):
     w, b, x, scale, rules = problem(seed, 3, (3,), 3)
@@ -204,18 +185,11 @@ def test_a_box_whose_corner_just_reaches_the_target_is_used():
     np.testing.assert_array_equal(mixed.counterfactual, [[1, 1]])
 
 
-@pytest.mark.parametrize("rules", [{}, {"integer": (0,)}])
-def test_out_of_reach_is_marked_and_nothing_changes(rules):
-    found = linear_recourse(
-        [1.0, 2.0], -3.1, [[0.0, 0.0], [0.5, 1.0]][:1], constraints=Constraints(2, upper=1, **rules)
-    )
-    assert not found.valid.any()
-    check(found, np.array([1.0, 2.0]), -3.1, 0.0)
-
-
-def test_one_column_that_only_falls_where_it_should_rise_gives_no_recourse():
-    found = linear_recourse([1.0], 0.0, [[-1.0]], constraints=Constraints(1, decreasing=(0,)))
-    assert not found.valid.any()
+def test_out_of_reach_is_marked_and_nothing_changes():
+    for rules in (Constraints(2, upper=1), Constraints(2, upper=1, integer=(0,))):
+        found = linear_recourse([1.0, 2.0], -3.1, [[0.0, 0.0]], constraints=rules)
+        assert not found.valid.any()
+        check(found, np.array([1.0, 2.0]), -3.1, 0.0)
 
 
 def test_a_category_is_switched_where_that_is_the_only_way():
@@ -250,7 +224,7 @@ def test_frozen_columns_need_no_other_constraints():
     assert found.valid.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-150, 1e150, 1e300])
+@pytest.mark.parametrize("size", [1e-300, 1e300])
 def test_weights_of_any_size_do(size):
     w = size * np.array([3.0, -4.0])
     for rules in (None, Constraints(2), Constraints(2, integer=(0,))):
@@ -260,8 +234,10 @@ def test_weights_of_any_size_do(size):
 
 
 def test_a_model_without_weights_has_no_recourse():
-    found = linear_recourse([0.0, 0.0], -1.0, np.ones((2, 2)))
-    assert not found.valid.any()
+    for rules in (None, Constraints(2, upper=5)):
+        found = linear_recourse([0.0, 0.0], -1.0, np.ones((2, 2)), constraints=rules)
+        assert not found.valid.any()
+        assert found.proven.all()
     assert linear_recourse([0.0, 0.0], 1.0, np.ones((2, 2))).valid.all()
 
 
@@ -287,11 +263,12 @@ def test_the_answer_to_a_query_does_not_depend_on_its_company():
     [
         (([1.0, np.nan], 0.0, [[0, 0]]), {}, "weights: NaN"),
         (([[1.0, 2.0]], 0.0, [[0, 0]]), {}, "weights: expected shape"),
+        ((["a", 1], 0.0, [[0, 0]]), {}, "weights: expected numbers"),
         (([1.0, 1.0], np.inf, [[0, 0]]), {}, "bias"),
         (([1.0, 1.0], [0.0, 1.0], [[0, 0]]), {}, "bias: expected one number"),
         (([1.0, 1.0], 0.0, [[0, 0, 0]]), {}, "x: expected shape"),
         (([1.0, 1.0], 0.0, [[0, np.nan]]), {}, "x: NaN"),
-        (([1.0, 1.0], 0.0, [[0, 0]]), {"target": np.nan}, "target"),
+        (([1.0, 1.0], 0.0, [[0, 0]]), {"target": [1.0, 2.0]}, "target: expected one number"),
         (([1e300, 1e300], 0.0, [[1e300, 0]]), {}, "overflow"),
         (([1.0, 1.0], 0.0, [[0, 0]]), {"frozen": np.ones((2, 2))}, "frozen"),
         (([1.0, 1.0], 0.0, [[0, 0.5]]), {"constraints": Constraints(2, integer=(1,))}, "not whole"),
@@ -307,6 +284,10 @@ def test_constraints_and_costs_of_other_models_are_refused():
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], constraints=Constraints(3))
     with pytest.raises(ConfigurationError, match="scale"):
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L2((1, 1, 1)))
+    with pytest.raises(ConfigurationError, match=r"cost: expected L2\(\), L1\(\)"):
+        linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L1)
+    with pytest.raises(ConfigurationError, match="constraints: expected Constraints"):
+        linear_recourse([1.0, 1.0], 0.0, [[0, 0]], constraints={})
 
 
 def test_many_queries_are_solved_together(monkeypatch):
@@ -315,9 +296,9 @@ def test_many_queries_are_solved_together(monkeypatch):
     real = solve.solve
     monkeypatch.setattr(solve, "solve", lambda *given: calls.append(len(given[1])) or real(*given))
     rng = np.random.default_rng(0)
-    w, x = rng.normal(size=23), np.rint(3 * rng.normal(size=(100_000, 23)))
+    w, x = rng.normal(size=23), np.rint(3 * rng.normal(size=(5000, 23)))
     rules = Constraints(23, lower=-30, upper=30, integer=tuple(range(23)), increasing=(3, 4))
     linear_recourse(w, -1.0, x)
     assert calls == []
-    linear_recourse(w, -1.0, x[:1000], constraints=rules)
+    linear_recourse(w, -1.0, x[:200], constraints=rules)
     assert len(calls) <= 2

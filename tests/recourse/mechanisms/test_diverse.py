@@ -81,12 +81,6 @@ def test_later_answers_keep_the_number_of_changes_and_the_rules(cost):
     assert (answers[1].valid & ~answers[1].favourable).sum() > 3
 
 
-def test_a_solver_that_ignores_what_is_frozen_is_seen():
-    x = queries()
-    answers = diverse(lambda _: linear_recourse(W, -4.0, x, constraints=RULES), x, 2, constraints=RULES)
-    assert not leaves_alone(answers, L2(), RULES)
-
-
 def test_a_one_hot_group_counts_as_one_feature():
     x = np.array([[1.0, 0.0, 0.0, 0.0]])
     rules = Constraints(4, one_hot=((0, 1, 2),))

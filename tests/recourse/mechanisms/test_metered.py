@@ -19,7 +19,7 @@ from safexplain.errors import (
     RefusedError,
 )
 from safexplain.ledger import Ledger
-from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse, Preprocessing
+from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 2, 400)
@@ -96,17 +96,6 @@ def test_a_query_that_cannot_be_answered_costs_nothing(ledger):
     assert ledger.spent("ann") == 0
 
 
-def test_a_table_with_its_columns_in_another_order_is_refused_and_costs_nothing(ledger):
-    pandas = pytest.importorskip("pandas")
-    metered = MeteredRecourse(laplace(constraints=Constraints(("age", "debt", "pay"))), ledger)
-    table = pandas.DataFrame(LOW[:1], columns=["debt", "age", "pay"])
-    with pytest.raises(InputError, match="expected the columns age, debt, pay"):
-        metered.explain(table, principal="ann")
-    assert ledger.spent("ann") == 0
-    metered.explain(table[["age", "debt", "pay"]], principal="ann", infeasible="mark")
-    assert ledger.spent("ann") == pytest.approx(0.25)
-
-
 def test_no_recourse_within_the_constraints_is_an_answer_too_and_is_charged(ledger):
     fixed = laplace(constraints=Constraints(3, lower=LOW[0] - 0.01, upper=LOW[0] + 0.01), target=9.0)
     metered = MeteredRecourse(fixed, ledger)
@@ -116,19 +105,12 @@ def test_no_recourse_within_the_constraints_is_an_answer_too_and_is_charged(ledg
     assert same(metered.explain(LOW[0], principal="ann", infeasible="mark"), caught.value.result)
 
 
-@pytest.mark.parametrize("infeasible", ["Raise", "", None])
-def test_a_word_that_says_nothing_about_infeasible_queries_is_refused_and_costs_nothing(ledger, infeasible):
+def test_a_word_that_says_nothing_about_infeasible_queries_is_refused_and_costs_nothing(ledger):
     by_model = DPModelRecourse(epsilon=2.0, delta=1e-4, norm_bound=5.0, random_state=0).fit(X, Y)
     for mechanism in (laplace(), by_model):
         with pytest.raises(ConfigurationError, match='infeasible: expected "raise" or "mark"'):
-            MeteredRecourse(mechanism, ledger).explain(LOW[0], principal="ann", infeasible=infeasible)
+            MeteredRecourse(mechanism, ledger).explain(LOW[0], principal="ann", infeasible="Raise")
     assert list(ledger.charges()) == []
-
-
-@pytest.mark.parametrize("wrong", ["sqlite:///budget.db", None, Ledger])
-def test_what_is_no_ledger_is_refused_at_once(wrong):
-    with pytest.raises(ConfigurationTypeError, match="ledger: expected an open Ledger"):
-        MeteredRecourse(laplace(), wrong)
 
 
 # ------------------------------------------------------------------------------------------------------------ trainings
@@ -246,7 +228,7 @@ def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(tmp_path):
 
 
 def test_several_answers_to_a_question_cost_what_one_costs(ledger):
-    metered = MeteredRecourse(laplace(), ledger)
+    metered = MeteredRecourse(laplace(random_state=7), ledger)
     several = metered.explain_diverse(LOW[:2], 3, principal="ann")
     assert [len(one) for one in several] == [2, 2, 2]
     assert ledger.spent("ann") == pytest.approx(0.5)
@@ -279,21 +261,6 @@ def test_the_answers_are_those_that_the_mechanism_gives_to_the_same_noise(ledger
     assert all(same(a, b) for a, b in zip(metered, alone, strict=True))
 
 
-def test_of_frames_come_frames_for_every_answer(ledger):
-    pandas = pytest.importorskip("pandas")
-    people = Preprocessing(numeric={"a": (-6, 8), "b": (-6, 8)}, categories={"job": ["clerk", "driver", "cook"]})
-    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "job": np.where(X[:, 2] > 1, "cook", "clerk")})
-    score = LaplaceScore(epsilon=0.25, public_weights={"a": 1, "b": 1, "job=cook": 1}, preprocessing=people)
-    metered = MeteredRecourse(score.fit(frame, Y), ledger)
-    several = metered.explain_diverse(frame[Y == 0][:2], 3, principal="ann")
-    again = metered.explain(frame[Y == 0][:2], principal="ann", infeasible="mark")
-    assert again.frame.equals(several[0].frame)
-    for one in several:
-        assert list(one.frame.columns) == ["a", "b", "job"]
-        assert list(one.frame.index) == list(frame[Y == 0][:2].index)
-    assert ledger.spent("ann") == pytest.approx(0.5)
-
-
 def test_an_answer_that_an_older_safexplain_stored_is_not_called_proven(ledger):
     metered = MeteredRecourse(laplace(), ledger)
     before = metered.explain(LOW[0], principal="ann", infeasible="mark")
@@ -324,6 +291,8 @@ def test_a_wrong_number_of_answers_is_refused_before_anything_is_charged(ledger)
 def test_what_cannot_be_charged_is_told(ledger):
     with pytest.raises(ConfigurationTypeError, match="expected a mechanism"):
         MeteredRecourse(object(), ledger)
+    with pytest.raises(ConfigurationTypeError, match="ledger: expected an open Ledger"):
+        MeteredRecourse(laplace(), Ledger)
     with pytest.raises(ConfigurationTypeError, match="principal"):
         MeteredRecourse(laplace(), ledger).explain(LOW[0], principal=None)
 

@@ -15,7 +15,7 @@ from safexplain.recourse.networks.search import SearchOptions, network_recourse
 D = 8
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.normal(size=D)
-X = np.hstack([RNG.normal(size=(60, 5)), np.eye(3)[RNG.integers(0, 3, 60)]])
+X = np.hstack([RNG.normal(size=(24, 5)), np.eye(3)[RNG.integers(0, 3, 24)]])
 BIAS = -2.0 - float(np.median(X @ WEIGHTS))
 FEW = SearchOptions(starts=3)
 COSTS = {
@@ -51,11 +51,13 @@ def network(seed=1):
     return nn.Sequential(nn.Linear(D, 24), nn.ReLU(), nn.Linear(24, 1)).double()
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("cost", COSTS)
+PAIRS = [*zip(LIMITS, [*COSTS, "L1", "L2"], strict=True), ("all", "asymmetric L1"), ("all", "asymmetric L2")]
+
+
+@pytest.mark.parametrize(("limit", "cost"), PAIRS)
 def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(limit, cost):
     rules = limited(**LIMITS[limit])
-    x = X[:12]
+    x = X[:8]
     exact = linear_recourse(WEIGHTS, BIAS, x, cost=COSTS[cost], constraints=rules)
     found = network_recourse(line(), x, cost=COSTS[cost], constraints=rules, options=FEW)
     assert exact.proven.all()
@@ -63,14 +65,14 @@ def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(li
     assert not (found.valid & ~exact.valid).any()
     assert found.valid.sum() >= 0.95 * exact.valid.sum()
     both = found.valid & exact.valid & ~exact.favourable
-    assert both.sum() > 3
+    assert both.sum() > 2
     excess = found.distance[both] / exact.distance[both] - 1
     assert excess.min() > -1e-6
     assert excess.mean() < 0.1
     assert np.median(excess) < 0.01
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", ["steps", "one change", "all"])
 def test_answers_of_a_network_keep_every_limit_and_reach_the_target(limit):
     rules, model = limited(**LIMITS[limit]), network()
     target = float(np.quantile(model(torch.tensor(X)).detach().numpy(), 0.7))

@@ -70,7 +70,7 @@ def every_row(d=4, span=SPAN):
 ROWS = every_row()
 
 
-@pytest.mark.parametrize("kind", range(20))
+@pytest.mark.parametrize("kind", range(0, 20, 2))  # of each kind of constraints two, of each cost two or three
 def test_discrete_answers_are_those_of_trying_every_row(kind):
     found_none = 0
     for seed in range(kind, kind + 80, 20):
@@ -90,8 +90,7 @@ def test_discrete_answers_are_those_of_trying_every_row(kind):
     assert found_none <= 1
 
 
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("shape", [(8, (3, 4), 6), (0, (), 7), (3, (5,), 3)])
+@pytest.mark.parametrize(("shape", "power"), [((8, (3, 4), 6), 1), ((0, (), 7), 2), ((3, (5,), 3), 2)])
 def test_mixed_answers_match_other_solvers(shape, power):
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -109,10 +108,8 @@ def test_mixed_answers_match_other_solvers(shape, power):
         found = solve_program(w, x, target=target, cost=(L1, L2)[power - 1](scale), constraints=rules)
         if power == 1:
             best = integer_program(w, 0.0, x, target, 1 / scale, rules)
-        elif whole < 4:
-            best = all_counts(w, -target, x, 1 / scale, rules, 2)
         else:
-            continue
+            best = all_counts(w, -target, x, 1 / scale, rules, 2)
         assert found.proven[0]
         assert found.valid[0] == np.isfinite(best)
         if found.valid[0]:
@@ -196,13 +193,6 @@ def test_a_time_limit_leaves_the_best_answer_unproven():
     assert not found.proven[0]
     if found.valid[0]:
         assert (found.counterfactual @ w)[0] >= 0.4719 * w.sum()
-
-
-def test_favourable_queries_stay():
-    found = solve_program(np.array([1.0]), [[2.0], [-1.0]])
-    assert found.favourable.tolist() == [True, False]
-    assert found.counterfactual[0, 0] == 2.0
-    assert found.proven.all()
 
 
 def test_nothing_is_printed(capfd):
