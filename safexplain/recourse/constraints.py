@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.feature_names import (
+from safexplain.recourse.features import (
     Column,
     Features,
     Limit,

@@ -19,7 +19,7 @@ from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.features import check_columns, column_names
 from safexplain.recourse.found import Floats, as_rows
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse

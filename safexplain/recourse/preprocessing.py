@@ -40,12 +40,20 @@ from safexplain._digest import sha256
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import Cost, check_cost
-from safexplain.recourse.feature import Feature, Kind, Label
-from safexplain.recourse.feature_names import check_known, number_of
+from safexplain.recourse.cost import Cost, check_cost, constraints_on_columns, cost_on_columns, numbers_on_columns
+from safexplain.recourse.features import (
+    Feature,
+    Kind,
+    Label,
+    check_known,
+    columns_of,
+    is_missing,
+    kind_of,
+    number_of,
+    values_of,
+    written,
+)
 from safexplain.recourse.found import Floats, as_rows, rows_where
-from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of, written
-from safexplain.recourse.per_feature import constraints_on_columns, cost_on_columns, numbers_on_columns
 
 Range = tuple[float, float]
 PUBLIC_PREPROCESSING = (

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from safexplain.errors import ConfigurationTypeError, InfeasibleError
-from safexplain.recourse.advice import Advice
 from safexplain.recourse.found import Found, first_of
 from safexplain.recourse.guarantee import Guarantee
-from safexplain.recourse.letters import MOST_REASONS, columns_of_changes, letters_of, reasons_of
+from safexplain.recourse.letters import MOST_REASONS, Advice, columns_of_changes, letters_of, reasons_of
 from safexplain.recourse.preprocessing import Preprocessing
 
 

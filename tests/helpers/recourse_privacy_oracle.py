@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safexplain.recourse.mechanisms.laplace import laplace_grid
+from safexplain.recourse.mechanisms.laplace_score import laplace_grid
 from safexplain.verdict.stats import epsilon_from_errors
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore
-from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.features import check_columns, column_names
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import network_recourse
 

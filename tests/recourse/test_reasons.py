@@ -15,8 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.advice import advise, is_money, outward
-from safexplain.recourse.letters import Change, number_text, sentence
+from safexplain.recourse.letters import Change, advise, is_money, number_text, outward, sentence
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},

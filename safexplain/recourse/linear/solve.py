@@ -3,7 +3,7 @@
 Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula of "On the Privacy Risks of
 Algorithmic Recourse" and of the Laplace recourse built on it divides by |w| once and misses the target unless |w| = 1.)
 Limits, frozen and monotone columns keep it exact (`WaterFilling`); whole numbers, steps and one-hot groups are found by
-lists of choices (`safexplain.recourse.linear.knapsack`).
+lists of choices (`safexplain.recourse.linear.choices`).
 
 Both leave `most_changes` and rules out. An answer that keeps these anyway is the cheapest of all, and where there is
 none without them, there is none. The other queries go to an integer program (`safexplain.recourse.program`), as do
@@ -23,11 +23,9 @@ from safexplain._validate import check_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.features import check_columns
 from safexplain.recourse.found import Floats, Found, as_rows
-from safexplain.recourse.linear.knapsack import missing, solve
-from safexplain.recourse.linear.lagrangian import Items
-from safexplain.recourse.linear.water_filling import WaterFilling
+from safexplain.recourse.linear.choices import Items, WaterFilling, missing, solve
 from safexplain.recourse.program.solve import cheapest
 
 ROWS = 4096

@@ -14,7 +14,7 @@ from safexplain._privacy_loss import check_delta
 from safexplain._validate import check_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.feature_names import training_columns
+from safexplain.recourse.features import training_columns
 from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
 from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism, wanted_label

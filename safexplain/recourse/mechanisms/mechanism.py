@@ -23,13 +23,12 @@ from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.advice import checked_advice
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.features import check_columns, column_names, is_missing, kind_of, numbers_of
 from safexplain.recourse.found import Floats, Found, as_rows, first_of
-from safexplain.recourse.frames import is_missing, kind_of, numbers_of
 from safexplain.recourse.guarantee import Guarantee, Per
+from safexplain.recourse.letters import checked_advice
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
 

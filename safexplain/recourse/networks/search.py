@@ -33,7 +33,7 @@ from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.features import check_columns
 from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, improved, rounded

@@ -10,7 +10,7 @@ import numpy as np
 from safexplain.recourse.constraints import Constraints, Mask
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.found import Floats
-from safexplain.recourse.linear.water_filling import WaterFilling
+from safexplain.recourse.linear.choices import WaterFilling
 from safexplain.recourse.program.change import COST, Change, Query
 
 CLOSE = 1e-6

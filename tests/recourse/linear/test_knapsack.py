@@ -8,10 +8,9 @@ from recourse_linear_oracle import all_counts, integer_program
 
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import knapsack
-from safexplain.recourse.linear.lagrangian import Items
+from safexplain.recourse.linear import choices
+from safexplain.recourse.linear.choices import Items, WaterFilling
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.linear.water_filling import WaterFilling
 
 LARGE, SMALL = (4, 23), (2, 4)
 WIDE = [(LARGE, L1), (SMALL, L1), (SMALL, L2)]
@@ -126,7 +125,7 @@ def test_lists_that_grow_too_long_are_left_to_the_integer_program(columns, cost,
         w, b, x, scale, rules = wide(seed, columns)
         monkeypatch.undo()
         listed = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
-        monkeypatch.setattr(knapsack, "STATES", 0)
+        monkeypatch.setattr(choices, "STATES", 0)
         programmed = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
         assert listed.proven[0]
         assert programmed.proven[0]

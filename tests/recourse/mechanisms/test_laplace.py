@@ -8,7 +8,7 @@ from recourse_privacy_oracle import largest_loss, log_probabilities, lower_bound
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.mechanisms.laplace import SLACK, laplace_grid, laplace_release
+from safexplain.recourse.mechanisms.laplace_score import SLACK, laplace_grid, laplace_release
 
 CASES = [
     (0.3, 0.01, -10.0, 10.0),

@@ -1,0 +1,570 @@
+"""One feature of a person: which columns of the table are its own, and the way there and back.
+
+Frames of people, read and written: one column a feature, numbers and labels as they are.
+
+A frame is a pandas or polars DataFrame, a list of dicts, or a dict of lists; one person may also be a dict, or a row of
+a pandas DataFrame. Neither library is imported here: whoever has a frame has imported its library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._validate import readable, real_numbers
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.found import Floats, rows_where
+
+Kind = Literal["numeric", "category", "ordinal"]
+Label = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A person's feature and its columns in the table.
+
+    A numeric or ordinal feature has one column for its value, a category one 0/1 column for each label; behind them
+    stands one 0/1 column for each state (special value, or missing). While a number or level is in a state, its value
+    column holds `middle`.
+
+    Args:
+        name: of the frame's column.
+        kind: "numeric", "category" or "ordinal".
+        first: its first column in the table.
+        low: least value in the table; 0 for an ordinal feature.
+        high: greatest value.
+        labels: categories, or the levels in order.
+        states: special values, None for missing, which is the last.
+        unit: of a numeric feature, for messages.
+    """
+
+    name: str
+    kind: Kind
+    first: int
+    low: float
+    high: float
+    labels: tuple[Label, ...]
+    states: tuple[Label | None, ...]
+    unit: str = ""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of its columns: "age", or "job=clerk" for each category; "age=-9" for a state."""
+        regular = [f"{self.name}={_text(label)}" for label in self.labels] if self.kind == "category" else [self.name]
+        names = regular + [f"{self.name}={_text(state)}" for state in self.states if state is not None]
+        missing = f"{self.name}=missing" if f"{self.name}=missing" not in names else f"{self.name}=(missing)"
+        return (*names, missing) if None in self.states else tuple(names)
+
+    @property
+    def columns(self) -> slice:
+        """All of its columns."""
+        return slice(self.first, self.first + len(self.names))
+
+    @property
+    def state_columns(self) -> slice:
+        """The columns of special and missing values."""
+        return slice(self.columns.stop - len(self.states), self.columns.stop)
+
+    @property
+    def offset(self) -> float:
+        """The number or level that is 0 in the scaled table."""
+        return 0.0 if self.kind == "category" else self.low + (self.high - self.low) / 2
+
+    @property
+    def scale(self) -> float:
+        """How far from the offset a number or level is that is 1 in the scaled table."""
+        return 1.0 if self.kind == "category" else (self.high - self.low) / 2 or 1.0
+
+    @property
+    def longest(self) -> float:
+        """Largest square that its scaled columns add up to."""
+        if self.kind == "category":
+            return 1.0
+        end = max(abs(self.low - self.offset), abs(self.high - self.offset)) / self.scale
+        middle = (self.middle - self.offset) / self.scale
+        return max(end**2, 1.0 + middle**2 if self.states else 0.0)
+
+    @property
+    def regular(self) -> tuple[float, float]:
+        """Ends of its regular values: next to an end of the range that is a special value, so that no answer is one."""
+        low, high = self.low, self.high
+        if self.kind == "numeric":
+            while low in self.states:
+                low = math.nextafter(low, math.inf)
+            while high in self.states:
+                high = math.nextafter(high, -math.inf)
+        return low, high
+
+    @property
+    def middle(self) -> float:
+        """What stands in the value column of a row whose value is special: the middle of the range, rounded down to a
+        whole number where the range is wide or both ends are whole."""
+        middle = self.low + (self.high - self.low) / 2
+        whole = self.high - self.low >= 2 or (self.low == int(self.low) and self.high == int(self.high))
+        return float(math.floor(middle)) if whole else middle
+
+    def read(self, column: Any, *, clip: bool = False) -> Floats:
+        """(n, k) its columns of the table.
+
+        Args:
+            column: n values as people have them.
+            clip: numbers outside of the public range count as its ends; else they are refused.
+
+        Raises:
+            InputError: a value that is not declared; with its row.
+        """
+        value, state = self._numbers(column, clip) if self.kind == "numeric" else self._codes(column)
+        if self.kind == "category":
+            regular = (value[:, None] == np.arange(len(self.labels))) & (state < 0)[:, None]
+        else:
+            regular = np.where(state < 0, value, self.middle)[:, None]
+        return np.hstack([regular, state[:, None] == np.arange(len(self.states))]).astype(np.float64)
+
+    def values(self, own: Floats) -> list[Any]:
+        """n values as people have them, from its columns (n, k) of the table."""
+        if self.kind == "category":
+            every = (*self.labels, *self.states)
+            return [every[i] for i in own.argmax(axis=1).tolist()]
+        found: list[Any] = own[:, 0].tolist()
+        if self.kind == "ordinal":
+            found = [self.labels[int(level)] for level in found]
+        for row, state in zip(*np.nonzero(own[:, 1:]), strict=True):
+            found[row] = self.states[state]
+        return found
+
+    def check(self, own: Floats) -> None:
+        """Raise InputError unless its columns (n, k) hold what it may be, regular or in one state."""
+        flags = own if self.kind == "category" else own[:, 1:]
+        count = flags.sum(axis=1)
+        bad = ((flags != 0) & (flags != 1)).any(axis=1) | (count > 1) | ((count < 1) & (self.kind == "category"))
+        if bad.any():
+            raise InputError(f"x: {self.name} has no one category or state in {rows_where(bad)} of the table")
+        if self.kind == "category":
+            return
+        self._check_range(own[:, 0], (own[:, 0] < self.low) | (own[:, 0] > self.high))
+        between = (own[:, 0] != np.rint(own[:, 0])) & (self.kind == "ordinal")
+        if between.any():
+            raise InputError(f"x: {self.name} is no whole level in {rows_where(between)} of the table")
+
+    def _numbers(self, column: Any, clip: bool) -> tuple[Floats, NDArray[np.intp]]:
+        """(n,) regular values, and the number of each row's state, -1 for none."""
+        values, narrow = numbers_of(column, self.name)
+        special = [float(state) for state in self.states if state is not None]
+        if narrow:  # float32 has no .1: its nearest number is what was meant
+            for public in (self.low, self.high, *special):
+                values[values == np.float64(np.float32(public))] = public
+        state = np.full(len(values), -1)
+        for i, value in enumerate(self.states):
+            state[np.isnan(values) if value is None else values == value] = i
+        lost = np.isnan(values) & (state < 0)
+        if lost.any():
+            raise InputError(self._missing(rows_where(lost)))
+        infinite = np.isinf(values) & (state < 0)
+        if infinite.any():
+            raise InputError(f"{self.name}: infinite in {rows_where(infinite)}; correct or leave out")
+        if not clip:
+            self._check_range(values, ((values < self.low) | (values > self.high)) & (state < 0))
+        return np.clip(values, self.low, self.high) + 0.0, state
+
+    def _codes(self, column: Any) -> tuple[Floats, NDArray[np.intp]]:
+        """Likewise, of labels: (n,) their places in the list."""
+        known = (*self.labels, *self.states)
+        place = {label: i for i, label in enumerate(known)}
+        found = []
+        for row, value in enumerate(values_of(column)):
+            try:
+                found.append(place[None if is_missing(value) else value])
+            except (KeyError, TypeError):  # a list, say, is no key
+                if is_missing(value):
+                    raise InputError(self._missing(f"row {row}")) from None
+                kind = "level" if self.kind == "ordinal" else "category"
+                listed = ", ".join(repr(label) for label in known if label is not None)
+                raise InputError(
+                    f"{self.name}: unknown {kind} {value!r} in row {row}{close_to(value, known)}; known: {listed}."
+                    f" Correct the row, or add it to the public list of {self.name}"
+                ) from None
+        codes = np.array(found, dtype=np.intp)
+        return codes.astype(np.float64), np.maximum(codes - len(self.labels), -1)
+
+    def _missing(self, where: str) -> str:
+        return f"{self.name}: missing in {where}; fill it, or declare that it may be: missing=({self.name!r},)"
+
+    def _check_range(self, values: Floats, outside: NDArray[np.bool_]) -> None:
+        if outside.any():
+            value, unit = float(values[outside.argmax()]), self.unit and f" {self.unit}"
+            raise InputError(
+                f"{self.name}: {value:.15g} in {rows_where(outside)} lies outside of the public range {self.low:.15g}"
+                f" to {self.high:.15g}{unit}; correct the row, widen numeric={{{self.name!r}: (...)}}, or if the value"
+                f" stands for something else, declare special={{{self.name!r}: [{value:.15g}]}}"
+            )
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
+
+
+# --- names of columns -----------------------------------------------------------------------------------------------
+
+Column = int | str
+Features = int | tuple[str, ...]
+Limit = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64] | None
+
+
+def width_of(features: Features) -> int:
+    """Number of columns."""
+    return features if isinstance(features, int) else len(features)
+
+
+def check_features(features: Any) -> Features:
+    """The features, as a number of columns or as distinct names.
+
+    Raises:
+        ConfigurationError: neither, fewer than one, or a name twice.
+    """
+    if isinstance(features, (int, np.integer)) and not isinstance(features, bool):
+        if features < 1:
+            raise ConfigurationError(f"features: expected at least one column, got {features}")
+        return int(features)
+    if isinstance(features, Mapping):
+        raise ConfigurationError(
+            f"features: expected a number of columns or a tuple of names, got the mapping {dict(features)!r}; pass"
+            f" features={tuple(features)!r}, and limits as lower= and upper="
+        )
+    names = None if isinstance(features, str) or not isinstance(features, Iterable) else tuple(map(str, features))
+    if not names:
+        raise ConfigurationError(f"features: expected a number of columns or a tuple of names, got {features!r}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"features: names must differ, these occur twice: {', '.join(twice)}")
+    return names
+
+
+def position(features: Features, feature: Any, what: str) -> int:
+    """Column of a feature given by index or by name.
+
+    Raises:
+        ConfigurationError: no such feature; the message lists the known names.
+    """
+    if isinstance(feature, (int, np.integer)) and not isinstance(feature, bool):
+        if 0 <= feature < width_of(features):
+            return int(feature)
+        raise ConfigurationError(f"{what}: column {feature} of {width_of(features)} (0 to {width_of(features) - 1})")
+    if isinstance(features, int):
+        raise ConfigurationError(f"{what}: unknown feature {feature!r}; to use names, pass features=(names of columns)")
+    if feature not in features:
+        raise ConfigurationError(f"{what}: unknown feature {feature!r}; known: {', '.join(features)}")
+    return features.index(feature)
+
+
+def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise ConfigurationError for a name that is not known."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; known: {', '.join(known)}"
+        )
+
+
+def positions(features: Features, given: Any, what: str) -> list[int]:
+    """Columns of several features; a single one may be given alone.
+
+    Raises:
+        ConfigurationError: an unknown feature, or a mapping, whose values would be ignored.
+    """
+    if isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"{what}: expected names of features, got the mapping {dict(given)!r}; pass {what}={tuple(given)!r}, and"
+            " numbers as lower=, upper=, largest_change= or step="
+        )
+    return [position(features, feature, what) for feature in listed(given)]
+
+
+def label(features: Features, column: int) -> str:
+    """How messages call a column."""
+    return f"column {column}" if isinstance(features, int) else features[column]
+
+
+def number_of(value: Any, what: str) -> float:
+    """One number.
+
+    Raises:
+        ConfigurationError: none, or several.
+    """
+    number = real_numbers(value, what, ConfigurationError)
+    if number.ndim:
+        raise ConfigurationError(f"{what}: expected one number, got shape {number.shape}")
+    return float(number) + 0.0
+
+
+def limits(features: Features, given: Limit, what: str, missing: float) -> NDArray[np.float64]:
+    """(d,) limits from one number, a mapping feature -> number, or d numbers.
+
+    Raises:
+        ConfigurationError: not numbers, another length, or NaN.
+    """
+    array = np.full(width_of(features), missing)
+    if is_mapping(given):
+        for feature, value in given.items():
+            array[position(features, feature, what)] = number_of(value, f"{what} of {feature}")
+    elif given is not None:
+        values = real_numbers(given, what, ConfigurationError)
+        if values.ndim and values.shape != array.shape:
+            raise ConfigurationError(
+                f"{what}: expected one number, a mapping, or {width_of(features)} numbers, got shape {values.shape}"
+            )
+        array[:] = values
+    if np.isnan(array).any():
+        raise ConfigurationError(f"{what}: NaN for {label(features, int(np.isnan(array).argmax()))}")
+    return array
+
+
+def hashable(features: Features, given: Limit, what: str, missing: float) -> Any:
+    """Limits as None, one number, or d numbers."""
+    if is_mapping(given):
+        return tuple(limits(features, given, what, missing).tolist())
+    if given is None:
+        return None
+    numbers = real_numbers(given, what, ConfigurationError)
+    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
+
+
+def listed(given: Any) -> tuple[Any, ...]:
+    """Several features as a tuple; a single one may be given alone, and None is none."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+
+
+def is_mapping(given: Any) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether numbers are given by feature: a mapping, or a pandas Series."""
+    return hasattr(given, "keys")
+
+
+def column_names(x: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a table, or of the entries of a single row; None: it has none, or numbers them."""
+    names = getattr(x, "columns", None)
+    if names is not None and not callable(names):
+        return None if list(names) == list(range(len(names))) else tuple(map(str, names))
+    names = getattr(x, "index", None) if getattr(x, "ndim", None) == 1 else None
+    if names is None or callable(names) or all(isinstance(name, (int, np.integer)) for name in names):
+        return None
+    return tuple(map(str, names))
+
+
+def training_columns(model: Any) -> tuple[str, ...] | None:
+    """Names of the columns of the table that a scikit-learn model was trained on; None: it had none."""
+    names = getattr(model, "feature_names_in_", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def check_columns(features: Features | None, x: Any, select: str = "x[list(constraints.features)]") -> None:
+    """Refuse tables and rows whose columns have other names, or stand in another order, than the features.
+
+    Args:
+        features: with names; of a number, or None, nothing can be said.
+        x: anything; only what names its columns is looked at, in a list its entries.
+        select: what to pass instead.
+
+    Raises:
+        InputError: they differ.
+    """
+    if not isinstance(features, tuple):
+        return
+    for part in x if isinstance(x, (list, tuple)) else (x,):
+        found = column_names(part)
+        if found not in (None, features):
+            raise InputError(
+                f"x: expected the columns {', '.join(features)}, in this order, got {', '.join(found or ())}; pass"
+                f" {select}"
+            )
+
+
+# --- frames of people, read and written -----------------------------------------------------------------------------
+
+
+def kind_of(x: Any) -> str | None:
+    """ "pandas", "polars", "records" (a list of dicts), "lists" (a dict of lists), "person" (a dict of values, or a
+    pandas Series); None: no frame.
+    """
+    library, name = type(x).__module__.split(".")[0], type(x).__name__
+    if name == "DataFrame" and library in ("pandas", "polars"):
+        return library
+    if name == "Series" and library == "pandas":
+        return "person"
+    if isinstance(x, Mapping):
+        return "lists" if any(_is_column(value) for value in x.values()) else "person"
+    if isinstance(x, Sequence) and not isinstance(x, str) and len(x) and all(isinstance(row, Mapping) for row in x):
+        return "records"
+    return None
+
+
+def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """The columns of a frame by name, in the order of `names`, and the number of rows.
+
+    Raises:
+        InputError: columns are missing, twice there, of different lengths, or not known.
+    """
+    kind = kind_of(x)
+    if kind == "records":
+        for i, row in enumerate(x):
+            _check_columns(row, names, f" in row {i}")
+        return {name: [row[name] for row in x] for name in names}, len(x)
+    _check_columns(x.columns if kind in ("pandas", "polars") else x.keys(), names)
+    if kind == "person":
+        return {name: [x[name]] for name in names}, 1
+    if kind != "lists":
+        return {name: x[name] for name in names}, len(x)
+    single = [name for name in names if not _is_column(x[name])]
+    if single:
+        raise InputError(f"x: {single[0]} is one value and other columns are lists; give a list for each column")
+    columns = {name: readable(x[name], name) for name in names}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        least, most = min(names, key=lengths.__getitem__), max(names, key=lengths.__getitem__)
+        raise InputError(
+            f"x: columns of different lengths: {least} has {lengths[least]} rows and {most} {lengths[most]}"
+        )
+    return columns, lengths[names[0]]
+
+
+def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
+    """(n,) a column as numbers, NaN where it has none, and whether it came in less than double precision.
+
+    Raises:
+        InputError: text, dates or other values that are no numbers; with the feature, the row and the value.
+    """
+    dtype = getattr(column, "dtype", None)
+    narrow = str(dtype).lower() in ("float16", "float32", "float[pyarrow]", "halffloat[pyarrow]")
+    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
+        return np.array(column, dtype=np.float64).reshape(len(column)), narrow
+    values = [None if is_missing(value) else value for value in values_of(column)]
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, int | float | Decimal | Fraction):
+            what = f"the text {value!r}" if isinstance(value, str) else f"{type(value).__name__} {reprlib.repr(value)}"
+            raise InputError(
+                f"{name}: expected numbers, got {what} in row {row}; convert the column, or declare the feature under"
+                " categories or ordinal"
+            )
+    try:
+        return np.array(values, dtype=np.float64), narrow  # None becomes NaN
+    except OverflowError:
+        raise InputError(f"{name}: a number is too large for float64") from None
+
+
+def values_of(column: Any) -> list[Any]:
+    """A column's values as Python has them."""
+    values = column.tolist() if hasattr(column, "tolist") else column
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, or pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating | Decimal) and bool(value != value)
+
+
+def close_to(value: Any, known: Iterable[Any]) -> str:
+    """ "; did you mean 'clerk'?" where a known label is spelled almost alike, or is of another type."""
+    alike = [label for label in known if str(label).strip().lower() == str(value).strip().lower()]
+    if not alike and isinstance(value, str):
+        texts = [label for label in known if isinstance(label, str)]
+        alike = difflib.get_close_matches(value, texts, 1)
+    return f"; did you mean {alike[0]!r}?" if alike else ""
+
+
+def written(columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]) -> Any:
+    """Columns as a frame of the kind of `like`, with its order of columns, its types where they hold the values exactly
+    (whole numbers stay integers, categories stay categorical), and its index where it has as many rows.
+
+    Args:
+        columns: name -> n values, None where there is none; or the very column of `came`, to keep it.
+        like: a frame.
+        came: its columns, by `columns_of`.
+        labels: name -> all labels of a feature with labels, in their order.
+    """
+    kind, n = kind_of(like), len(next(iter(columns.values())))
+    if kind in ("pandas", "polars"):
+        index = like.index if kind == "pandas" and len(like) == n else None
+        options = {"index": index} if kind == "pandas" else {"strict": False}
+        made = {
+            name: came[name]
+            if columns[name] is came[name]
+            else _typed(columns[name], came[name], labels.get(name, ()), options)
+            for name in like.columns
+        }
+        return type(like)(made, index=index, columns=like.columns) if kind == "pandas" else type(like)(made)
+    found = {
+        name: _plain(values_of(columns[name]), came[name]) for name in (like[0] if kind == "records" else like.keys())
+    }
+    if kind == "person" and n == 1:
+        return {name: values[0] for name, values in found.items()}
+    if kind == "records":
+        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    return found
+
+
+def _is_column(value: Any) -> bool:
+    return not isinstance(value, str | bytes) and hasattr(value, "__len__") and np.ndim(value) > 0
+
+
+def _check_columns(found: Iterable[Any], names: Sequence[str], where: str = "") -> None:
+    count = Counter(list(found))
+    twice = [str(name) for name in count if count[name] > 1]
+    if twice:
+        raise InputError(f"x: {', '.join(twice)} occurs more than once among the columns{where}; keep one of them")
+    lacking = [name for name in names if name not in count]
+    unknown = [str(name) for name in count if name not in names]
+    if lacking:
+        hint = close_to(lacking[0], unknown)
+        raise InputError(f"x: no column {', '.join(lacking)}{where}{hint}; expected {', '.join(names)}, in any order")
+    if unknown:
+        raise InputError(
+            f"x: unknown column {', '.join(unknown)}{where}; pass the columns {', '.join(names)} only, as in"
+            " x[list(preprocessing.features)]"
+        )
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return all(
+        is_missing(a) if is_missing(b) else (not is_missing(a) and bool(a == b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _typed(values: list[Any], own: Any, labels: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """A Series of the type of `own` if that holds the values exactly, else of one that does."""
+    dtype = own.dtype
+    if type(dtype).__name__ in ("CategoricalDtype", "Enum"):  # an answer may be a label that the frame has not
+        known = list(dtype.categories)
+        new = [value for value in dict.fromkeys(values) if value in labels and value not in known]
+        every = list(labels) if new and getattr(dtype, "ordered", False) else known + new
+        dtype = type(dtype)(every, dtype.ordered) if hasattr(dtype, "ordered") else type(dtype)(every)
+    numbers = [None if is_missing(value) else value for value in values]
+    for given, kind in ((values, dtype), (numbers, float)):
+        with suppress(Exception):  # each library has its own errors for values that a type does not hold
+            made = type(own)(given, dtype=kind, **options)
+            if _same(made.to_list(), values):
+                return made
+    return type(own)(values, **options)
+
+
+def _plain(values: list[Any], came: Any) -> list[Any]:
+    """Values with whole numbers as integers, if all that came were integers and all of these are whole."""
+    if any(type(value) is not int for value in values_of(came) if not is_missing(value)):
+        return values
+    if any(type(value) not in (int, float) or value != int(value) for value in values if not is_missing(value)):
+        return values
+    return [value if is_missing(value) else int(value) for value in values]

@@ -1,0 +1,385 @@
+"""The cheapest change of columns that raises a linear score to a goal, for many queries at once.
+
+The Lagrangian relaxation is that of a separable knapsack.
+
+Each integer column (k steps towards its better side) and each one-hot group (its categories) is an item whose choice
+has a gain in score and a cost; continuous columns fill up what is missing (`WaterFilling`). For a multiplier m every
+item alone minimises cost - m gain (Everett 1963; with one choice a group, Sinha and Zoltners 1979). The sum of these
+minima plus m goal is a lower bound on the cost of every choice that reaches the goal.
+
+Whole numbers and categories: the cheapest choice whose gains reach a goal, by listing the choices that may be it.
+
+1. The Lagrangian relaxation, for all queries at once: the multiplier where
+   relaxed gains pass the goal, and with it a lower bound on the cost.
+2. Lists, query by query (dynamic programming by dominance: Horowitz and Sahni 1974; Pisinger 1997 keeps them to what
+   the bound leaves open): item by item, all choices for the items so far, but for those that gain no more than one that
+   costs no more, and those whose bound is above a cap. The integer column with most steps left comes last, together
+   with the continuous columns: what they cost is convex in its count, so that the counts beside the continuous optimum
+   are all that can be best.
+
+The cap starts a little above the lower bound and rises until a choice is found below it, which then is optimal; it
+falls where lists grow longer than `STATES`. A query for which no cap does is left to an integer program.
+
+Cheapest way to raise a linear score by changing continuous columns within limits.
+
+A change of column j by t raises the score by at most |w_j| t, up to its room R_j = |w_j| (distance to the limit), and
+costs c_j t. With gains g_j = |w_j| t_j the problem is: min sum cost_j(g_j) subject to sum g_j >= goal, 0 <= g_j <= R_j.
+
+    L1: cost_j = (c_j / |w_j|) g_j; columns fill in order of their rate c_j / |w_j|.
+    L2: squared cost_j = g_j^2 / s_j with speed s_j = (w_j / c_j)^2. The Karush-Kuhn-Tucker conditions give
+        g_j = min(level s_j, R_j) at one level (water filling: Boyd and Vandenberghe 2004, example 5.2). Columns fill up
+        in order of R_j / s_j; between two such points the total is linear in the level, so the level is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.recourse.constraints import Mask
+from safexplain.recourse.found import Floats
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Choices of n queries.
+
+    Args:
+        step: (i,) gain of one step of each integer column.
+        unit: (i,) cost of one step.
+        most: (n, i) greatest number of steps.
+        gain: one (n, k) array for each group, gain of each category over the query's own.
+        cost: one (n, k) array for each group, cost to the power; infinite for categories that are ruled out.
+        slack: what the continuous columns can add.
+    """
+
+    step: Floats
+    unit: Floats
+    most: Floats
+    gain: tuple[Floats, ...]
+    cost: tuple[Floats, ...]
+    slack: WaterFilling
+
+    def take(self, rows: Ints) -> Items:
+        """The items of some queries."""
+        gain, cost = (tuple(array[rows] for array in arrays) for arrays in (self.gain, self.cost))
+        slack = WaterFilling.of(self.slack.room[rows], self.slack.rate, self.slack.power)
+        return replace(self, most=self.most[rows], gain=gain, cost=cost, slack=slack)
+
+    @property
+    def total(self) -> Floats:
+        """(n,) greatest gain."""
+        best = (self.most * self.step).sum(axis=1) + self.slack.total
+        for gain, cost in zip(self.gain, self.cost, strict=True):
+            best = best + np.where(np.isfinite(cost), gain, 0.0).max(axis=1)
+        return np.asarray(best)
+
+    def step_cost(self, steps: Floats) -> Floats:
+        """Cost, to the power, of steps (..., i)."""
+        price: Floats = (self.unit * steps) ** self.slack.power
+        return price
+
+    def relaxed(self, level: Floats) -> tuple[Floats, list[Ints]]:
+        """Each item's own best choice at multiplier `level` (n,): steps (n, i), and a category (n,) for each group."""
+        worth = level[:, None] * self.step
+        if self.slack.power == 1:
+            steps = np.where(worth > self.unit, self.most, 0.0)
+        else:
+            steps = np.clip(np.rint(worth / (2 * self.unit**2)), 0.0, self.most)
+        picks = [(cost - level[:, None] * gain).argmin(axis=1) for gain, cost in zip(self.gain, self.cost, strict=True)]
+        return steps, picks
+
+    def slack_gains(self, level: Floats) -> Floats:
+        """(n, c) what the continuous columns gain when each alone minimises its cost - level gain."""
+        rate, room = self.slack.rate, self.slack.room
+        if self.slack.power == 1:
+            return np.where(level[:, None] > rate, room, 0.0)
+        return np.minimum(level[:, None] / (2 * rate), room)
+
+    def least(self, level: Floats) -> Floats:
+        """(n, g + i + 1) least cost - level gain of each group, each integer column, and the continuous columns."""
+        worth, steps, alone = level[:, None], self.relaxed(level)[0], self.slack_gains(level)
+        groups = [(cost - worth * gain).min(axis=1) for gain, cost in zip(self.gain, self.cost, strict=True)]
+        whole = self.step_cost(steps) - worth * self.step * steps
+        free = (self.slack.rate * alone**self.slack.power - worth * alone).sum(axis=1)
+        return np.column_stack([*groups, whole, free])
+
+    def near(self, level: Floats, gap: Floats) -> tuple[Floats, Floats]:
+        """Least and greatest step counts, (n, i) each, whose cost - level gain is within `gap` (n,) of its least.
+
+        It is convex in the count. Any other count is in no choice cheaper than the Lagrangian bound plus the gap.
+        """
+        steps, gap = self.relaxed(level)[0], np.maximum(gap, 0.0)[:, None]
+        if self.slack.power == 1:
+            middle, radius = steps, gap / np.abs(self.unit - level[:, None] * self.step)
+        else:
+            middle = level[:, None] * self.step / (2 * self.unit**2)
+            radius = np.sqrt(gap / self.unit**2 + (steps - middle) ** 2)
+        radius = np.where(np.isnan(radius), np.inf, radius) * (1 + 1e-9) + 1e-9
+        return np.clip(np.ceil(middle - radius), 0.0, self.most), np.clip(np.floor(middle + radius), 0.0, self.most)
+
+    def gained(self, steps: Floats, picks: list[Ints]) -> Floats:
+        """(n,) gain of a choice, without the continuous columns."""
+        total = (steps * self.step).sum(axis=1)
+        for gain, pick in zip(self.gain, picks, strict=True):
+            total = total + gain[np.arange(len(gain)), pick]
+        return np.asarray(total)
+
+    def relaxed_gain(self, level: Floats) -> Floats:
+        """(n,) gain of the relaxed choice, with the continuous columns; it rises with the level."""
+        total: Floats = self.gained(*self.relaxed(level)) + self.slack_gains(level).sum(axis=1)
+        return total
+
+
+def multiplier(items: Items, goal: Floats) -> Floats:
+    """(n,) the multiplier, to 1e-11 of it, where the relaxed gain reaches the goal; by bisection of its logarithm.
+
+    Args:
+        items: what can be chosen.
+        goal: (n,) positive, a little below `items.total` at most.
+    """
+    low, high = np.full_like(goal, -1000.0), np.full_like(goal, 1000.0)
+    for _ in range(48):
+        middle = (low + high) / 2
+        short = items.relaxed_gain(np.exp2(middle)) < goal
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    level: Floats = np.exp2(high)
+    return level
+
+
+# --- whole numbers and categories -----------------------------------------------------------------------------------
+
+STATES, TRIED = 50_000, 2_000_000
+"""Choices of one query that are kept at a time, and that are looked at."""
+LEAST, FIRST, MOST = 1e-8, 3e-2, 1e15
+"""Caps tried, by how much they are above the lower bound, as shares of it."""
+TIE = 1e-14
+"""Share of the goal by which gains that count as equal may differ."""
+
+
+def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints], Mask]:
+    """Cheapest choice of each query.
+
+    Args:
+        items: what can be chosen; rooms of continuous columns finite, and more than the goal where limits allow.
+        enough: (n,) gain at which choices need nothing added; at most the goal (they differ by rounding).
+        goal: (n,) gain that choices and continuous columns together must reach otherwise.
+
+    Returns:
+        Steps (n, i), and the category (n,) of each group; and (n,) bool, whether no choice is cheaper, or none reaches
+        the goal. Nothing changes where none does, and where that is open.
+    """
+    total = items.total
+    level = multiplier(items, np.minimum(goal, (1 - 1e-12) * total))
+    bound = items.least(level).sum(axis=1) + level * goal
+    values, proven = np.zeros((len(goal), len(items.gain) + len(items.step))), np.ones(len(goal), dtype=bool)
+    for group, cost in enumerate(items.cost):
+        values[:, group] = cost.argmin(axis=1)  # what stays costs nothing
+    for at in np.flatnonzero((total >= enough) & (total > 0)).tolist():
+        lists = _Lists(items.take(np.array([at])), float(enough[at]), float(goal[at]), float(level[at]))
+        found = lists.cheapest(float(bound[at]))
+        if found is None:
+            proven[at] = False
+        else:
+            values[at] = found
+    picks = [values[:, group].astype(np.intp) for group in range(len(items.gain))]
+    return values[:, len(items.gain) :], picks, proven
+
+
+def missing(gain: Floats, enough: Floats | float, goal: Floats | float, most: Floats) -> Floats:
+    """What continuous columns, which can add `most`, must add to a gain; all of it where only rounding is missing."""
+    rest = np.where(gain >= enough, 0.0, goal - gain)
+    return np.where((rest > most) & (enough - gain <= most), most, rest)
+
+
+class _Lists:
+    """The choices of one query that may be the cheapest.
+
+    Args:
+        items: of this query alone.
+        enough: gain at which choices need nothing added.
+        goal: gain that choices and continuous columns together must reach otherwise.
+        level: multiplier of the Lagrangian bound.
+    """
+
+    def __init__(self, items: Items, enough: float, goal: float, level: float) -> None:
+        self.items, self.enough, self.goal, self.level = items, enough, goal, level
+        self.least: Floats = items.least(np.array([level]))[0]
+
+    def cheapest(self, bound: float) -> Floats | None:
+        """(g + i,) the category of each group and the steps of each column; None: the lists grow too long."""
+        gap, empty, long = FIRST * bound, LEAST * bound, np.inf
+        while long > 1.5 * empty and empty < MOST * bound:
+            found, complete = self._below(bound, gap)
+            if found is not None:
+                return found
+            empty, long = (gap, long) if complete else (empty, gap)
+            gap = min(10 * empty, math.sqrt(empty * long))
+        return None
+
+    def _below(self, bound: float, gap: float) -> tuple[Floats | None, bool]:
+        """The cheapest choice whose cost is at most `gap` above the bound, and whether all of these were listed."""
+        items, groups = self.items, len(self.items.gain)
+        fewest, greatest = (counts[0] for counts in items.near(np.array([self.level]), np.array([gap])))
+        last = int((greatest - fewest).argmax()) if len(fewest) else None
+        options: list[tuple[int, Floats, Floats, Floats]] = []
+        for group, (gain, cost) in enumerate(zip(items.gain, items.cost, strict=True)):
+            open_ = np.flatnonzero(cost[0] - self.level * gain[0] - self.least[group] <= gap * (1 + 1e-9))
+            options.append((group, open_.astype(np.float64), gain[0, open_], cost[0, open_]))
+        for column in range(len(fewest)):
+            if column == last:
+                continue
+            if greatest[column] - fewest[column] > STATES:
+                return None, False
+            counts = np.arange(fewest[column], greatest[column] + 1)
+            price = (items.unit[column] * counts) ** items.slack.power
+            options.append((groups + column, counts, counts * items.step[column], price))
+        gain, cost, rest = np.zeros(1), np.zeros(1), float(self.least.sum())
+        trail: list[tuple[int, NDArray[np.intp], Floats]] = []
+        for item, values, gains, costs in sorted(options, key=lambda option: len(option[1])):
+            rest -= self.least[item]
+            if len(gain) * len(values) > TRIED:
+                return None, False
+            gain = np.minimum(gain[:, None] + gains, self.goal).ravel()
+            cost = (cost[:, None] + costs).ravel()
+            relaxed = cost + self.level * (self.enough - gain) + rest
+            kept = np.flatnonzero(relaxed <= bound + gap * (1 + 1e-9))
+            kept = kept[_undominated(cost[kept], gain[kept], TIE * self.goal)]
+            if not len(kept) or len(kept) > STATES:
+                return None, not len(kept)
+            gain, cost = gain[kept], cost[kept]
+            trail.append((item, kept // len(values), values[kept % len(values)]))
+        state, count, paid = self._completed(last, gain, cost)
+        if not paid <= bound + gap:
+            return None, True
+        chosen = np.zeros(groups + len(fewest))
+        if last is not None:
+            chosen[groups + last] = count
+        for item, parents, values in reversed(trail):
+            chosen[item], state = values[state], parents[state]
+        return chosen, True
+
+    def _completed(self, column: int | None, gain: Floats, cost: Floats) -> tuple[int, float, float]:
+        """The state (s,) that is cheapest once continuous columns and one integer column complete it, the count of the
+        latter, and what that costs."""
+        slack, counts = self.items.slack, np.zeros((1, len(gain)))
+        if column is not None:
+            step, unit, most = self.items.step[column], self.items.unit[column], self.items.most[0, column]
+            rooms, rates = np.append([most * step], slack.room), np.append([(unit / step) ** slack.power], slack.rate)
+            both = WaterFilling.of(np.broadcast_to(rooms, (len(gain), len(rooms))), rates, slack.power)
+            below = np.floor(both.gains(self.enough - gain)[:, 0] / step)
+            counts = np.clip(below + np.array([[-1.0], [0.0], [1.0]]), 0.0, most)
+            gain, cost = gain + counts * step, cost + (unit * counts) ** slack.power
+        rest = missing(gain.reshape(1, -1), self.enough, self.goal, slack.total)
+        paid = cost.ravel() + slack.cost(rest)[0]
+        best = int(paid.argmin())
+        return best % counts.shape[1], float(counts.flat[best]), float(paid[best])
+
+
+def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
+    """The states that gain more than all that cost no more, in the order of their costs."""
+    order = np.lexsort((-gain, cost))
+    best = np.maximum.accumulate(gain[order])
+    more = np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)
+    return np.asarray(order[more])
+
+
+# --- continuous columns -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class WaterFilling:
+    """Rooms of n queries in the order in which their columns fill; (n, d) arrays but for those said otherwise.
+
+    Attributes:
+        power: 1 or 2, which power of the cost adds up over columns.
+        room: gain at which each column is full, in the columns' own order.
+        rate: (d,) what fills first: c/|w| for L1, its square for L2.
+        before: gain of the columns filled earlier.
+        reach: total gain when this column is full.
+        spent: cost, to the power, of the columns filled earlier.
+        slope: L1: rate of this column; L2: 1 / (sum of the speeds of this column and the later ones).
+    """
+
+    power: int
+    room: Floats
+    rate: Floats
+    before: Floats
+    reach: Floats
+    spent: Floats
+    slope: Floats
+
+    @classmethod
+    def of(cls, room: Floats, rate: Floats, power: int) -> WaterFilling:
+        """Sort the columns.
+
+        Args:
+            room: (n, d) gains at the limits, at least 0, may be infinite.
+            rate: (d,) (c/|w|)^power, positive and finite.
+            power: 1 for L1, 2 for L2.
+        """
+        if power == 1:
+            order = np.broadcast_to(np.argsort(rate, kind="stable"), room.shape)
+        else:
+            order = np.argsort(room * rate, axis=1, kind="stable")
+        rooms, rates = np.take_along_axis(room, order, axis=1), rate[order]
+        before = _exclusive(rooms)
+        full = rates * rooms**power
+        if power == 1:
+            reach, slope = before + rooms, rates
+        else:
+            slope = 1.0 / np.cumsum((1.0 / rates)[:, ::-1], axis=1)[:, ::-1]
+            reach = before + rooms * rates / slope
+        return cls(power, room, rate, before, reach, _exclusive(full), slope)
+
+    @property
+    def total(self) -> Floats:
+        """(n,) greatest gain, as `cost` adds it up."""
+        return self.reach[:, -1] if self.room.shape[1] else np.zeros(len(self.room))
+
+    def cost(self, goal: Floats) -> Floats:
+        """(n, k) least cost, to the power, of k gains (n, k) of each query; infinite where out of reach."""
+        goal = np.maximum(goal, 0.0)
+        if not self.room.shape[1]:
+            return np.where(goal > 0, np.inf, 0.0)
+        at, missing = self._piece(goal)
+        spent, slope = np.take_along_axis(self.spent, at, axis=1), np.take_along_axis(self.slope, at, axis=1)
+        above = goal - np.take_along_axis(self.before, at, axis=1)
+        return np.where(missing, np.inf, spent + slope * above**self.power)
+
+    def _piece(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """(n, k) which column fills up next at each goal (n, k), and whether none does; 0 there."""
+        at = np.zeros(goal.shape, dtype=np.intp)
+        for column in range(self.reach.shape[1]):
+            at += self.reach[:, column, None] < goal
+        missing: NDArray[np.bool_] = at == self.reach.shape[1]
+        at[missing] = 0
+        return at, missing
+
+    def gains(self, goal: Floats) -> Floats:
+        """(n, d) gain of each column, in the columns' own order, for goals (n,); all full if out of reach."""
+        goal = np.maximum(goal, 0.0)
+        if not self.room.shape[1]:
+            return self.room
+        at, missing = (found[:, 0] for found in self._piece(goal[:, None]))
+        row = np.arange(len(goal))
+        if self.power == 1:
+            order = np.argsort(self.rate, kind="stable")
+            taken = np.empty_like(self.room)
+            taken[:, order] = np.clip(goal[:, None] - self.before, 0.0, self.room[:, order])
+        else:
+            level = (goal - self.before[row, at]) * self.slope[row, at]
+            taken = np.minimum(level[:, None] / self.rate, self.room)
+        return np.where(missing[:, None], self.room, taken)
+
+
+def _exclusive(values: Floats) -> Floats:
+    """Sums of the earlier columns; infinite only from an infinite column on."""
+    sums = np.zeros_like(values)
+    np.cumsum(values[:, :-1], axis=1, out=sums[:, 1:])
+    return sums
