@@ -39,7 +39,7 @@ from torch import nn
 from safexplain.dp import FlatClipping
 from safexplain.dp.models.checks import Mode
 from safexplain.dp.models.prepare import prepare
-from safexplain.dp.sgd.config import cross_entropy
+from safexplain.dp.sgd.plan import cross_entropy
 from safexplain.dp.sgd.steps import make_step
 
 from ..shared.run import RESULTS, ROOT, provenance, table, write_json

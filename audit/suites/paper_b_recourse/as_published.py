@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain._validate import check_number
-from safexplain.dp.linear.inputs import noise_generator
+from safexplain.dp.linear.classifier import noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError
 from safexplain.recourse.cost import EUCLIDEAN
 from safexplain.recourse.found import Floats, Found, as_rows

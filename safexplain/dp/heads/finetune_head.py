@@ -13,8 +13,7 @@ from safexplain._progress import Progress, silent
 from safexplain.dp.heads.closed_form import Heads, released, train_heads
 from safexplain.dp.heads.features import features, linear_head
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe, own_batches
-from safexplain.dp.sgd.config import NETWORK_LR, TrainingConfig, cross_entropy
-from safexplain.dp.sgd.plan import TrainingPlan
+from safexplain.dp.sgd.plan import NETWORK_LR, TrainingConfig, TrainingPlan, cross_entropy
 from safexplain.dp.sgd.records import InMemory, Records
 from safexplain.dp.sgd.sampling import Source, gaussian, source_of
 from safexplain.errors import InputError

@@ -47,7 +47,7 @@ from sklearn.utils import check_X_y
 from safexplain._secure_random.discrete_laplace import discrete_laplace
 from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number, readable, real_numbers
-from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
+from safexplain.dp.linear.classifier import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError

@@ -265,8 +265,8 @@ def test_a_tuner_trains_as_it_claims(options):
 @pytest.mark.parametrize("options", [{"trainable": "head"}, {"mode": "ghost"}])
 def test_a_tuner_with_less_noise_than_planned_is_refuted(options, monkeypatch):
     from safexplain.dp.heads import closed_form
-    from safexplain.dp.sgd import optimizers, sampling
+    from safexplain.dp.sgd import sampling, steps
 
-    for module in (closed_form, optimizers):
+    for module in (closed_form, steps):
         monkeypatch.setattr(module, "gaussian", lambda *a, **k: 0.9 * sampling.gaussian(*a, **k))
     assert failed(audit_training(tuner(**options), "white-box")) == {"size of the noise"}

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.dp.heads import finetune_head
-from safexplain.dp.sgd.comparison import accuracy_of
+from safexplain.dp.sgd.finetune import accuracy_of
 from safexplain.dp.sgd.records import records_of
 from safexplain.dp.sgd.sampling import PoissonSampler
 from safexplain.errors import ConfigurationError, InputError

@@ -11,8 +11,7 @@ from per_sample_oracle import C, batch, build, loss, prepare, relative_error, tr
 from torch import Tensor, nn
 
 from safexplain.dp.sgd.clipping import FlatClipping
-from safexplain.dp.sgd.optimizers import DistributedClippedOptimizer
-from safexplain.dp.sgd.steps import make_step
+from safexplain.dp.sgd.steps import DistributedClippedOptimizer, make_step
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain._secure_random.generators import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping, DPFineTuner
-from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.dp.sgd.records import records_of
 from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, share_of, source_of, uniform
+from safexplain.dp.sgd.steps import ClippedOptimizer
 from safexplain.errors import ConfigurationError, InputError
 
 

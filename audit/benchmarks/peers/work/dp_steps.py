@@ -82,7 +82,7 @@ def ours(mode: str, float_safe: bool = True) -> Callable[[Work], Call]:
 
     def made(noise: float) -> tuple[Any, Callable[[Any, Any], None]]:
         from safexplain.dp import FlatClipping
-        from safexplain.dp.sgd.config import cross_entropy
+        from safexplain.dp.sgd.plan import cross_entropy
         from safexplain.dp.sgd.steps import make_step
 
         model, optimizer = network()

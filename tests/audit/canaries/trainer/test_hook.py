@@ -14,7 +14,7 @@ from safexplain.audit.canaries.trainer.data import NeighbouringData, records
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.dp import DPFineTuner
 from safexplain.dp.sgd.clipping import FlatClipping
-from safexplain.dp.sgd.optimizers import ClippedOptimizer
+from safexplain.dp.sgd.steps import ClippedOptimizer
 from safexplain.errors import InputError, RefusedError
 
 N, D, C = 12, 3, 0.5
