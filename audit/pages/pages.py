@@ -34,6 +34,7 @@ class Suite:
         needs: files of data, or packages.
         time: of a full run.
         result: its file in audit/results, without the ending; the module's last name where it has one.
+        frozen: the last revision that holds its code, where only the result was kept; the prose says how it was done.
     """
 
     module: str
@@ -41,6 +42,12 @@ class Suite:
     needs: str
     time: str
     result: str
+    frozen: str = ""
+
+    @property
+    def command(self) -> str:
+        """What is typed, and at which revision."""
+        return f"`python -m {self.module}`" + (f" at revision `{self.frozen}`" if self.frozen else "")
 
     @property
     def source(self) -> Path:
@@ -206,7 +213,7 @@ PAGES = (
     Page("peers", "Against others", (Suite(
         "audit.benchmarks.peers", "attacks, DP steps, explanations and bounds, beside ML Privacy Meter, ART, SACRO-ML,"
         " PrivacyGuard, Opacus, Captum and accountants",
-        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers"),), "benchmarks/peers"),
+        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers", "e73fbe75"),), "benchmarks/peers"),
 )  # fmt: skip
 """In the order of the index."""
 
@@ -223,12 +230,12 @@ def page(p: Page, results: Path = RESULTS) -> str:
         f"# {p.title}",
         markdown(
             ("command", "what it shows", "needs", "time on 2 cores"),
-            [(f"`python -m {s.module}`", s.shows, s.needs, s.time) for s in p.suites],
+            [(s.command, s.shows, s.needs, s.time) for s in p.suites],
             left=4,
         ),
         _filled(p.source.read_text(), results).strip(),
     ]
-    if p.folder != "benchmarks":
+    if p.folder != "benchmarks" and not all(s.frozen for s in p.suites):
         parts.append("## How it is done")
         for s in p.suites:
             if len(p.suites) > 1:
@@ -289,7 +296,8 @@ def index(text: str) -> str:
         for p in PAGES for s in p.suites if s.module.startswith("audit.suites.")
     ]  # fmt: skip
     benchmarks = [
-        (f"`{s.module.removeprefix('audit.benchmarks.')}`", s.shows, s.time) for p in PAGES for s in p.suites
+        (f"`{s.module.removeprefix('audit.benchmarks.')}`", s.shows, f"frozen at `{s.frozen}`" if s.frozen else s.time)
+        for p in PAGES for s in p.suites
         if s.module.startswith("audit.benchmarks.")
     ]  # fmt: skip
     made = {
