@@ -183,8 +183,8 @@ PAGES = (
                    " of which the best possible test is known", "4 min"),
         _benchmark("reasons", "do released reasons speak for the decision: models of HELOC and Adult in every path",
                    "1 min", "`heloc.npz`, `adult.npz`; shap 0.50 or later"),
-        _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside a naive version"
-                   " and ranks with noise as in 0.1; peak memory", "3 min"),
+        _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside"
+                   " ranks with noise as in 0.1; peak memory", "3 min"),
         _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"
                    " and memory (`--memory`)", "10 min"),
         _benchmark("protodash_speed", "`HardenedProtoDash` over 10,000 candidates, beside the native call", "15 min",
@@ -213,7 +213,8 @@ PAGES = (
     Page("peers", "Against others", (Suite(
         "audit.benchmarks.peers", "attacks, DP steps, explanations and bounds, beside ML Privacy Meter, ART, SACRO-ML,"
         " PrivacyGuard, Opacus, Captum and accountants",
-        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers", "e73fbe75"),), "benchmarks/peers"),
+        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers", "e73fbe75"),),
+        "benchmarks/peers"),
 )  # fmt: skip
 """In the order of the index."""
 

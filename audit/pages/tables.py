@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..benchmarks import tables as benchmark_tables
-from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
 from ..shared.cells import auc, found_by
 from ..shared.run import markdown
@@ -92,53 +91,6 @@ def third_party(found: dict[str, Any]) -> str:
     return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
 
 
-# ------------------------------------------------------------------------------------------------------ benchmarks
-
-
-def dp_epsilons(found: dict[str, Any]) -> str:
-    """Time of accounting beside dp-accounting's."""
-    rows = [
-        (
-            name,
-            f"{r['pair_ms']:.0f}",
-            f"{r['dp_accounting_ms']:.0f}",
-            f"{r['times_as_fast']:.0f}",
-            f"{r['calibration_ms']:.0f}",
-            " / ".join(f"{e:.4f}" for e in r["epsilon"]),
-            " / ".join(f"{e:.4f}" for e in r["dp_accounting_epsilon"]),
-        )
-        for name, r in found["results"].items()
-    ]
-    header = (
-        "setting",
-        "pair, ms",
-        "dp-accounting, ms",
-        "times as fast",
-        "calibration, ms",
-        "epsilons",
-        "its epsilons",
-    )
-    return markdown(header, rows)
-
-
-def dp_finetuning(found: dict[str, Any]) -> str:
-    """Time and memory of a step beside Opacus."""
-    rows = [
-        (name, f"{r['ms_median']:.0f}", f"{r['ms_shortest']:.0f}", f"{r['ratio_to_opacus_ghost']:.2f}",
-         f"{r['peak_mib']:.0f}") for name, r in found["results"].items()
-    ]  # fmt: skip
-    return markdown(("one step", "ms, median", "shortest", "ratio to Opacus, ghost", "peak MiB"), rows)
-
-
-def dp_head(found: dict[str, Any]) -> str:
-    """Time of a head beside Opacus."""
-    rows = [
-        (name, f"{1e3 * r['processor_seconds_median']:.0f}", f"{r['times_faster_median']:.1f}")
-        for name, r in found["results"].items()
-    ]
-    return markdown(("one run of 500 steps", "processor ms a run", "times as fast"), rows)
-
-
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     **{
@@ -166,20 +118,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "canary_sweep: A4": ("canary_sweep", canary_tables.learning_rates),
     "canary_sweep: A5": ("canary_sweep", canary_tables.ratios),
     "canary_training": ("canary_training", canary_tables.training),
-    "dp_epsilons": ("dp_epsilons", dp_epsilons),
-    "dp_finetuning": ("dp_finetuning", dp_finetuning),
-    "dp_head": ("dp_head", dp_head),
-    "ledger_kills": ("ledger_kills", benchmark_tables.kills),
-    "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
-    "noise": ("noise", benchmark_tables.noise),
-    "serving": ("serving", benchmark_tables.serving),
-    "attack_power": ("attack_power", benchmark_tables.power),
-    "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
-    "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
-    "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
-    "reasons": ("reasons", benchmark_tables.reasons),
-    "reference_training": ("reference_training", benchmark_tables.reference_training),
-    **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
+    **benchmark_tables.TABLES,
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
