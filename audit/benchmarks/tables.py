@@ -87,6 +87,8 @@ def overhead(found: Result) -> str:
 
 def gradients(found: Result) -> str:
     """Captum's gradients and ours."""
+    if "gradients" not in found:
+        return "*There is no result yet.*"
     return by_columns(
         found["gradients"]["results"].items(),
         "one thread, processor time",

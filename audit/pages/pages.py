@@ -18,10 +18,7 @@ from ..shared.run import RESULTS, ROOT, markdown
 from .tables import TABLES
 
 README = ROOT / "audit" / "README.md"
-THREATS = ROOT / "docs" / "threat-model.md"
-SCALE = ROOT / "docs" / "scale.md"
-COMPARE = ROOT / "docs" / "compare.md"
-PAGES_FOLDER = ROOT / "docs" / "evidence"
+DOCS = ROOT / "docs"
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Page:
     @property
     def path(self) -> Path:
         """The page itself."""
-        return PAGES_FOLDER / f"{self.name}.md"
+        return DOCS / "evidence" / f"{self.name}.md"
 
 
 def _suite(module: str, shows: str, needs: str, time: str, result: str = "") -> Suite:
@@ -291,34 +288,24 @@ def index(text: str) -> str:
     Raises:
         ValueError: a place is missing, or is there twice.
     """
-    suites = [
-        (f"`{s.module.removeprefix('audit.suites.')}`", f"{s.shows} ([page](../docs/evidence/{p.name}.md))", s.needs,
-         s.time)
-        for p in PAGES for s in p.suites if s.module.startswith("audit.suites.")
-    ]  # fmt: skip
-    benchmarks = [
-        (f"`{s.module.removeprefix('audit.benchmarks.')}`", s.shows, f"frozen at `{s.frozen}`" if s.frozen else s.time)
-        for p in PAGES for s in p.suites
-        if s.module.startswith("audit.benchmarks.")
-    ]  # fmt: skip
+    rows: dict[str, list[tuple[str, ...]]] = {"suites": [], "benchmarks": []}
+    for p in PAGES:
+        for s in p.suites:
+            kind, name = s.module.removeprefix("audit.").split(".", 1)
+            time = f"frozen at `{s.frozen}`" if s.frozen else s.time
+            about = (f"{s.shows} ([page](../docs/evidence/{p.name}.md))", s.needs) if kind == "suites" else (s.shows,)
+            rows[kind].append((f"`{name}`", *about, time))
     made = {
         "suites": markdown(
-            ("`python -m audit.suites.`...", "what it shows", "needs", "time on 2 cores"), suites, left=4
+            ("`python -m audit.suites.`...", "what it shows", "needs", "time on 2 cores"), rows["suites"], left=4
         ),
-        "benchmarks": markdown(("`python -m audit.benchmarks.`...", "what it measures", "time"), benchmarks, left=3),
+        "benchmarks": markdown(
+            ("`python -m audit.benchmarks.`...", "what it measures", "time"), rows["benchmarks"], left=3
+        ),
     }
     for name, table in made.items():
         text = _placed(text, name, table, README.name)
     return text
-
-
-def threats(text: str, results: Path = RESULTS) -> str:
-    """The threat model with the table of the red team's attacks.
-
-    Raises:
-        ValueError: its place is missing, or is there twice.
-    """
-    return _placed(text, "red_team", _filled("{{ red_team }}", results), THREATS.name)
 
 
 def _placed(text: str, name: str, table: str, file: str) -> str:
@@ -328,16 +315,21 @@ def _placed(text: str, name: str, table: str, file: str) -> str:
     return pattern.sub(lambda m: f"{m[1]}{table}\n\n{m[2]}", text)
 
 
+PLACES = {
+    DOCS / "threat-model.md": {"red_team": "{{ red_team }}"},
+    DOCS / "scale.md": {"audit_cost": "{{ audit_cost }}"},
+    DOCS / "compare.md": {"compared": "{{ peers: compared }}", "question": "{{ peers: question }}"},
+}
+"""Other pages that hold tables -> name of the place in the page -> table."""
+
+
 def written() -> dict[Path, str]:
     """Every file that is made from results, and what belongs into it."""
-    made = {README: index(README.read_text()), THREATS: threats(THREATS.read_text())}
-    if SCALE.is_file():
-        made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost }}", RESULTS), SCALE.name)
-    if COMPARE.is_file():
-        text = COMPARE.read_text()
-        for name, table in (("compared", "{{ peers: compared }}"), ("question", "{{ peers: question }}")):
-            text = _placed(text, name, _filled(table, RESULTS), COMPARE.name)
-        made[COMPARE] = text
+    made = {README: index(README.read_text())}
+    for path, places in PLACES.items():
+        made[path] = path.read_text()
+        for name, table in places.items():
+            made[path] = _placed(made[path], name, _filled(table, RESULTS), path.name)
     return made | {p.path: page(p) for p in PAGES}
 
 

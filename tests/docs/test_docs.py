@@ -99,14 +99,17 @@ def test_outputs_are_compared_by_words_and_roughly_by_numbers() -> None:
     assert not alike("(5, 64)", "(5, 64, 1)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_and_included_files_exist(page: Path) -> None:
-    text = page.read_text()
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    local = [link.partition("#")[0] for link in links if not link.startswith(("http://", "https://", "#"))]
-    local = [link for link in local if "reference/" not in link]  # made with the site, where test_site follows these
-    assert [link for link in local if link and not (page.parent / link).exists()] == []
-    assert [path for path in re.findall(rf'{INCLUDED} "([^"]+)"', text) if not (ROOT / path).is_file()] == []
+def test_links_and_included_files_exist() -> None:
+    missing = []
+    for page in (*PAGES, *sorted(DOCS.glob("notebooks/*.md"))):
+        text = page.read_text()
+        links = re.findall(r"\]\(([^)\s]+)\)", text)
+        local = [link.partition("#")[0] for link in links if not link.startswith(("http://", "https://", "#"))]
+        local = [link for link in local if "reference/" not in link]  # made with the site: test_site follows these
+        missing += [(page.name, link) for link in local if link and not (page.parent / link).exists()]
+        included = re.findall(rf'{INCLUDED} "([^"]+)"', text)
+        missing += [(page.name, path) for path in included if not (ROOT / path).is_file()]
+    assert missing == []
 
 
 def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_source() -> None:
@@ -121,22 +124,20 @@ def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_sou
         assert ("random" in shown) == row.stochastic
 
 
-@pytest.mark.parametrize("name", ["audit", "attack", "tune", "canaries", "demo"])
-def test_every_option_of_a_command_is_documented(name: str) -> None:
+def test_every_option_of_a_command_is_documented() -> None:
     text = (DOCS / "cli.md").read_text()
-    command = typer.main.get_command(app()).commands[name]  # type: ignore[attr-defined]
-    options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
-    assert options
-    assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
-
-
-@pytest.mark.parametrize("name", ["show", "grant", "export"])
-def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
-    text = (DOCS / "cli.md").read_text().partition("## safexplain ledger\n")[2].partition("\n## ")[0]
-    command = typer.main.get_command(app()).commands["ledger"].commands[name]  # type: ignore[attr-defined]
-    options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
-    assert options
-    assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
+    of_ledger = text.partition("## safexplain ledger\n")[2].partition("\n## ")[0]
+    commands = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
+    missing = []
+    for group, names, part in (
+        (commands, ("audit", "attack", "tune", "canaries", "demo"), text),
+        (commands["ledger"].commands, ("show", "grant", "export"), of_ledger),
+    ):
+        for name in names:
+            flags = [flag for p in group[name].params for flag in p.opts if flag.startswith("--") and flag != "--help"]
+            assert flags
+            missing += [(name, flag) for flag in flags if f"`{flag}`" not in part]
+    assert missing == []
 
 
 def test_options_are_shown_with_their_defaults() -> None:
