@@ -14,14 +14,13 @@ from torch.nn import functional
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
-from evidence import DATA, needs, twice
+from evidence import needs, twice
 
 from audit.suites.attack_table import tasks as attack_table
 from audit.suites.dp_attacks import nets as dp_nets
 from audit.suites.dp_attacks import networks as dp_networks
 from audit.suites.dp_attacks import plan
 from audit.suites.dp_attacks import released as dp_released
-from audit.suites.third_party import suite as third_party
 from safexplain import Hardening
 from safexplain._progress import silent
 from safexplain.audit import Population, Shadows, collect_signals
@@ -102,18 +101,6 @@ def options(pool, tmp_path, monkeypatch):
     monkeypatch.setattr(dp_networks, "network", lambda *_: (small(), {"small": "0"}))
     monkeypatch.setattr(dp_networks.Pool, "of", lambda *_: pool)
     return Namespace(cache=tmp_path, data=tmp_path, device="cpu", epsilon=[0.5, math.inf])
-
-
-@needs_weights
-def test_the_mobilenet_in_plain_layers_is_the_mobilenet():
-    nets, _ = third_party.third_party(DATA, (NET,))
-    plain = dp_nets.MobileNet(nets[NET]).eval()
-    x = torch.rand(4, 3, 45, 45, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    assert torch.allclose(plain.features(x), nets[NET].features(x), atol=1e-5)
-    assert {type(m) for m in plain.modules() if any(True for _ in m.parameters(recurse=False))} == {
-        nn.Conv2d,
-        nn.Linear,
-    }
 
 
 @pytest.mark.slow

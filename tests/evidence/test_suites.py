@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from evidence import DATA, ROOT, needs, run
 
+from audit.benchmarks import harness
 from audit.shared import resampling
 from audit.shared import run as common
 from audit.suites.paper_a import suite as paper_a
@@ -96,7 +97,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path):
 
 
 def test_a_finished_part_is_not_made_again_unless_its_parameters_change(tmp_path):
-    parts, made = common.Parts(tmp_path, "audit.suites.paper_d"), []
+    parts, made = common.Parts(tmp_path, "audit.shared", "safexplain.errors"), []
     for parameters in (["a", 1], ["a", 1], ["a", 2]):
         parts.get(parameters, lambda p=parameters: made.append(p) or {"p": p})
     assert made == [["a", 1], ["a", 2]]
@@ -157,6 +158,27 @@ def test_a_quick_run_does_not_overwrite_committed_results(tmp_path):
     options = common.parser("paper_a", "").parse_args(["--quick", "--cache", str(tmp_path)])
     assert common.destination(options).parent == tmp_path
     assert common.destination(common.parser("paper_a", "").parse_args([])).parent == ROOT / "audit" / "results"
+
+
+def test_calls_take_turns_and_a_ratio_is_of_two_times_of_one_round(monkeypatch):
+    order, seconds = [], iter([9, 9, 1, 4, 6, 2, 3, 9])  # two calls before the rounds, then A B, B A, A B
+    monkeypatch.setattr(harness, "timed", lambda call, device: (call(), (s := next(seconds), 10 * s))[1])
+    turns = harness.Turns({name: lambda name=name: order.append(name) for name in "AB"}, rounds=3)
+    assert "".join(order) == "ABABBAAB"
+    assert (turns.busy, turns.first) == ({"A": [1, 2, 3], "B": [4, 6, 9]}, {"A": 90, "B": 90})
+    assert (turns.ms("A"), turns.shortest_ms("B")) == (2000, 4000)
+    assert (turns.ratio("B", "A"), turns.quartiles("B", "A")) == (3, [3, 4])
+
+
+def test_a_missed_target_is_named_and_the_exit_code_of_a_full_run(tmp_path, capsys):
+    for quick, code in ((False, 1), (True, 0)):
+        given = ["--out", str(tmp_path / "out.json"), *(["--quick"] if quick else [])]
+        options = harness.started(harness.parser("noise", "", rounds=9), given)
+        targets = {"fast": harness.at_most(1.0, 2.0), "strong": harness.at_least(1.0, 2.0)}
+        assert harness.written(options, {"results": {}}, targets) == code
+        assert ("MISSED: fast: 2, target 1" in capsys.readouterr().err) == (not quick)
+        report = json.loads((tmp_path / "out.json").read_text())
+        assert (report["rounds"], report["targets"]["fast"]["met"]) == (3 if quick else 9, False)
 
 
 @pytest.mark.slow

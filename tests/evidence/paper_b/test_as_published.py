@@ -8,7 +8,6 @@ from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression
 
 from audit.suites.paper_b_recourse.as_published import AsPublishedLaplace
-from safexplain.errors import InfeasibleError
 
 
 def plain(n=400, d=6, seed=0, **options):
@@ -64,18 +63,3 @@ def test_clamping_makes_as_many_scores_infinite_as_the_formula_says():
     for epsilon in (0.5, 5.0):
         answer = AsPublishedLaplace(model, epsilon=epsilon, score_bound=700.0, random_state=0).explain(middle)
         assert answer.censored.mean() == pytest.approx(np.exp(-epsilon / 2), abs=0.012)  # at probability 1/2
-
-
-def test_the_published_formula_misses_the_target_and_the_square_reaches_it():
-    model, X = plain(C=1e-3)
-    assert np.linalg.norm(model.coef_) < 0.9
-    short, right = (
-        AsPublishedLaplace(model, epsilon=1e6, published_formula=p, random_state=0).explain(X) for p in (True, False)
-    )
-    asked = ~right.favourable
-    np.testing.assert_allclose(model.decision_function(right.counterfactual[asked]), 0, atol=1e-4)
-    assert (model.decision_function(short.counterfactual[asked & (right.score < -0.05)]) < -1e-3).all()
-    assert right.valid.all()
-    assert not short.valid[asked & (right.score < -0.05)].any()
-    with pytest.raises(InfeasibleError):
-        AsPublishedLaplace(model, epsilon=1e6).explain(X, infeasible="raise")

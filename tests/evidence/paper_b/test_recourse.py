@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import numpy as np
 import pytest
-from evidence import ROOT, twice
+from evidence import twice
 from sklearn.linear_model import LogisticRegression
 
 from audit.shared.run import RESULTS
@@ -165,20 +164,6 @@ def test_the_suite_runs_resumes_and_reports_every_condition(quick):
         lines = make(first).splitlines()
         assert len(lines) > 2, name
         assert len({line.count("|") for line in lines}) == 1, name
-
-
-@pytest.mark.slow
-def test_figures_are_drawn(quick, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "figures"))
-    figures = importlib.import_module("make_recourse_figures")
-    drawn = quick[0]["results"] | {"synthetic 1000": quick[0]["results"]["synthetic 100"]}
-    (tmp_path / "found.json").write_text(json.dumps(quick[0] | {"results": drawn}))
-    figures.main(["--out", str(tmp_path), "--result", str(tmp_path / "found.json")])
-    far = ("recourse-distances", "recourse-distances-lrt", "recourse-distances-epsilons")
-    assert {p.name for p in tmp_path.glob("*.svg")} == {
-        f"{name}-{s}.svg" for name in ("recourse-synthetic", *far) for s in ("light", "dark")
-    }
 
 
 @pytest.mark.slow
