@@ -1,7 +1,4 @@
-"""audit/suites/paper_d: the two artefacts come from the evaluation, both searches do what they say, and the fast
-arithmetic is right."""
-
-from dataclasses import replace
+"""audit/suites/paper_d: the two artefacts come from the evaluation, and the fast arithmetic is right."""
 
 import numpy as np
 import pytest
@@ -9,14 +6,27 @@ import torch
 from captum.attr import InputXGradient, Saliency
 from evidence import needs, twice
 
-from audit.suites.paper_d import nothing_to_leak as paper_d
-from audit.suites.paper_d import search, tables
+from audit.suites.paper_d import suite as paper_d
 from safexplain.verdict.stats import tpr_at_fpr
 
 
 @pytest.fixture
 def images():
     return np.random.default_rng(0).integers(1, 256, (12, 32, 32, 3), dtype=np.uint8)
+
+
+def test_every_crop_and_both_directions_come_out_and_nothing_else():
+    images = np.random.default_rng(0).integers(1, 256, (200, 32, 32, 3), dtype=np.uint8)
+    moved = paper_d.crop_and_flip(images, np.random.default_rng(1))
+    found = []
+    for image, got in zip(images, moved, strict=True):
+        padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+        places = [(i, j, f) for i in range(9) for j in range(9) for f in (1, -1)]
+        found += [(i, j, f) for i, j, f in places if np.array_equal(got, padded[i : i + 32, j : j + 32][:, ::f])]
+    assert len(found) == len(images), "each is a window of its own padded image, once"
+    down, right, direction = (set(values) for values in zip(*found, strict=True))
+    assert (down, right, direction) == (set(range(9)), set(range(9)), {1, -1})
+    assert 70 < sum(f == -1 for _, _, f in found) < 130
 
 
 def test_maps_are_those_of_captum_on_the_true_label(images):
@@ -29,8 +39,42 @@ def test_maps_are_those_of_captum_on_the_true_label(images):
         assert torch.allclose(got[name], expected, rtol=1e-4, atol=1e-6 * float(expected.detach().abs().max()))
 
 
-def test_reshuffled_rates_are_those_that_the_library_reads():
-    n, examples = 2000, 9000
+def test_untrained_networks_follow_from_their_seed_alone(images):
+    state = torch.random.get_rng_state()
+    labels = np.zeros(12, dtype=np.int64)
+    first, again, other = (paper_d.explain(paper_d.untrained(s), images, labels)["Saliency"] for s in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_the_attack_finds_a_planted_difference_and_nothing_else(planted):
+    generator, member = torch.Generator().manual_seed(0), np.arange(600) < 300
+    maps = [torch.randn(600, 3, 32, 32, generator=generator) for _ in range(2)]
+    if planted:
+        for m in maps:
+            m[:300, :, :4] *= 0.2
+    attack = paper_d.Attack(paper_d.convolutional, maps[0], member, 0, 3)
+    low, high = paper_d.figures(attack(maps[1]), member)["AUC"][1:]
+    assert low > 0.9 if planted else low < 0.5 < high
+
+
+@pytest.mark.parametrize("n", [300, 1000, 2000])
+def test_simulated_rates_are_distributed_as_those_of_independent_scores(n):
+    rng = np.random.default_rng(2)
+    member = np.arange(2 * n) < n
+    slow = np.array([tpr_at_fpr(rng.random(2 * n), member, fpr=0.001).tpr for _ in range(2000)])
+    fast = paper_d.chance_rates(n, (50_000,), rng)
+    error = 4 * slow.std() / np.sqrt(len(slow))
+    assert fast.mean() == pytest.approx(slow.mean(), abs=error)
+    assert fast.std() == pytest.approx(slow.std(), rel=0.15)
+    assert paper_d.chance_rates(2 * n, (50_000,), rng).std() < 0.9 * slow.std(), "another number is another spread"
+
+
+@pytest.mark.parametrize("examples", [4000, 9000])
+def test_reshuffled_rates_are_those_that_the_library_reads(examples):
+    n = 2000
     scores = np.random.default_rng(3).normal(size=(3, examples))
     fast = paper_d.reshuffled_rates(scores, n, 5, np.random.default_rng(4))
     rng = np.random.default_rng(4)
@@ -40,65 +84,44 @@ def test_reshuffled_rates_are_those_that_the_library_reads():
         assert row.tolist() == pytest.approx(slow)
 
 
-@pytest.fixture(scope="module")
-def data():
-    """Forty groups of three images, whose brightness tells the class."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(120) // 3 % 2
-    images = (rng.integers(0, 120, (120, 32, 32, 3)) + 120 * labels[:, None, None, None]).astype(np.uint8)
-    return search.Data(images, labels, np.arange(120) // 3, 0.5, 0.25)
+def test_the_best_of_many_is_far_above_what_it_shows_on_fresh_examples():
+    rates = paper_d.chance_rates(1500, (4000, 20), np.random.default_rng(5))
+    found = paper_d.selection(rates)
+    assert found["best"] == pytest.approx(0.0046, abs=2e-4)
+    assert found["best, 97.5 %"] == pytest.approx(0.008, abs=1e-3)
+    assert found["fresh"] == pytest.approx(2 / 1501, rel=0.1)
 
 
-SMALL = replace(search.QUICK, sides=(24, 16, 12), pools=(40, 30, 20), trials=(3, 2, 1), sensitivity=8)
+def test_one_seed_has_nothing_to_gain_by_being_chosen():
+    found = paper_d.selection(paper_d.chance_rates(1500, (4000, 1), np.random.default_rng(6)))
+    assert found["best"] == pytest.approx(found["fresh"])
 
 
-def test_the_published_rate_is_read_at_the_first_point_with_the_nearest_false_positive_rate():
-    for non_members, expected in ((2000, 0.1), (700, 0.1), (400, 0.0)):
-        top = non_members - 1.0
-        members = np.repeat([top + 0.5, top - 0.5, 0.5], [100, 200, 700])
-        scores = np.concatenate([np.arange(float(non_members)), members])
-        assert search.tpr_nearest(scores, np.arange(len(scores)) >= non_members) == pytest.approx(expected)
+def test_a_missed_target_of_paper_d_is_named():
+    def at(auc, low, high):
+        return {"AUC": [auc, auc, auc], "at 0.1%": [low, low, low], "at 1.0%": [high, high, high]}
 
-
-@pytest.fixture(scope="module")
-def honest(data):
-    return search.Honest(data, SMALL)
-
-
-@pytest.mark.parametrize("planted", [True, False])
-def test_the_honest_protocol_finds_a_planted_leak_and_none_in_random_maps(planted):
-    size, n = replace(SMALL, models=8, targets=2), 250
-    rng = np.random.default_rng(0)
-    blank = search.Data(np.zeros((n, 32, 32, 3), np.uint8), np.arange(n) % 2, np.arange(n), 0.5, 0.25)
-    whole = search.Honest(blank, replace(size, pools=(n, n, n)))
-    member = rng.random((8, n)) < 0.5
-    whole.__dict__.update(labels=torch.zeros(8, n, dtype=torch.long), shadows=type("S", (), {"membership": member})())
-    maps = [torch.from_numpy(rng.normal(size=(n, 3, 4, 4)) * (1 - 0.9 * planted * m[:, None, None, None])).float()
-            for m in member]  # fmt: skip
-    scores = whole.leak(maps)
-    found = search.excesses(scores, member[:2], np.arange(n))
-    assert max(found.values()) > 0.5 if planted else max(found.values()) < 0.05
-    reported = whole.reported({"default": (scores, max(found, key=found.get), None)}, member[:2], np.arange(n))
-    low, high = reported["default"]["leak"][1:]
-    assert low > 0.4 if planted else low <= 0 <= high + 1e-9
+    chance = {"same": at(0.5, 0.001, 0.01), "another": at(0.5, 0.001, 0.01)}
+    leak = {"same": at(0.97, 0.4, 0.8), "another": at(0.84, 0.05, 0.2)}
+    rows = {e: {paper_d.THEIRS: leak, "neither": chance, "both": chance} for e in ("InputXGradient", "Saliency")}
+    best = {str(n): {k: {"best": v, "fresh": v / 3} for k in ("simulated", "classifiers")}
+            for n, v in paper_d.BEST_OF.items()}  # fmt: skip
+    assert paper_d.failures(rows, best) == []
+    off = {"same": at(0.53, 0.001, 0.01), "another": chance["another"]}
+    weak = {"same": leak["same"], "another": at(0.84, 0.001, 0.2)}
+    assert "Saliency, both, same" in paper_d.failures(rows | {"Saliency": rows["Saliency"] | {"both": off}}, best)[0]
+    changed = rows | {"InputXGradient": rows["InputXGradient"] | {paper_d.THEIRS: weak}}
+    assert "members only, another" in paper_d.failures(changed, best)[0]
+    same = {n: {"simulated": kinds["simulated"], "classifiers": {"best": 0.001, "fresh": 0.001}}
+            for n, kinds in best.items()}  # fmt: skip
+    assert len(paper_d.failures(rows, same)) == len(best)
 
 
 @pytest.mark.slow
 @needs("cifar10.npz")
 def test_the_evaluation_runs_and_resumes(tmp_path):
-    first, again = twice("audit.suites.paper_d", tmp_path, "--part", "evaluation")
+    first, again = twice("audit.suites.paper_d", tmp_path)
     assert first["quick"]
     ran = first["results"]["evaluation"]
     assert ran["run"]["command"].startswith("python -m audit.suites.paper_d")
     assert again["results"]["evaluation"]["untrained_networks"] == ran["untrained_networks"]
-
-
-@pytest.mark.slow
-@needs("cifar10.npz")
-def test_the_search_runs_resumes_and_keeps_the_other_parts(tmp_path):
-    first, again = twice("audit.suites.paper_d", tmp_path, "--part", "search", "--task", "cifar10")
-    assert again["results"]["search cifar10"]["cells"] == first["results"]["search cifar10"]["cells"]
-    for cell in first["results"]["search cifar10"]["cells"].values():
-        assert cell["published"]["trials"][0]["tpr"] == max(cell["published"]["trials"][0]["tpr of each seed"])
-        assert cell["honest"]["which"]["published best"] == cell["published"]["best"]
-    assert "| cifar10 | InputXGradient |" in tables.left_of_the_claim(first)
