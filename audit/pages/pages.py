@@ -209,7 +209,7 @@ PAGES = (
     Page("peers", "Against others", (Suite(
         "audit.benchmarks.peers", "attacks, DP steps, explanations and bounds, beside ML Privacy Meter, ART, SACRO-ML,"
         " PrivacyGuard, Opacus, Captum and accountants",
-        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers", "e73fbe75"),),
+        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "frozen/peers", "e73fbe75"),),
         "benchmarks/peers"),
 )  # fmt: skip
 """In the order of the index."""

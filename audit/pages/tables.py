@@ -119,7 +119,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "canary_sweep: A5": ("canary_sweep", canary_tables.ratios),
     "canary_training": ("canary_training", canary_tables.training),
     **benchmark_tables.TABLES,
-    **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
+    **{name: ("frozen/peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
     **{name: ("dp_defaults", make) for name, make in default_tables.TABLES.items()},

@@ -71,6 +71,7 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert 65 <= kept <= 90
 
 
+@pytest.mark.slow
 def test_models_of_public_data_explain_a_private_one(tmp_path: Path) -> None:
     printed = run("public_explainer", tmp_path)
     found = {line.partition(":")[0]: line for line in printed.splitlines()}
@@ -93,6 +94,7 @@ def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
     assert "the same answer: True" in printed
 
 
+@pytest.mark.slow
 def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     by_pixel, by_superpixel = (
@@ -134,6 +136,7 @@ def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
 
 
+@pytest.mark.slow
 def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
     run("write_audit_files", tmp_path)
     data = load_data(tmp_path / "data.npz")
@@ -143,6 +146,7 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
     assert 0.4 < np.mean(data.member) < 0.6
 
 
+@pytest.mark.slow
 def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
     printed = run("dp_fine_tune", tmp_path)
     private, without = (float(part) for part in re.findall(r"(0\.\d+) ±", printed))
@@ -167,6 +171,7 @@ def test_a_private_model_gets_its_verdict_from_the_command_line(
     assert "as stated: epsilon" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_path: Path) -> None:
     printed = run("dp_own_loop", tmp_path)
     assert "epsilon 4.197 (one record added or removed), 8.000 (one record substituted)" in printed
@@ -175,6 +180,7 @@ def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_pat
     assert "As claimed: all 10 checks" in printed
 
 
+@pytest.mark.slow
 def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     seen, right, broken, wrong = run("audit_canaries", tmp_path).splitlines()
     assert seen.startswith("right: As claimed: all 7 checks of the steps")
@@ -183,6 +189,7 @@ def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     assert wrong.startswith("wrong: Refuted: epsilon for a substituted record is at least")
 
 
+@pytest.mark.slow
 def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path: Path) -> None:
     printed = run("credit_recourse", tmp_path)
     right, majority = (float(v) for v in re.findall(r"([0-9.]+)%[;\n]", printed)[:2])
@@ -236,6 +243,7 @@ def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, 
     assert said in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
 
 
+@pytest.mark.slow
 def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "examples" / "recourse_service.py"), "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

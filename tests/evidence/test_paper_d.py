@@ -15,20 +15,6 @@ def images():
     return np.random.default_rng(0).integers(1, 256, (12, 32, 32, 3), dtype=np.uint8)
 
 
-def test_every_crop_and_both_directions_come_out_and_nothing_else():
-    images = np.random.default_rng(0).integers(1, 256, (200, 32, 32, 3), dtype=np.uint8)
-    moved = paper_d.crop_and_flip(images, np.random.default_rng(1))
-    found = []
-    for image, got in zip(images, moved, strict=True):
-        padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
-        places = [(i, j, f) for i in range(9) for j in range(9) for f in (1, -1)]
-        found += [(i, j, f) for i, j, f in places if np.array_equal(got, padded[i : i + 32, j : j + 32][:, ::f])]
-    assert len(found) == len(images), "each is a window of its own padded image, once"
-    down, right, direction = (set(values) for values in zip(*found, strict=True))
-    assert (down, right, direction) == (set(range(9)), set(range(9)), {1, -1})
-    assert 70 < sum(f == -1 for _, _, f in found) < 130
-
-
 def test_maps_are_those_of_captum_on_the_true_label(images):
     model, labels = paper_d.untrained(3), np.arange(12) % 10
     got = paper_d.explain(model, images, labels)
@@ -37,15 +23,6 @@ def test_maps_are_those_of_captum_on_the_true_label(images):
     for name, method in (("InputXGradient", InputXGradient(model)), ("Saliency", Saliency(model))):
         expected = method.attribute(x, target=torch.from_numpy(labels))
         assert torch.allclose(got[name], expected, rtol=1e-4, atol=1e-6 * float(expected.detach().abs().max()))
-
-
-def test_untrained_networks_follow_from_their_seed_alone(images):
-    state = torch.random.get_rng_state()
-    labels = np.zeros(12, dtype=np.int64)
-    first, again, other = (paper_d.explain(paper_d.untrained(s), images, labels)["Saliency"] for s in (0, 0, 1))
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first, again)
-    assert not torch.allclose(first, other)
 
 
 @pytest.mark.parametrize("planted", [True, False])
@@ -60,21 +37,19 @@ def test_the_attack_finds_a_planted_difference_and_nothing_else(planted):
     assert low > 0.9 if planted else low < 0.5 < high
 
 
-@pytest.mark.parametrize("n", [300, 1000, 2000])
-def test_simulated_rates_are_distributed_as_those_of_independent_scores(n):
-    rng = np.random.default_rng(2)
+def test_simulated_rates_are_distributed_as_those_of_independent_scores():
+    """Four standard errors; the seed is fixed."""
+    n, rng = 1000, np.random.default_rng(2)
     member = np.arange(2 * n) < n
-    slow = np.array([tpr_at_fpr(rng.random(2 * n), member, fpr=0.001).tpr for _ in range(2000)])
+    slow = np.array([tpr_at_fpr(rng.random(2 * n), member, fpr=0.001).tpr for _ in range(1000)])
     fast = paper_d.chance_rates(n, (50_000,), rng)
-    error = 4 * slow.std() / np.sqrt(len(slow))
-    assert fast.mean() == pytest.approx(slow.mean(), abs=error)
+    assert fast.mean() == pytest.approx(slow.mean(), abs=4 * slow.std() / np.sqrt(len(slow)))
     assert fast.std() == pytest.approx(slow.std(), rel=0.15)
     assert paper_d.chance_rates(2 * n, (50_000,), rng).std() < 0.9 * slow.std(), "another number is another spread"
 
 
-@pytest.mark.parametrize("examples", [4000, 9000])
-def test_reshuffled_rates_are_those_that_the_library_reads(examples):
-    n = 2000
+def test_reshuffled_rates_are_those_that_the_library_reads():
+    n, examples = 2000, 9000
     scores = np.random.default_rng(3).normal(size=(3, examples))
     fast = paper_d.reshuffled_rates(scores, n, 5, np.random.default_rng(4))
     rng = np.random.default_rng(4)
@@ -90,31 +65,6 @@ def test_the_best_of_many_is_far_above_what_it_shows_on_fresh_examples():
     assert found["best"] == pytest.approx(0.0046, abs=2e-4)
     assert found["best, 97.5 %"] == pytest.approx(0.008, abs=1e-3)
     assert found["fresh"] == pytest.approx(2 / 1501, rel=0.1)
-
-
-def test_one_seed_has_nothing_to_gain_by_being_chosen():
-    found = paper_d.selection(paper_d.chance_rates(1500, (4000, 1), np.random.default_rng(6)))
-    assert found["best"] == pytest.approx(found["fresh"])
-
-
-def test_a_missed_target_of_paper_d_is_named():
-    def at(auc, low, high):
-        return {"AUC": [auc, auc, auc], "at 0.1%": [low, low, low], "at 1.0%": [high, high, high]}
-
-    chance = {"same": at(0.5, 0.001, 0.01), "another": at(0.5, 0.001, 0.01)}
-    leak = {"same": at(0.97, 0.4, 0.8), "another": at(0.84, 0.05, 0.2)}
-    rows = {e: {paper_d.THEIRS: leak, "neither": chance, "both": chance} for e in ("InputXGradient", "Saliency")}
-    best = {str(n): {k: {"best": v, "fresh": v / 3} for k in ("simulated", "classifiers")}
-            for n, v in paper_d.BEST_OF.items()}  # fmt: skip
-    assert paper_d.failures(rows, best) == []
-    off = {"same": at(0.53, 0.001, 0.01), "another": chance["another"]}
-    weak = {"same": leak["same"], "another": at(0.84, 0.001, 0.2)}
-    assert "Saliency, both, same" in paper_d.failures(rows | {"Saliency": rows["Saliency"] | {"both": off}}, best)[0]
-    changed = rows | {"InputXGradient": rows["InputXGradient"] | {paper_d.THEIRS: weak}}
-    assert "members only, another" in paper_d.failures(changed, best)[0]
-    same = {n: {"simulated": kinds["simulated"], "classifiers": {"best": 0.001, "fresh": 0.001}}
-            for n, kinds in best.items()}  # fmt: skip
-    assert len(paper_d.failures(rows, same)) == len(best)
 
 
 @pytest.mark.slow
