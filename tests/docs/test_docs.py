@@ -19,7 +19,6 @@ from audit.shared.run import module_at
 from safexplain.audit import Recipe
 from safexplain.cli import app
 from safexplain.cli.run.canary_config import Data, Promise, Training
-from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
@@ -126,18 +125,6 @@ def test_links_and_included_files_exist() -> None:
         included = re.findall(rf'{INCLUDED} "([^"]+)"', text)
         missing += [(page.name, path) for path in included if not (ROOT / path).is_file()]
     assert missing == []
-
-
-def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_source() -> None:
-    text = (DOCS / "explainers.md").read_text()
-    rows = {m[1]: m[0] for m in re.finditer(r"^\| `(\w+)` \|.*$", text, re.MULTILINE)}
-    assert list(rows) == sorted(rows, key=[row.hardened_name for row in CATALOG.values()].index)
-    for row in CATALOG.values():
-        shown = rows[row.hardened_name]
-        assert f"| {row.family} | {row.citation} |" in shown
-        assert ("private copy" in shown) == row.hooks
-        assert ("needs `nn.ReLU`" in shown) == row.needs_relu
-        assert ("random" in shown) == row.stochastic
 
 
 def test_every_option_of_a_command_is_documented() -> None:

@@ -45,14 +45,6 @@ def part(name: str) -> str:
     return found[1]
 
 
-def test_every_method_of_the_catalog_has_one_row_in_a_table_and_one_among_the_sources() -> None:
-    shown = re.findall(r"^\| \[`(\w+)`\]", part("methods") + part("layers"), re.MULTILINE)
-    sources = re.findall(r"^\| `(\w+)` \|", part("sources"), re.MULTILINE)
-    names = [row.hardened_name for row in CATALOG.values()]
-    assert shown == names, AGAIN
-    assert sources == names, AGAIN
-
-
 def test_the_tables_of_the_page_are_made_from_the_catalog_and_the_committed_numbers(
     gallery: ModuleType, records: dict[str, Any]
 ) -> None:
@@ -85,12 +77,3 @@ def test_what_the_text_says_in_numbers_is_in_the_record(records: dict[str, Any])
     by_superpixels = [r for r in records["methods"].values() if r["options"].get("feature_mask") == "superpixels"]
     assert len(by_superpixels) == 4
     assert all(2.5 < r["native_one_per_eval_ms"] / r["native_ms"] < 5.5 for r in by_superpixels)
-
-
-def test_the_pictures_exist_for_both_schemes_and_are_small() -> None:
-    text = PAGE.read_text()
-    named = re.findall(r"\((figures/[^)#]+)#only-(light|dark)\)", text)
-    assert {scheme for _, scheme in named} == {"light", "dark"}
-    for path, scheme in named:
-        assert path.rpartition(".")[0].endswith(f"-{scheme}")
-        assert (ROOT / "docs" / path).stat().st_size < 150_000, path
