@@ -128,6 +128,7 @@ def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_pa
     assert "hardened: leak" not in printed
 
 
+@pytest.mark.slow
 def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     printed = run("attack_own_signals", tmp_path)
     assert "leaking.npz: leak" in printed
