@@ -57,6 +57,57 @@ def destination(options: argparse.Namespace) -> Path:
     return options.cache / f"{options.name}.quick.json" if options.quick else RESULTS / f"{options.name}.json"
 
 
+class Run:
+    """One run of a suite from the command line: its options, what earlier runs left, its clock and its JSON.
+
+    Args:
+        name: of the result.
+        doc: of the suite, whose first line the help shows.
+        argv: arguments; None: those of the process.
+        flags: options of the suite's own, as `add_argument` takes them; `in_process` is --in-process.
+    """
+
+    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, **flags: dict[str, Any]) -> None:
+        p = parser(name, doc)
+        for flag, given in flags.items():
+            p.add_argument(f"--{flag.replace('_', '-')}", **given)
+        self.options, self.began = p.parse_args(argv), time.perf_counter()
+        self.quick: bool = self.options.quick
+
+    @property
+    def out(self) -> Path:
+        """Where the JSON goes."""
+        return destination(self.options)
+
+    def parts(self, package: str | None, *modules: str) -> Parts:
+        """Finished parts of earlier runs, kept as in `Parts`."""
+        return Parts(self.options.cache / self.options.name, package or "", *modules)
+
+    def earlier(self) -> dict[str, Any]:
+        """Results of other tasks in the file that will be written."""
+        return earlier(self.out, self.quick)
+
+    def seconds(self) -> float:
+        """Since the run began, or since this was last asked."""
+        now = time.perf_counter()
+        self.began, taken = now, now - self.began
+        return taken
+
+    def provenance(self, seconds: float | None = None) -> dict[str, Any]:
+        """Of what has run since the last call, or of so many seconds."""
+        return provenance(self.seconds() if seconds is None else seconds, getattr(self.options, "device", "cpu"))
+
+    def write(self, **content: Any) -> None:
+        """The result: what every suite records, and this."""
+        write_json(self.out, rounded({"suite": self.options.name, "quick": self.quick, **content}))
+
+    def end(self, missed: Sequence[str] = (), said: str = "") -> int:
+        """Say which targets were missed and where the results are; the exit code. Quick runs miss none."""
+        if not said:
+            said = "quick run, targets not checked" if self.quick else "failed" if missed else "all targets met"
+        return concluded([] if self.quick else missed, self.out, said)
+
+
 def module_at(path: Path) -> ModuleType:
     """A Python file that is in no package, run and given as a module of its name."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
