@@ -158,10 +158,6 @@ PAGES = (
     Page("paper_b_recourse", '"Accurate, Explainable, and Private Models": recourse', (
         _suite("paper_b_recourse.evidence", "Figures 1 to 3 and Tables 1 and 2, and the sound mechanisms",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "20 min", "recourse_evidence"),
-        _suite("paper_b_recourse.distances", "Figures 4 and 5: how far recourse is, by which mechanism", "nothing",
-               "40 min", "recourse_distances"),
-        _suite("paper_b_recourse.dpm", "Tables 1 and 2: the 24 accuracies of DPM beside diffprivlib's regression,"
-               " re-implemented", "`heloc.npz`, `mnist.npz`", "15 min", "recourse_dpm"),
         _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
     )),

@@ -192,7 +192,5 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
-    **{name: ("recourse_distances", make) for name, make in recourse_tables.OF_FIGURES.items()},
-    **{name: ("recourse_dpm", make) for name, make in recourse_tables.OF_DPM.items()},
 }
 """Name in a page's prose -> (result, what makes the table from it)."""

@@ -11,12 +11,10 @@ import pytest
 from evidence import DATA, ROOT, twice
 from sklearn.linear_model import LogisticRegression
 
-from audit.shared.run import RESULTS, Unusable
+from audit.shared.run import Unusable
 from audit.suites.paper_b_recourse import (
     cells,
     conditions,
-    distances,
-    dpm,
     evidence,
     networks,
     published,
@@ -253,121 +251,6 @@ def test_small_training_sets_have_the_accuracies_that_are_reported_for_5000_rows
     reported = published.PUBLISHED["accuracy"]["synthetic 100"]["baseline"]
     assert found["80"] == pytest.approx(reported, abs=0.04)
     assert found["5000"][1] > reported[1] + 0.2
-
-
-# ------------------------------------------------------------------------------- diffprivlib's regression, and DPM
-
-
-def test_the_noise_of_each_release_is_that_of_its_formula():
-    """Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2, with numbers put in by hand."""
-    norm, n = 2**0.5, 1000
-    half = 0.25 * norm / np.expm1(0.25)
-    # 0.6.3 at epsilon 1: 1 - 2 log(1 + .3536 / .5) < 0, so half of epsilon pays for a further penalty
-    assert dpm.RELEASES["0.6.3"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5))
-    # 0.6.5: the same beside an average of losses
-    assert dpm.RELEASES["0.6.5"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5 / n))
-    # 0.6.6: 1 - 2 log(1.35355) = .39453 is left, and everything is divided by n
-    scale, further = dpm.RELEASES["0.6.6"].noise(1.0, n, norm)
-    assert (scale, further) == (pytest.approx(2 * norm / 0.394533 / n, rel=1e-4), 0.0)
-
-
-def test_in_0_6_5_there_is_n_times_as_much_noise_as_in_0_6_3():
-    for n in (80, 5000):
-        (before, _), (after, _) = (dpm.RELEASES[name].noise(0.5, n, 1.0) for name in ("0.6.3", "0.6.5"))
-        assert n * after == pytest.approx(n * before)  # of an average, and so of a sum n times as large
-        assert dpm.RELEASES["0.6.6"].noise(4.0, n, 1.0)[0] * n < 2 * before
-
-
-def test_without_noise_every_release_is_scikit_learns_regression():
-    x, y = SMALL.x[:200], SMALL.y[:200]
-    plain = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(x, y)
-    for release in dpm.RELEASES.values():
-        w, bias = release.fit(x, y, np.inf, np.random.default_rng(0))
-        assert w == pytest.approx(plain.coef_[0], abs=0.01)
-        assert bias == pytest.approx(plain.intercept_[0], abs=0.01)
-
-
-def test_noise_that_is_not_divided_leaves_guesses_and_divided_noise_a_model():
-    x, y, test = SMALL.x[:300], SMALL.y[:300], slice(300, 400)
-    found = {}
-    for name, release in dpm.RELEASES.items():
-        right = []
-        for seed in range(30):
-            w, bias = release.fit(x, y, 4.0, np.random.default_rng(seed))
-            right.append(((SMALL.x[test] @ w + bias > 0) == SMALL.y[test]).mean())
-        found[name] = np.mean(right)
-    assert abs(found["0.6.5"] - 0.5) < 0.06
-    assert min(found["0.6.3"], found["0.6.6"]) > 0.6
-
-
-def test_what_one_model_and_the_mean_of_twenty_may_be_is_right_in_19_of_20_draws():
-    rng, hits = np.random.default_rng(0), []
-    for _ in range(400):
-        cell = dpm.expected(rng.normal(0.6, 0.05, (12, 2)))
-        reported = [rng.normal(0.6, 0.05), rng.normal(0.6, 0.05, 20).mean()]
-        hits.append(dpm.within(cell, reported))
-    assert np.mean(hits, axis=0) == pytest.approx(0.95, abs=0.03)
-    assert dpm.within({"train_of_one": [0.4, 0.6], "test_of_twenty": [0.5, 0.51]}, [0.5, 0.55]) == [True, False]
-
-
-def test_the_24_numbers_fit_80_rows_and_no_release_on_5000():
-    found = json.loads((RESULTS / "recourse_dpm.json").read_text())["explained"]
-    assert {count["of"] for count in found.values()} == {24}
-    together = {name: count["train"] + count["test"] for name, count in found.items()}
-    assert together["0.6.3, 80 rows"] == max(together.values())
-    assert max(together[f"{name}, 5000 rows"] for name in dpm.RELEASES) < together["0.6.3, 80 rows"] - 2
-
-
-# ------------------------------------------------------------------------------------------------- Figures 4 and 5
-
-
-def test_distances_of_favourable_rows_count_too():
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    found, clamped = distances.distances(native, SMALL.x)
-    assert found == pytest.approx(np.abs(native.score(SMALL.x)) / np.linalg.norm(native.weights))
-    assert not clamped.any()
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 5.0, 20.0])
-def test_the_published_mechanism_clamps_as_often_as_laplace_noise_leaves_0_to_1(epsilon):
-    x = np.repeat(SMALL.x[:40], 200, axis=0)
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    made = distances._as_published(SMALL, SMALL.x, SMALL.y, epsilon, 0)
-    chance = 1 / (1 + np.exp(-native.score(x)))
-    below, above = np.exp(-epsilon * chance) / 2, np.exp(-epsilon * (1 - chance)) / 2
-    assert distances.distances(made, x)[1].mean() == pytest.approx((below + above).mean(), abs=0.02)
-
-
-def test_a_histogram_is_shares_and_what_lies_outside_counts_at_the_ends():
-    shares = distances.histogram(np.array([-9.0, 0.5, 9.0, 9.0]), np.linspace(0, 3, 4))
-    assert shares == [0.5, 0.0, 0.5]
-
-
-def test_a_row_of_panels_tells_members_from_others_where_they_differ(monkeypatch):
-    monkeypatch.setattr(distances, "SCORED", 300)
-    found = distances.run(distances.Setting(60, 60, targets=3), lambda *stage: None)["cells"]
-    plain = found[evidence.BASELINE]
-    assert plain["from_baseline"] == 0.0
-    assert plain["median"]["others"] == pytest.approx(1.0, abs=0.1)
-    assert plain["members_from_others"] > 2 * plain["by_chance"]
-    private = found["DPModelRecourse, epsilon 1"]
-    assert private["members_from_others"] < 1.5 * private["by_chance"]
-    assert found["Laplace recourse, as published, epsilon 1"]["clamped"] > 0.5
-    for cell in found.values():
-        for kind in ("log_histogram", "histogram", "lrt_histogram"):
-            assert all(sum(part) == pytest.approx(1.0) for part in cell[kind].values())
-
-
-def test_more_epsilon_brings_laplace_recourse_nearer_and_not_near():
-    """Figure 5: "approaches the baseline"; at epsilon 20 a quarter of the answers is still at the clamp."""
-    found = json.loads((RESULTS / "recourse_distances.json").read_text())["results"]
-    for rows in ("5,000 rows", "80 rows"):
-        cells_of = found[f"figure 5: d = 100, {rows}"]["cells"]
-        each = [cells_of[f"Laplace recourse, as published, epsilon {e}"] for e in (5, 10, 20)]
-        away = [c["from_baseline"] for c in each]
-        assert away == sorted(away, reverse=True)
-        assert each[-1]["clamped"] > 0.2
-        assert away[-1] > 0.15 > 10 * cells_of["DPModelRecourse, epsilon 20"]["from_baseline"]
 
 
 # ----------------------------------------------------------------------------------------------------------- the suite
