@@ -95,8 +95,6 @@ STEPS = (
     _canaries("figure3", 20),
     Step("reference_training", "audit.benchmarks.reference_training", (*CUDA, "--minutes", "8"), 12,
          (*CUDA, "--quick")),
-    Step("dp_attacks", "audit.suites.dp_attacks", ("--full", *CUDA), 730, ("--task", "network", *CUDA, "--quick"),
-         resumes=True, cached=True),
     Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
     Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
          resumes=True, cached=True),

@@ -60,7 +60,7 @@ class Page:
     Args:
         name: of its file.
         title: of the page.
-        suites: in the order of the page.
+        suites: in the order of the page; none: what it shows is frozen.
         folder: of its `page.md`; default: the suite's own.
     """
 
@@ -113,9 +113,7 @@ PAGES = (
         "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
         " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
         "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
-    Page("third_party", "Networks that nobody here trained", (_suite(
-        "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
-        "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
+    Page("third_party", "Networks that nobody here trained", ()),
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
@@ -130,9 +128,8 @@ PAGES = (
         " file is not", "nothing", "40 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
-        " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
-        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`",
-        "20 min of one core (`--task network`: 10 min more; `--full`: a GPU)"),)),
+        " without, under both adjacencies, beside what epsilon guarantees",
+        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`", "20 min of one core"),)),
     Page("dp_defaults", "The defaults of DPFineTuner", (_suite(
         "dp_defaults", "what a person gets who sets epsilon alone, beside the best of 20 configurations, on images,"
         " texts and a table", "`cifar10.npz`, `weights/`, `agnews_test.npz`, `dbpedia14k.npz`, `adult.npz`",
@@ -216,14 +213,12 @@ def page(p: Page, results: Path = RESULTS) -> str:
         f"<!-- Written by `python -m audit.pages` from {p.source.relative_to(ROOT).as_posix()}, the docstrings of the"
         " suites and audit/results: change those. -->",
         f"# {p.title}",
-        markdown(
-            ("command", "what it shows", "needs", "time on 2 cores"),
-            [(f"`python -m {s.module}`", s.shows, s.needs, s.time) for s in p.suites],
-            left=4,
-        ),
-        _filled(p.source.read_text(), results).strip(),
     ]
-    if p.folder != "benchmarks":
+    if p.suites:
+        commands = [(f"`python -m {s.module}`", s.shows, s.needs, s.time) for s in p.suites]
+        parts.append(markdown(("command", "what it shows", "needs", "time on 2 cores"), commands, left=4))
+    parts.append(_filled(p.source.read_text(), results).strip())
+    if p.suites and p.folder != "benchmarks":
         parts.append("## How it is done")
         for s in p.suites:
             if len(p.suites) > 1:

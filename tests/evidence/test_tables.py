@@ -36,29 +36,19 @@ def test_every_table_and_every_result_stands_on_a_page():
 
 
 def test_every_figure_of_a_table_follows_its_result(tmp_path):
-    found = json.loads((RESULTS / "third_party.json").read_text())
-    cell = found["nets"]["resnet20_cifar10"]["cells"]["Saliency native"]
-    next(a for a in cell["without_training"]["attacks"] if a["signal"] == "l1")["auc"] = 0.123
-    (tmp_path / "third_party.json").write_text(json.dumps(found))
-    page = next(p for p in pages.PAGES if p.name == "third_party")
-    assert "| resnet20 Saliency native | 0.123 [" in pages.page(page, tmp_path)
+    found = json.loads((RESULTS / "dp_attacks.json").read_text())
+    found["results"]["heads cifar10"]["cells"]["Saliency inf"]["means"]["LikelihoodRatio on loss"]["auc"]["value"] = (
+        0.123
+    )
+    (tmp_path / "dp_attacks.json").write_text(json.dumps(found))
+    page = next(p for p in pages.PAGES if p.name == "dp_attacks")
+    assert "| 0.123 |" in pages.page(page, tmp_path)
     assert "There is no result yet" in pages.page(page, tmp_path / "empty")
 
 
 def test_a_missing_place_of_the_index_is_an_error():
     with pytest.raises(ValueError, match="suites"):
         pages.index("no place for anything")
-
-
-def test_an_attack_that_was_not_run_is_said_so():
-    cell = {"attacks": [{"attack": "A", "signal": "s", "auc": 0.5, "auc_low": 0.4, "auc_high": 0.6}]}
-    assert tables.auc(tables.found_by(cell, "A on s")) == "0.500 [0.400, 0.600]"
-    assert tables.auc(tables.found_by(cell, "B on s")) == "not run"
-
-
-def test_the_highest_bound_is_of_a_judged_attack():
-    attacks = [{"bounds": [0.0, 0.1], "judged": True}, {"bounds": [0.0, 0.9], "judged": False}, {"bounds": [0.0, 0.2]}]
-    assert tables.highest_bound({"attacks": attacks})["bounds"][1] == 0.2
 
 
 # ------------------------------------------------------------------------------------------------- how results are kept
