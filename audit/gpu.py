@@ -97,7 +97,6 @@ STEPS = (
     _benchmark("dp_head", 3),
     _suite("canary_figure3", 20, "paper_c_canaries.figure3"),
     _benchmark("reference_training", 12, "--minutes", "8"),
-    _suite("dp_attacks", 730, quick=("--task", "network")),
     _benchmark("canary_training", 30),
     _suite("releases", 120, quick=("--task", "digits")),
     _suite("canary_sweep", 60, "paper_c_canaries.sweep"),

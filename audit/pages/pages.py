@@ -64,7 +64,7 @@ class Page:
     Args:
         name: of its file.
         title: of the page.
-        suites: in the order of the page.
+        suites: in the order of the page; none: what it shows is frozen.
         folder: of its `page.md`; default: the suite's own.
     """
 
@@ -117,9 +117,7 @@ PAGES = (
         "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
         " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
         "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
-    Page("third_party", "Networks that nobody here trained", (_suite(
-        "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
-        "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
+    Page("third_party", "Networks that nobody here trained", ()),
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
@@ -134,9 +132,8 @@ PAGES = (
         " file is not", "nothing", "40 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
-        " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
-        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`",
-        "20 min of one core (`--task network`: 10 min more; `--full`: a GPU)"),)),
+        " without, under both adjacencies, beside what epsilon guarantees",
+        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`", "20 min of one core"),)),
     Page("dp_defaults", "The defaults of DPFineTuner", (_suite(
         "dp_defaults", "what a person gets who sets epsilon alone, beside the best of 20 configurations, on images,"
         " texts and a table", "`cifar10.npz`, `weights/`, `agnews_test.npz`, `dbpedia14k.npz`, `adult.npz`",
@@ -162,10 +159,6 @@ PAGES = (
     Page("paper_b_recourse", '"Accurate, Explainable, and Private Models": recourse', (
         _suite("paper_b_recourse.evidence", "Figures 1 to 3 and Tables 1 and 2, and the sound mechanisms",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "20 min", "recourse_evidence"),
-        _suite("paper_b_recourse.distances", "Figures 4 and 5: how far recourse is, by which mechanism", "nothing",
-               "40 min", "recourse_distances"),
-        _suite("paper_b_recourse.dpm", "Tables 1 and 2: the 24 accuracies of DPM beside diffprivlib's regression,"
-               " re-implemented", "`heloc.npz`, `mnist.npz`", "15 min", "recourse_dpm"),
         _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
     )),
@@ -225,13 +218,11 @@ def page(p: Page, results: Path = RESULTS) -> str:
         f"<!-- Written by `python -m audit.pages` from {p.source.relative_to(ROOT).as_posix()}, the docstrings of the"
         " suites and audit/results: change those. -->",
         f"# {p.title}",
-        markdown(
-            ("command", "what it shows", "needs", "time on 2 cores"),
-            [(s.command, s.shows, s.needs, s.time) for s in p.suites],
-            left=4,
-        ),
-        _filled(p.source.read_text(), results).strip(),
     ]
+    if p.suites:
+        commands = [(s.command, s.shows, s.needs, s.time) for s in p.suites]
+        parts.append(markdown(("command", "what it shows", "needs", "time on 2 cores"), commands, left=4))
+    parts.append(_filled(p.source.read_text(), results).strip())
     if p.folder != "benchmarks" and not all(s.frozen for s in p.suites):
         parts.append("## How it is done")
         for s in p.suites:

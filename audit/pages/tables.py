@@ -7,7 +7,6 @@ from typing import Any
 
 from ..benchmarks import tables as benchmark_tables
 from ..benchmarks.peers import tables as peer_tables
-from ..shared.cells import auc, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import tables as attack_tables
 from ..suites.bound_errors import tables as bound_tables
@@ -23,20 +22,7 @@ from ..suites.paper_c_canaries import tables as canary_tables
 from ..suites.paper_d import tables as paper_d_tables
 from ..suites.paper_e_tmi import tables as tmi_tables
 from ..suites.releases import tables as release_tables
-from ..suites.third_party import suite as third_party_suite
 from ..suites.verdict_errors import tables as verdict_tables
-
-
-def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
-    """The judged attack whose upper bound decides about a certificate."""
-    judged = [a for a in cell["attacks"] if a.get("judged", True)]
-    return max(judged, key=lambda a: float(a["bounds"][1]))
-
-
-def sentences(found: dict[str, Any]) -> str:
-    """What a suite says of its results, as a list."""
-    said = third_party_suite.conclude(found)
-    return "\n".join(f"* {sentence}" for sentence in said)
 
 
 def red_team(found: dict[str, Any]) -> str:
@@ -66,39 +52,12 @@ def soak(found: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
-# ------------------------------------------------------------------------------------------------ third_party.json
-
-THIRD_PARTY = {
-    "threshold L1": ("without_training", "Threshold on l1"),
-    "threshold loss": ("without_training", "Threshold on loss"),
-    "LRT L1": ("with_references", "LikelihoodRatio on l1"),
-    "calibrated L1": ("with_references", "Calibrated on l1_normal"),
-    "label": ("with_references", "LabelLikelihoodRatio on label"),
-    "RMIA loss": ("with_references", "RMIA on loss"),
-}
-
-
-def third_party(found: dict[str, Any]) -> str:
-    """AUCs and verdicts of the networks that nobody here trained."""
-    rows = []
-    for net, parts in found["nets"].items():
-        for release, cell in parts["cells"].items():
-            both = [cell[k] for k in ("without_training", "with_references")]
-            verdicts = [f"{c['verdict']}, {highest_bound(c)['bounds'][1]:.1%}" for c in both]
-            scores = [auc(found_by(cell[part], name)) for part, name in THIRD_PARTY.values()]
-            rows.append((f"{net.removesuffix('_cifar10')} {release}", *scores, *verdicts))
-    ends = [f"verdict {how}, highest bound" for how in ("without training", "with references")]
-    return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
-
-
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     **{
         f"attack_table: {name}": ("attack_table", getattr(attack_tables, name))
         for name in ("scores", "changes", "methods", "strata", "one_run", "ranking")
     },
-    "third_party": ("third_party", third_party),
-    "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
     "red_team: served": ("red_team", served),
     "red_team: soak": ("red_team_soak", soak),
@@ -131,7 +90,5 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
-    **{name: ("recourse_distances", make) for name, make in recourse_tables.OF_FIGURES.items()},
-    **{name: ("recourse_dpm", make) for name, make in recourse_tables.OF_DPM.items()},
 }
 """Name in a page's prose -> (result, what makes the table from it)."""

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -138,6 +138,21 @@ def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any],
     return arrays, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
+def public_networks(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Networks of the data folder that nobody here trained, by name and in eval mode, and the digests of their files.
+
+    Raises:
+        Unusable: a file is missing.
+    """
+    weights = folder / "weights"
+    path = weights / "nets.py"
+    if missing := [p.name for p in (path, *(weights / f"{n}.npz" for n in names)) if not p.is_file()]:
+        raise Unusable(f"{', '.join(missing)} not found in {weights}; give the data folder with --data DIR")
+    module = module_at(path)
+    digests = {n: hashlib.sha256((weights / f"{n}.npz").read_bytes()).hexdigest() for n in names}
+    return {n: module.load(n)[0].eval() for n in names}, digests
+
+
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in PACKAGES:
@@ -211,6 +226,12 @@ def peak_bytes(call: Callable[[], object]) -> int | None:
 def _resident(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """All or nothing, as a .npz file."""
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def write_json(path: Path, content: Any) -> None:

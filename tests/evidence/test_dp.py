@@ -14,12 +14,10 @@ pytest.importorskip("dp_accounting")
 
 from evidence import ROOT, needs, twice
 
-from audit.shared.resampling import resampled_rates
 from audit.suites.attack_table import tasks as attack_table
 from audit.suites.dp_attacks import attacks, plan, tables
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import released as dp_released
-from audit.suites.dp_attacks import suite as dp_attacks
 from audit.suites.dp_defaults import suite as dp_defaults
 from audit.suites.dp_defaults import tables as default_tables
 from audit.suites.paper_a.published import ReleasedRatio
@@ -86,19 +84,10 @@ def test_budgets_are_calibrated_for_add_remove_and_say_what_that_is_for_a_swap()
     assert size.steps == 300
     half = plan.Budget.of(0.5, size)
     assert half.add_remove == pytest.approx(0.5, abs=1e-3)
-    assert 1.5 * half.add_remove < half.substitute == half.claimed_substitute < 3 * half.add_remove
+    assert 1.5 * half.add_remove < half.substitute < 3 * half.add_remove
     none = plan.Budget.of(math.inf, size)
     assert (none.sigma, none.to_dict()["substitute"]) == (0.0, None)
     assert half.sigma > plan.Budget.of(2.0, size).sigma > 0
-
-
-def test_as_published_a_budget_claims_what_it_does_not_keep():
-    size = plan.Size()
-    wrong, right = plan.Budget.of(2.0, size, published=True), plan.Budget.of(2.0, size)
-    assert wrong.name == "2 as published"
-    assert wrong.sigma < right.sigma
-    assert wrong.add_remove == pytest.approx(5.09, rel=0.02)
-    assert wrong.claimed_substitute < wrong.substitute / 2
 
 
 def test_what_is_allowed_is_what_the_best_test_finds():
@@ -114,13 +103,6 @@ def test_what_is_allowed_is_what_the_best_test_finds():
     assert attacks.allowed(plan.Budget.of(math.inf, size), size)["auc"] == 1
 
 
-def test_paper_a_spends_about_twice_what_it_claims():
-    accounted = json.loads((ROOT / "audit" / "results" / "dp_attacks.json").read_text())["accounting_of_the_paper"]
-    assert dp_attacks.missed_accounting(accounted) == []
-    assert all(r["add_remove"] > 1.8 * r["claimed"] for r in accounted)
-    assert all(r["substitute"] > max(r["add_remove"], r["claimed_substitute"]) for r in accounted)
-
-
 def leaking(shift, models=7, n=100):
     """Signals of models that explain their members differently by this much, labels and whole maps among them."""
     rng = np.random.default_rng(0)
@@ -131,20 +113,18 @@ def leaking(shift, models=7, n=100):
     return Signals(member, values, maps, {"shape": [3, 2, 2]})
 
 
-def test_means_over_targets_are_those_of_a_plain_loop_and_exchanged_roles_are_called_so():
+def test_means_over_targets_are_those_of_a_plain_loop():
     signals = leaking(1.0)
     found = attacks.scalar(signals, resamples=5)["LRT (Huang et al.) on l1"]
-    areas, swapped, weights = [], [], np.ones((len(signals), 1), dtype=np.float32)
+    areas = []
     for target, member in enumerate(signals.membership):
         others = [i for i in range(len(signals.membership)) if i != target]
         values = signals.values["l1"]
         scores = ReleasedRatio()(values[target], values[others], signals.membership[others])
         inside, outside = scores[member], scores[~member]
         areas.append((inside[:, None] > outside).mean() + (inside[:, None] == outside).mean() / 2)
-        swapped.append(resampled_rates(-scores, ~member, weights, 0.01)[1][0])
     assert found["auc"]["value"] == pytest.approx(np.mean(areas))
     assert found["auc"]["low"] < found["auc"]["value"] < found["auc"]["high"]
-    assert found["non-members found at 0.01"]["value"] == pytest.approx(np.mean(swapped))
 
 
 @pytest.mark.slow
@@ -153,11 +133,11 @@ def test_the_suite_runs_quickly_resumes_and_its_tables_can_be_made(tmp_path):
     first, again = twice("audit.suites.dp_attacks", tmp_path, "--on", "gtsrb")
     one, other = (found["results"]["heads gtsrb"] for found in (first, again))
     assert {k: v for k, v in one.items() if k != "run"} == {k: v for k, v in other.items() if k != "run"}
-    assert len(one["cells"]) == 3 * len(plan.EPSILONS) + 2 * (len(plan.EPSILONS) - 1)
+    assert len(one["cells"]) == 3 * len(plan.EPSILONS)
     assert one["budgets"].keys() == one["accuracy"].keys()
     assert one["faithfulness"].keys() == {"0.5", "1", "2", "8", "inf"}
     for name, make in tables.TABLES.items():
-        assert ("GTSRB" in make(first)) == (name not in ("dp_attacks: networks", "dp_attacks: accounting")), name
+        assert "GTSRB" in make(first), name
 
 
 def test_the_search_chooses_by_validation_and_its_best_by_the_reported_records():

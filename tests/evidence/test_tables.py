@@ -36,12 +36,12 @@ def test_every_table_and_every_result_stands_on_a_page():
 
 
 def test_every_figure_of_a_table_follows_its_result(tmp_path):
-    found = json.loads((RESULTS / "third_party.json").read_text())
-    cell = found["nets"]["resnet20_cifar10"]["cells"]["Saliency native"]
-    next(a for a in cell["without_training"]["attacks"] if a["signal"] == "l1")["auc"] = 0.123
-    (tmp_path / "third_party.json").write_text(json.dumps(found))
-    page = next(p for p in pages.PAGES if p.name == "third_party")
-    assert "| resnet20 Saliency native | 0.123 [" in pages.page(page, tmp_path)
+    found = json.loads((RESULTS / "dp_attacks.json").read_text())
+    attacks = found["results"]["heads cifar10"]["cells"]["Saliency inf"]["means"]
+    attacks["LikelihoodRatio on loss"]["auc"]["value"] = 0.123
+    (tmp_path / "dp_attacks.json").write_text(json.dumps(found))
+    page = next(p for p in pages.PAGES if p.name == "dp_attacks")
+    assert "| 0.123 |" in pages.page(page, tmp_path)
     assert "There is no result yet" in pages.page(page, tmp_path / "empty")
 
 

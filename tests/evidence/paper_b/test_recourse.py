@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from evidence import twice
-from sklearn.linear_model import LogisticRegression
 
-from audit.shared.run import RESULTS
 from audit.suites.paper_b_recourse import (
     cells,
     conditions,
-    dpm,
     evidence,
     networks,
     tables,
     tasks,
 )
-
-SMALL = tasks.synthetic(20, rows=400, public=50)
 
 
 def raw(n=300, d=6, seed=0):
@@ -97,48 +90,6 @@ def test_a_cell_says_what_was_promised_found_and_worth():
     averaged = [tables.named(c, "AveragingAttack", "averaged_distance") is not None for c in found.values()]
     assert averaged == [False, True, False]  # only answers with noise of their own are asked for again
     assert stages[-1] == ("asking", 4, 4)
-
-
-def test_the_noise_of_each_release_is_that_of_its_formula():
-    """Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2, with numbers put in by hand."""
-    norm, n = 2**0.5, 1000
-    half = 0.25 * norm / np.expm1(0.25)
-    # 0.6.3 at epsilon 1: 1 - 2 log(1 + .3536 / .5) < 0, so half of epsilon pays for a further penalty
-    assert dpm.RELEASES["0.6.3"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5))
-    # 0.6.5: the same beside an average of losses
-    assert dpm.RELEASES["0.6.5"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5 / n))
-    # 0.6.6: 1 - 2 log(1.35355) = .39453 is left, and everything is divided by n
-    scale, further = dpm.RELEASES["0.6.6"].noise(1.0, n, norm)
-    assert (scale, further) == (pytest.approx(2 * norm / 0.394533 / n, rel=1e-4), 0.0)
-
-
-def test_without_noise_every_release_is_scikit_learns_regression():
-    x, y = SMALL.x[:200], SMALL.y[:200]
-    plain = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(x, y)
-    for release in dpm.RELEASES.values():
-        w, bias = release.fit(x, y, np.inf, np.random.default_rng(0))
-        assert w == pytest.approx(plain.coef_[0], abs=0.01)
-        assert bias == pytest.approx(plain.intercept_[0], abs=0.01)
-
-
-def test_the_24_numbers_fit_80_rows_and_no_release_on_5000():
-    found = json.loads((RESULTS / "recourse_dpm.json").read_text())["explained"]
-    assert {count["of"] for count in found.values()} == {24}
-    together = {name: count["train"] + count["test"] for name, count in found.items()}
-    assert together["0.6.3, 80 rows"] == max(together.values())
-    assert max(together[f"{name}, 5000 rows"] for name in dpm.RELEASES) < together["0.6.3, 80 rows"] - 2
-
-
-def test_more_epsilon_brings_laplace_recourse_nearer_and_not_near():
-    """Figure 5: "approaches the baseline"; at epsilon 20 a quarter of the answers is still at the clamp."""
-    found = json.loads((RESULTS / "recourse_distances.json").read_text())["results"]
-    for rows in ("5,000 rows", "80 rows"):
-        cells_of = found[f"figure 5: d = 100, {rows}"]["cells"]
-        each = [cells_of[f"Laplace recourse, as published, epsilon {e}"] for e in (5, 10, 20)]
-        away = [c["from_baseline"] for c in each]
-        assert away == sorted(away, reverse=True)
-        assert each[-1]["clamped"] > 0.2
-        assert away[-1] > 0.15 > 10 * cells_of["DPModelRecourse, epsilon 20"]["from_baseline"]
 
 
 @pytest.fixture(scope="module")
