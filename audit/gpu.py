@@ -98,7 +98,6 @@ STEPS = (
     Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
     Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
          resumes=True, cached=True),
-    _canaries("sweep", 60),
     _canaries("scratch", 270),
     Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
          cached=True),

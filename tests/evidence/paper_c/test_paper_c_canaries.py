@@ -1,5 +1,7 @@
 """audit/suites/paper_c_canaries: what they compute beside the library is right, and they run."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,14 @@ pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
 
 from dp_accounting import get_epsilon_gaussian
-from evidence import needs, run, twice
+from evidence import needs, twice
 from scipy.special import ndtri
 
-from audit.suites.paper_c_canaries import figure2, images, runs, scratch, tasks
-from safexplain._privacy_loss import Steps, epsilons
+from audit.shared.run import RESULTS, Run, Unusable
+from audit.suites.bound_errors.suite import best_of_all
+from audit.suites.paper_c_canaries import images, runs, scratch, tasks
 from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.canaries.result import counted
 from safexplain.verdict.stats import clopper_pearson
 
 
@@ -29,43 +33,15 @@ def test_the_papers_estimator_is_the_best_of_all_thresholds_one_after_another(sh
     rng = np.random.default_rng(1)
     a, b = np.round(rng.normal(shift, 1, 70), 1), np.round(rng.normal(-shift, 1, 60), 1)  # with ties
     slow = max(one_threshold(a, b, t, 1e-5) for t in np.unique([*a, *b]))
-    assert figure2.highest_over_thresholds(a, b, 1e-5) == pytest.approx(slow, rel=1e-9)
+    assert best_of_all(a, b) == pytest.approx(slow, rel=1e-9)
     assert slow >= one_threshold(a, b, 0.0, 1e-5)
 
 
 def test_the_papers_estimator_has_no_orientation_to_gain_from():
     rng = np.random.default_rng(2)
     a, b = rng.normal(2, 1, 200), rng.normal(-2, 1, 200)
-    assert figure2.highest_over_thresholds(a, b, 1e-5) > 5
-    assert figure2.highest_over_thresholds(b, a, 1e-5) == 0.0
-
-
-def test_the_sum_of_all_gradients_leaks_what_all_of_them_do_in_full_batches_and_less_otherwise():
-    full = epsilons(22.3557, 1.0, 500, 1e-5).substitute
-    assert figure2.epsilon_of_sum(Steps(22.3557, 1.0, 500), 1e-5) == pytest.approx(full, abs=2e-3)
-    sampled = epsilons(1.4028, 0.0625, 500, 1e-5).substitute
-    assert figure2.epsilon_of_sum(Steps(1.4028, 0.0625, 500), 1e-5) == pytest.approx(9.813, abs=5e-3)
-    assert sampled > 9.95
-
-
-def test_the_noise_of_the_papers_code_is_for_the_epsilons_of_its_figure():
-    for rate, noise in figure2.NOISE.items():
-        for target, sigma in zip(figure2.TARGETS, noise, strict=True):
-            assert epsilons(sigma, rate, figure2.STEPS, figure2.DELTA).substitute == pytest.approx(target, abs=0.03)
-
-
-def worst(value, **changed):
-    bounds = {name: [value, value] for name in (figure2.PAPER, *figure2.BOUNDS)}
-    return {"add_remove": 3.0, "substitute": 8.0, "group_privacy": 9.0, "of_the_sum": 7.9, "bounds": bounds} | changed
-
-
-def test_bounds_beyond_the_accounting_or_within_add_remove_are_named():
-    assert figure2.missed({"fits": worst(7.5)}) == []
-    assert any("above 8.00" in line for line in figure2.missed({"too much": worst(9.5)}))
-    assert any("no more than add/remove" in line for line in figure2.missed({"too little": worst(2.0)}))
-    assert any("group privacy" in line for line in figure2.missed({"group": worst(7.5, group_privacy=7.0)}))
-    counted = figure2.above({"a": worst(7.5), "b": worst(7.95)})
-    assert set(counted.values()) == {"2 of 4"}
+    assert best_of_all(a, b) > 5
+    assert best_of_all(b, a) == 0.0
 
 
 def results(curve, verdict="not refuted", scenario="gradient", rate="1"):
@@ -157,17 +133,6 @@ def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them(monkeypa
     assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
 
 
-@pytest.mark.slow
-def test_figure_2_runs_quickly(tmp_path):
-    quick = ("--quick", "--runs", 400, "--repeats", 1, "--cache", tmp_path)
-    done, found = run("audit.suites.paper_c_canaries.figure2", *quick, out=tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
-    assert len(found["cells"]) == 15
-    for cell in found["cells"].values():
-        assert cell["add_remove"] < cell["substitute"] < cell["group_privacy"]
-        assert len(cell["bounds"]) == 1 + len(figure2.BOUNDS)
-
-
 def resumes(name, folder, *more):
     first, again = twice(f"audit.suites.paper_c_canaries.{name}", folder, *more)
     for task, found in first["results"].items():
@@ -196,3 +161,19 @@ def test_figure_3_runs_quickly_and_resumes(tmp_path):
 def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
     found = resumes("scratch", tmp_path)
     assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
+
+
+@pytest.mark.parametrize("name", ["figure3", "scratch"])
+def test_committed_verdicts_are_what_the_library_says_of_their_counts(name):
+    found = json.loads((RESULTS / f"canary_{name}.json").read_text())["results"]
+    for *_, cell in runs.cells_of(found)[::3]:
+        one = cell["repeats"][0]
+        again = counted(one).to_dict()
+        assert again["verdict"] == one["verdict"]
+        assert again["detectable"] == (one["detectable"] and pytest.approx(one["detectable"], rel=0.05))
+
+
+def test_an_unknown_task_is_named(tmp_path):
+    asked = Run("some", "", ["--quick", "--only", "none", "--cache", str(tmp_path)], **runs.FLAGS)
+    with pytest.raises(Unusable, match=r"'a task'.*'none'"):
+        runs.report(asked, lambda _: {"a task": None}, (), lambda _: [])
