@@ -99,7 +99,6 @@ STEPS = (
     _benchmark("reference_training", 12, "--minutes", "8"),
     _benchmark("canary_training", 30),
     _suite("releases", 120, quick=("--task", "digits")),
-    _suite("canary_sweep", 60, "paper_c_canaries.sweep"),
     _suite("canary_scratch", 270, "paper_c_canaries.scratch"),
     _suite("paper_e_tmi", 480),
 )  # fmt: skip

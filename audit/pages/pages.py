@@ -141,20 +141,16 @@ PAGES = (
     Page("bound_errors", "Lower bounds on epsilon", (_suite(
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
         "20 min of one core"), _suite(
-        "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found,"
-        " and thresholds by one split and by many", "nothing", "5 min of one core", "canary_power"))),
+        "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found",
+        "nothing", "5 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
         "broken_trainers", "which of 55 bugs of DP trainers, all real training loops, the white box and a thousand runs"
         " of canaries find; how often they refute a trainer that has none", "nothing", "50 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
-        _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
-               "canary_figure2"),
         _suite("paper_c_canaries.figure3", "Figure 3: canaries in heads on features of CIFAR-10 images",
                "`cifar10.npz`, `weights/`", "25 min", "canary_figure3"),
         _suite("paper_c_canaries.scratch", "Figure 4: an MLP trained from scratch, on Location-30 for Purchase-100",
                "`location30.npz`", "45 min", "canary_scratch"),
-        _suite("paper_c_canaries.sweep", "Figures 5 and A1 to A5: runs, utility, clip bound, steps, learning rate,"
-               " accounting", "`cifar10.npz`, `weights/`", "40 min", "canary_sweep"),
     )),
     Page("paper_b_recourse", '"Accurate, Explainable, and Private Models": recourse', (
         _suite("paper_b_recourse.evidence", "Figures 1 to 3 and Tables 1 and 2, and the sound mechanisms",

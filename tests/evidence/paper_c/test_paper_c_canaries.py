@@ -1,18 +1,23 @@
 """audit/suites/paper_c_canaries: what they compute beside the library is right, and they run."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
 
 from dp_accounting import get_epsilon_gaussian
-from evidence import needs, run, twice
+from evidence import needs, twice
 from scipy.special import ndtri
 
-from audit.suites.paper_c_canaries import figure2, images, runs
-from safexplain._privacy_loss import epsilons
+from audit.shared.run import RESULTS
+from audit.suites.bound_errors.suite import best_of_all
+from audit.suites.paper_c_canaries import images, runs, tasks
 from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.canaries.result import counted
 from safexplain.verdict.stats import clopper_pearson
 
 
@@ -28,20 +33,8 @@ def test_the_papers_estimator_is_the_best_of_all_thresholds_one_after_another(sh
     rng = np.random.default_rng(1)
     a, b = np.round(rng.normal(shift, 1, 70), 1), np.round(rng.normal(-shift, 1, 60), 1)  # with ties
     slow = max(one_threshold(a, b, t, 1e-5) for t in np.unique([*a, *b]))
-    assert figure2.highest_over_thresholds(a, b, 1e-5) == pytest.approx(slow, rel=1e-9)
+    assert best_of_all(a, b) == pytest.approx(slow, rel=1e-9)
     assert slow >= one_threshold(a, b, 0.0, 1e-5)
-
-
-def test_the_noise_of_the_papers_code_is_for_the_epsilons_of_its_figure():
-    for rate, noise in figure2.NOISE.items():
-        for target, sigma in zip(figure2.TARGETS, noise, strict=True):
-            assert epsilons(sigma, rate, figure2.STEPS, figure2.DELTA).substitute == pytest.approx(target, abs=0.03)
-
-
-def results(curve, verdict="not refuted", scenario="gradient", rate="1"):
-    estimator = {"mean": curve[-1], "curve": curve}
-    cell = {"paper_estimator": estimator, "repeats": [{"verdict": verdict}]}
-    return {"task": {"rates": {rate: {"add_remove": [1.0, 4.0], "cells": {scenario: cell}}}}}
 
 
 def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
@@ -60,15 +53,14 @@ def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
     assert np.array_equal(again.d_prime, found.d_prime)  # what is counted has no say in where
 
 
-@pytest.mark.slow
-def test_figure_2_runs_quickly(tmp_path):
-    quick = ("--quick", "--runs", 400, "--repeats", 1, "--cache", tmp_path)
-    done, found = run("audit.suites.paper_c_canaries.figure2", *quick, out=tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
-    assert len(found["cells"]) == 15
-    for cell in found["cells"].values():
-        assert cell["add_remove"] < cell["substitute"] < cell["group_privacy"]
-        assert len(cell["bounds"]) == 1 + len(figure2.BOUNDS)
+def test_a_setting_spends_the_epsilon_of_the_paper():
+    rate = 0.25
+    given = tasks.Training(2, 20, lr=0.01, clip=2.0, bias=False, one_logit=True)
+    x, y = torch.randn(40, 5), torch.arange(40) % 2
+    setting = given.setting("some", x, y, rate)
+    assert setting.claim.substitute == pytest.approx(tasks.EPSILON, abs=0.01)
+    assert setting.recipe.expected_batch_size == 40 * rate
+    assert setting.network.parameters == 5
 
 
 def resumes(name, folder, *more):
@@ -99,3 +91,12 @@ def test_figure_3_runs_quickly_and_resumes(tmp_path):
 def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
     found = resumes("scratch", tmp_path)
     assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
+
+
+def test_committed_verdicts_are_what_the_library_says_of_their_counts():
+    found = json.loads((RESULTS / "canary_figure3.json").read_text())["results"]
+    for *_, cell in list(runs.cells_of(found))[::3]:
+        one = cell["repeats"][0]
+        again = counted(one).to_dict()
+        assert again["verdict"] == one["verdict"]
+        assert again["detectable"] == (one["detectable"] and pytest.approx(one["detectable"], rel=0.05))
