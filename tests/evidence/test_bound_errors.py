@@ -104,7 +104,3 @@ def test_what_canaries_say_that_they_would_find_is_found():
     telling = [cell for cell in report["audits"] if cell["detectable"] is not None]
     assert len(telling) > 20
     assert sum(cell["found"] for cell in telling) >= 0.95 * sum(cell["of"] for cell in telling)
-    for cell in report["thresholds"]:
-        rules = cell["rules"]
-        assert rules["multi-split"]["median"] <= rules["split"]["median"]
-        assert max(rule["above"] for rule in rules.values()) <= 0.05 * rules["split"]["of"]
