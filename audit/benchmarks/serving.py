@@ -101,6 +101,11 @@ class Plain:
 
     name, digest, uncertified = "model", "0" * 64, True
 
+    @property
+    def now(self) -> Plain:
+        """What a reload would exchange."""
+        return self
+
     def __init__(self, setting: Setting, model: nn.Module) -> None:
         self.shape, self.bounds, self.metrics = setting.shape, Bounds.of(setting.shape, 64), Metrics()
         self._model, self._explainer, self._batches = model, InputXGradient(model), Batches()
