@@ -30,8 +30,8 @@ PAGES = [
     *sorted(DOCS.glob("evidence/*.md")),
 ]
 INCLUDED = "--8<--"
-HEAVY = {"canaries", "differential-privacy", "quick-start", "recourse", "scale", "text"}
-"""Pages whose blocks train models for seconds."""
+HEAVY = {"alibi", "canaries", "differential-privacy", "quick-start", "recourse", "scale", "shap", "text"}
+"""Pages whose blocks train models, or import large libraries, for seconds."""
 NEEDS = r"^<!-- needs: ([\w ]+) -->$"
 """A line of a page that names packages of extras which its code needs."""
 

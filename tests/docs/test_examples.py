@@ -62,6 +62,7 @@ def test_an_example_has_at_most_60_lines_unless_it_declares_a_whole_application_
     assert max(lines.values()) <= 60, lines
 
 
+@pytest.mark.slow
 def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     printed = run("harden_captum", tmp_path)
     assert "released: (200, 64) torch.float32 gradient kept: False" in printed
