@@ -44,30 +44,30 @@ class Step:
         module: what `python -m` runs.
         options: of the full run.
         minutes: expected, on a current data-centre GPU.
-        quick: options of a small run instead.
+        quick: options of a small run, with `--quick`; default: those of the full one.
         resumes: it keeps finished parts, so that it may be interrupted and started again.
-        cached: it takes `--cache` and `--data`.
-        fine: exit codes of a run that went through; 1 is a missed target of a suite or benchmark.
     """
 
     name: str
     module: str
     options: tuple[str, ...]
     minutes: float
-    quick: tuple[str, ...] = ("--quick",)
+    quick: tuple[str, ...] | None = None
     resumes: bool = False
-    cached: bool = False
-    fine: tuple[int, ...] = (0, 1)
+
+    @property
+    def fine(self) -> tuple[int, ...]:
+        """Exit codes of a run that went through; 1 is a missed target of a suite or benchmark."""
+        return (0,) if self.module == "pytest" else (0, 1)
 
     def command(self, out: Path, options: argparse.Namespace) -> list[str]:
         """What is run, with its result at `out`."""
-        chosen = [*(self.quick if options.quick else self.options)]
+        chosen = [*(self.quick if options.quick and self.quick is not None else self.options)]
         if self.module == "pytest":
             return [sys.executable, "-m", self.module, *chosen, f"--junit-xml={out}"]
-        if self.cached:
-            chosen += [
-                f"--{name}={getattr(options, name).absolute()}" for name in ("data", "cache") if getattr(options, name)
-            ]
+        chosen += ["--quick"] if options.quick else []
+        folders = {"data": options.data, "cache": options.cache}
+        chosen += [f"--{name}={folder.absolute()}" for name, folder in folders.items() if folder]
         return [sys.executable, "-m", self.module, *chosen, "--out", str(out)]
 
     def out(self, folder: Path) -> Path:
@@ -75,35 +75,32 @@ class Step:
         return folder / f"{self.name}.{'xml' if self.module == 'pytest' else 'json'}"
 
 
-def _canaries(name: str, minutes: float) -> Step:
-    full = ("--full", "--device", "cuda")
-    module = f"audit.suites.paper_c_canaries.{name}"
-    return Step(f"canary_{name}", module, full, minutes, ("--quick", "--device", "cuda"), resumes=True, cached=True)
-
-
 CUDA = ("--device", "cuda")
-NO_CACHE = ("-p", "no:cacheprovider")
+GPU_TESTS = ("-q", "-m", "gpu", "-p", "no:cacheprovider")
+
+
+def _benchmark(name: str, minutes: float, *options: str, module: str = "") -> Step:
+    return Step(name, f"audit.benchmarks.{module or name}", (*CUDA, *options), minutes)
+
+
+def _suite(name: str, minutes: float, module: str = "", quick: tuple[str, ...] = ()) -> Step:
+    return Step(name, f"audit.suites.{module or name}", ("--full", *CUDA), minutes, (*quick, *CUDA), resumes=True)
+
+
 STEPS = (
-    Step("tests", "pytest", ("-q", "-m", "gpu", *NO_CACHE, "tests"), 5,
-         ("-q", "-m", "gpu", *NO_CACHE, "tests/explain", "tests/dp/heads", "tests/audit/references"), fine=(0,)),
-    Step("explainer_overhead_224", "audit.benchmarks.explainer_overhead", (*CUDA, "--large"), 5,
-         (*CUDA, "--large", "--rounds", "2", "--batch", "4")),
-    Step("explainer_overhead", "audit.benchmarks.explainer_overhead", (*CUDA, "--all"), 5, (*CUDA, "--rounds", "2")),
-    Step("hardening_speed", "audit.benchmarks.hardening_speed", CUDA, 3, (*CUDA, "--rounds", "2", "--batch", "64")),
-    Step("dp_finetuning", "audit.benchmarks.dp_finetuning", (*CUDA, "--batch", "256"), 3, (*CUDA, "--rounds", "2")),
-    Step("dp_head", "audit.benchmarks.dp_head", CUDA, 3, (*CUDA, "--rounds", "2", "--steps", "20", "--runs", "2")),
-    _canaries("figure3", 20),
-    Step("reference_training", "audit.benchmarks.reference_training", (*CUDA, "--minutes", "8"), 12,
-         (*CUDA, "--quick")),
-    Step("dp_attacks", "audit.suites.dp_attacks", ("--full", *CUDA), 730, ("--task", "network", *CUDA, "--quick"),
-         resumes=True, cached=True),
-    Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
-    Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
-         resumes=True, cached=True),
-    _canaries("sweep", 60),
-    _canaries("scratch", 270),
-    Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
-         cached=True),
+    Step("tests", "pytest", (*GPU_TESTS, "tests"), 5,
+         (*GPU_TESTS, "tests/explain", "tests/dp/heads", "tests/audit/references")),
+    _benchmark("explainer_overhead_224", 5, "--large", module="explainer_overhead"),
+    _benchmark("explainer_overhead", 5, "--all"),
+    _benchmark("hardening_speed", 3),
+    _benchmark("dp_finetuning", 3, "--batch", "256"),
+    _benchmark("dp_head", 3),
+    _suite("canary_figure3", 20, "paper_c_canaries.figure3"),
+    _benchmark("reference_training", 12, "--minutes", "8"),
+    _benchmark("canary_training", 30),
+    _suite("releases", 120, quick=("--task", "digits")),
+    _suite("canary_scratch", 270, "paper_c_canaries.scratch"),
+    _suite("paper_e_tmi", 480),
 )  # fmt: skip
 """In the order in which they are run: tests, then what the most depends on, then what takes longest."""
 
@@ -207,11 +204,11 @@ def shown(steps: Sequence[Step], folder: Path) -> str:
     known, rows = recorded(folder), []
     for step in steps:
         then = known.get(step.name)
-        last = (
-            "" if then is None else f"{'finished' if then['finished'] else 'not finished'}, {then['seconds'] / 60:.1f}"
-        )
-        rows.append((step.name, f"{step.minutes:g}", "yes" if step.resumes else "no", last,
-                     " ".join(["python", "-m", step.module, *step.options])))  # fmt: skip
+        outcome = "finished" if then and then["finished"] else "not finished"
+        last = f"{outcome}, {then['seconds'] / 60:.1f}" if then else ""
+        resumes = "yes" if step.resumes else "no"
+        typed = " ".join(["python", "-m", step.module, *step.options])
+        rows.append((step.name, f"{step.minutes:g}", resumes, last, typed))
     return table(("step", "minutes expected", "resumes", "last run, minutes", "command"), rows)
 
 

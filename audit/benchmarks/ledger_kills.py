@@ -20,7 +20,6 @@ again after such a kill and cost nothing more.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import os
@@ -30,15 +29,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from safexplain.errors import BudgetExhausted
 from safexplain.ledger import Ledger, Pure
 
-from ..shared.run import RESULTS, provenance, write_json
+from ..shared.run import Unusable, finish
+from .harness import at_most, parser, started, written
 from .ledger_speed import postgres, schema
 
 WORKERS, BLOCK, LATEST = 4, 20, 0.015
@@ -144,30 +143,28 @@ def place(database: str) -> Iterator[Any]:
         return
     with postgres() as server:
         if not server:
-            raise SystemExit("PostgreSQL is missing: pip install psycopg pgserver")
+            raise Unusable("PostgreSQL is missing: pip install psycopg pgserver")
         yield lambda n: schema(server, f"block_{n}")
 
 
-def main() -> int:
-    """Run, write and judge."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0 when nothing was lost, doubled or overspent and every ledger was filled, 1 otherwise."""
+    p = parser("ledger_kills", __doc__, rounds=1)
     p.add_argument("--kills", type=int, default=200)
     p.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
-    p.add_argument("--out", type=Path, default=RESULTS / "ledger_kills.json")
-    options = p.parse_args()
-    begun, draw, blocks = time.perf_counter(), random.Random(0), list[Counter[str]]()
+    options = started(p, argv)
+    draw, blocks = random.Random(0), list[Counter[str]]()
+    kills = BLOCK if options.quick else options.kills
     with place(options.database) as url:
-        while (done := sum(found["kills"] for found in blocks)) < options.kills:
-            blocks.append(block(url(len(blocks)), min(BLOCK, options.kills - done), draw))
-            print(f"{done + blocks[-1]['kills']} of {options.kills} kills: {dict(blocks[-1])}", file=sys.stderr)
+        while (done := sum(found["kills"] for found in blocks)) < kills:
+            blocks.append(block(url(len(blocks)), min(BLOCK, kills - done), draw))
+            print(f"{done + blocks[-1]['kills']} of {kills} kills: {dict(blocks[-1])}", file=sys.stderr)
     total = {name: sum(found[name] for found in blocks) for name in blocks[0]}
-    wrong = [name for name in ("lost", "unasked", "doubled", "overspent") if total[name]]
-    met = not wrong and total["verified"] == total["full"] == len(blocks)
-    content = {"database": options.database, "workers": WORKERS, "ledgers": len(blocks), **total, "met": met}
-    write_json(options.out, {"suite": "ledger_kills", **provenance(time.perf_counter() - begun), "results": content})
-    print(content)
-    return 0 if met else 1
+    targets = {name: at_most(0, total[name]) for name in ("lost", "unasked", "doubled", "overspent")}
+    targets |= {f"ledgers not {name}": at_most(0, len(blocks) - total[name]) for name in ("verified", "full")}
+    results = {"database": options.database, "workers": WORKERS, "ledgers": len(blocks), **total}
+    return written(options, {"results": results}, targets)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    finish(main)

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 (threads are set before NumPy is imported)
 """The ledger: charges a second from 4 processes, SQLite and PostgreSQL, and what a million records cost to read.
 
 SQLite side by side, with the same tables and the same statements: this ledger, which queues its writers, commits to a
@@ -19,15 +18,10 @@ round ends with `Ledger.verify`.
 
 from __future__ import annotations
 
-import math
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[_name] = "1"
-
-import argparse
 import contextlib
+import math
 import multiprocessing
+import os
 import shutil
 import sqlite3
 import statistics
@@ -36,8 +30,9 @@ import sys
 import tempfile
 import time
 import warnings
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +45,8 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
 from safexplain.ledger.storage.sqlite import SqliteStorage
 
-from ..shared.run import RESULTS, ROOT, provenance, table, write_json
+from ..shared.run import ROOT, finish
+from .harness import at_least, at_most, parser, started, written
 
 PROCESSES, RECORDS = 4, 1_000_000
 TARGETS = {"SQLite": 2000.0, "PostgreSQL": 500.0}
@@ -233,7 +229,7 @@ def schema(server: str, name: str) -> str:
     return f"{server}&options=-csearch_path%3D{name}"
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def measure(options: Namespace) -> dict[str, dict[str, Any]]:
     """Name -> medians."""
     found: dict[str, list[dict[str, float]]] = {}
     releases = {"Gaussian": Concentrated(2e-8), "pure": Pure(1e-4)}
@@ -293,52 +289,27 @@ def judged(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     targets: dict[str, Any] = {}
     for kind, target in TARGETS.items():
         named = [f"{kind}, {whose}" for whose in WHOSE if "memory" not in whose]
-        rates = [results[name]["charges_a_second"] for name in named if name in results]
-        if rates:
-            targets[f"{kind}: charges a second"] = {"target": target, "worst": min(rates), "met": min(rates) >= target}
+        if rates := [results[name]["charges_a_second"] for name in named if name in results]:
+            targets[f"{kind}, charges a second"] = at_least(target, min(rates))
     slowest = max(r["ms"] for name, r in results.items() if name.endswith("from sums"))
-    return {**targets, "a million records: ms": {"target": COLD_MS, "worst": slowest, "met": slowest <= COLD_MS}}
+    return {**targets, "a million records, ms": at_most(COLD_MS, slowest)}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met, 1 otherwise."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--rounds", type=int, default=3)
+    p = parser("ledger_speed", __doc__, rounds=3)
     p.add_argument("--seconds", type=float, default=4.0)
     p.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
-    p.add_argument("--out", type=Path, default=RESULTS / "ledger_speed.json")
-    options = p.parse_args(argv)
-    start = time.perf_counter()
+    options = started(p, argv)
+    if options.quick:
+        options.seconds, options.rounds = 0.2, 1
     results = measure(options)
-    targets = judged(results)
-    print(
-        table(
-            (f"{PROCESSES} processes", "charges a second", "longest wait, ms", "syncs a charge, alone", "ours over it"),
-            ((n, f"{r['charges_a_second']:.0f}", f"{r['longest_wait_ms']:.0f}", f"{r.get('syncs_a_charge', '')}",
-              f"{r.get('ours_over_it', '')}") for n, r in results.items() if "charges_a_second" in r),
-        )
-    )  # fmt: skip
-    print(
-        table(
-            ("", "ms", "epsilon"),
-            ((n, f"{r['ms']:.2f}", f"{r.get('epsilon', '')}") for n, r in results.items() if "ms" in r),
-        )
-    )
     report = {
-        "benchmark": "ledger_speed",
-        "processes": PROCESSES,
-        "records": RECORDS,
-        "rounds": options.rounds,
-        "seconds_each": options.seconds,
-        "sqlite": sqlite3.sqlite_version,
-        "targets": targets,
+        "processes": PROCESSES, "records": RECORDS, "seconds_each": options.seconds, "sqlite": sqlite3.sqlite_version,
         "results": results,
-        **provenance(time.perf_counter() - start),
-    }
-    write_json(options.out, report)
-    print(f"targets: {targets}; written to {options.out}")
-    return 0 if all(t["met"] for t in targets.values()) else 1
+    }  # fmt: skip
+    return written(options, report, judged(results))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 (threads are set before NumPy is imported)
 """The service of hardened explanations beside the same service with plain Captum: requests a second and waiting times.
 
 Three servers of uvicorn with the same HTTP application, each in a process of its own with one thread of PyTorch: the
@@ -21,23 +20,19 @@ answers come at least 20 times as often as computed ones from one client.
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[_name] = "1"
-
-import argparse
 import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +41,7 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 import torch
-from captum.attr import InputXGradient, IntegratedGradients
+from captum.attr import InputXGradient
 from torch import Tensor, nn
 
 from safexplain.serve.batches import Batches
@@ -56,8 +51,8 @@ from safexplain.serve.inputs import Bounds
 from safexplain.serve.service import Answer, Problem, Service, problem_of
 from safexplain.serve.telemetry import Metrics
 
-from ..shared.run import RESULTS, ROOT, provenance, write_json
-from .tables import serving
+from ..shared.run import ROOT, finish
+from .harness import at_least, parser, started, use_threads, written
 
 CLIENTS = (1, 8, 64)
 KINDS = ("captum", "hardened", "echo")
@@ -67,27 +62,17 @@ PUBLIC = 50
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and how it is explained.
+    """A model, explained by InputXGradient.
 
     Args:
         shape: of one input.
-        method: of the catalog.
         network: makes the model.
         longer: windows are so many times as long.
     """
 
     shape: tuple[int, ...]
-    method: str
     network: Callable[[], nn.Module]
     longer: float = 1.0
-
-    def captum(self, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-        """Maps, natively."""
-        if self.method == "InputXGradient":
-            explainer = InputXGradient(model)
-            return lambda x, target: explainer.attribute(x.requires_grad_(), target=target).detach()
-        path = IntegratedGradients(model)
-        return lambda x, target: path.attribute(x, target=target, n_steps=25, method="riemann_trapezoid").detach()
 
     def public(self) -> np.ndarray:
         """Rows for the search of near-duplicates."""
@@ -105,9 +90,9 @@ def digits() -> nn.Module:
 
 
 SETTINGS = {
-    "ResNet-18, 3 x 224 x 224, InputXGradient": Setting((3, 224, 224), "InputXGradient", resnet, 2.0),
-    "ResNet-18, 3 x 64 x 64, InputXGradient": Setting((3, 64, 64), "InputXGradient", resnet),
-    "digits MLP, 64, InputXGradient": Setting((64,), "InputXGradient", digits),
+    "ResNet-18, 3 x 224 x 224, InputXGradient": Setting((3, 224, 224), resnet, 2.0),
+    "ResNet-18, 3 x 64 x 64, InputXGradient": Setting((3, 64, 64), resnet),
+    "digits MLP, 64, InputXGradient": Setting((64,), digits),
 }
 
 
@@ -116,14 +101,20 @@ class Plain:
 
     name, digest, uncertified = "model", "0" * 64, True
 
+    @property
+    def now(self) -> Plain:
+        """What a reload would exchange."""
+        return self
+
     def __init__(self, setting: Setting, model: nn.Module) -> None:
         self.shape, self.bounds, self.metrics = setting.shape, Bounds.of(setting.shape, 64), Metrics()
-        self._model, self._maps, self._batches = model, setting.captum(model), Batches()
+        self._model, self._explainer, self._batches = model, InputXGradient(model), Batches()
 
     def _computed(self, x: Tensor) -> list[tuple[int, np.ndarray]]:
         with torch.no_grad():
             target = self._model(x).argmax(1)
-        return list(zip(target.tolist(), self._maps(x, target).numpy(), strict=True))
+        maps = self._explainer.attribute(x.requires_grad_(), target=target).detach().numpy()
+        return list(zip(target.tolist(), maps, strict=True))
 
     def refused(self, operation: str, client: str, error: BaseException) -> Problem:
         """Nothing is recorded."""
@@ -156,13 +147,13 @@ def serve(kind: str, name: str, port: int, folder: str) -> None:
     """One server, until it is stopped."""
     import uvicorn
 
-    torch.set_num_threads(1)
+    use_threads(1)
     torch.manual_seed(0)
     setting = SETTINGS[name]
     model = setting.network().eval()
     if kind == "hardened":
         service: Any = Service.load(
-            model, None, uncertified=True, explainer=setting.method, input_shape=setting.shape, input_range=(0, 1),
+            model, None, uncertified=True, explainer="InputXGradient", input_shape=setting.shape, input_range=(0, 1),
             public=setting.public(), ledger=f"sqlite:///{folder}/ledger.db",
             limits=Limits(questions=10**9, looks=10**9), timeout=600.0,
         )  # fmt: skip
@@ -186,12 +177,7 @@ class Server:
         Path(folder, kind).mkdir()
         options = {"--serve": "hardened" if kind == "before" else kind, "--port": str(self.port), "--only": name,
                    "--folder": f"{folder}/{kind}"}  # fmt: skip
-        command = [
-            sys.executable,
-            "-m",
-            "audit.benchmarks.serving",
-            *(part for pair in options.items() for part in pair),
-        ]
+        command = [sys.executable, "-m", "audit.benchmarks.serving", *itertools.chain(*options.items())]
         self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
 
     def wait(self, seconds: float = 120.0) -> None:
@@ -353,49 +339,34 @@ def judged(results: dict[str, Any]) -> dict[str, Any]:
     for name, found in results.items():
         if name.startswith("ResNet"):
             worst = min(found[str(n)]["hardened_to_captum"]["rate"]["median"] for n in CLIENTS)
-            targets[f"{name}: hardened / Captum"] = {
-                "target": TARGETS["hardened"], "worst": worst, "met": worst >= TARGETS["hardened"]
-            }  # fmt: skip
+            targets[f"{name}: hardened / Captum"] = at_least(TARGETS["hardened"], worst)
             times = found["1"]["remembered_to_computed"]["rate"]["median"]
-            targets[f"{name}: remembered / computed"] = {
-                "target": TARGETS["remembered"], "one client": times, "met": times >= TARGETS["remembered"]
-            }  # fmt: skip
+            targets[f"{name}: remembered / computed, one client"] = at_least(TARGETS["remembered"], times)
     return targets
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met, 1 otherwise."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--rounds", type=int, default=4)
+    p = parser("serving", __doc__, rounds=4)
     p.add_argument("--seconds", type=float, default=1.5, help="of one window; of those of a large model twice that")
     p.add_argument("--only", choices=SETTINGS, help="one setting")
     p.add_argument("--before", type=Path, metavar="PATH", help="checkout of an earlier version, to run beside")
-    p.add_argument("--out", type=Path, default=RESULTS / "serving.json")
-    p.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
-    p.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    p.add_argument("--folder", default=".", help=argparse.SUPPRESS)
-    options = p.parse_args(argv)
+    p.add_argument("--serve", choices=KINDS, help=SUPPRESS)
+    p.add_argument("--port", type=int, help=SUPPRESS)
+    p.add_argument("--folder", default=".", help=SUPPRESS)
+    options = started(p, argv)
     if options.serve:
         serve(options.serve, options.only, options.port, options.folder)
         return 0
-    start, results = time.perf_counter(), {}
-    for name in [options.only] if options.only else SETTINGS:
-        results[name] = measure(name, options.rounds, options.seconds, options.before)
-    targets = judged(results)
-    report = {
-        "benchmark": "serving",
-        "what": "Hardening.recommended(), one thread, one worker, micro-batches of at most 32 rows",
-        "rounds": options.rounds,
-        "seconds_each": options.seconds,
-        "targets": targets,
-        "results": results,
-        **provenance(time.perf_counter() - start),
+    if options.quick:
+        options.only, options.seconds = "digits MLP, 64, InputXGradient", 0.1
+    results = {
+        name: measure(name, options.rounds, options.seconds, options.before)
+        for name in ([options.only] if options.only else SETTINGS)
     }
-    print(serving(report))
-    write_json(options.out, report)
-    print(f"targets: {targets}; written to {options.out}")
-    return 0 if all(t["met"] for t in targets.values()) else 1
+    what = "Hardening.recommended(), one thread, one worker, micro-batches of at most 32 rows"
+    return written(options, {"what": what, "seconds_each": options.seconds, "results": results}, judged(results))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

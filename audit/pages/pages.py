@@ -18,8 +18,7 @@ from ..shared.run import RESULTS, ROOT, markdown
 from .tables import TABLES
 
 README = ROOT / "audit" / "README.md"
-COMPARE = ROOT / "docs" / "compare.md"
-PAGES_FOLDER = ROOT / "docs" / "evidence"
+DOCS = ROOT / "docs"
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Suite:
         needs: files of data, or packages.
         time: of a full run.
         result: its file in audit/results, without the ending; the module's last name where it has one.
+        frozen: the last revision that holds its code, where only the result was kept; the prose says how it was done.
     """
 
     module: str
@@ -39,6 +39,12 @@ class Suite:
     needs: str
     time: str
     result: str
+    frozen: str = ""
+
+    @property
+    def command(self) -> str:
+        """What is typed, and at which revision."""
+        return f"`python -m {self.module}`" + (f" at revision `{self.frozen}`" if self.frozen else "")
 
     @property
     def source(self) -> Path:
@@ -58,7 +64,7 @@ class Page:
     Args:
         name: of its file.
         title: of the page.
-        suites: in the order of the page.
+        suites: in the order of the page; none: what it shows is frozen.
         folder: of its `page.md`; default: the suite's own.
     """
 
@@ -75,7 +81,7 @@ class Page:
     @property
     def path(self) -> Path:
         """The page itself."""
-        return PAGES_FOLDER / f"{self.name}.md"
+        return DOCS / "evidence" / f"{self.name}.md"
 
 
 def _suite(module: str, shows: str, needs: str, time: str, result: str = "") -> Suite:
@@ -95,9 +101,8 @@ PAGES = (
         " from swapped axes and a wrong index; what the same scores really find", "`paper_a_ixg_signals.npz`",
         "5 min"),)),
     Page("paper_d", "DeepLeak: its hardening and its evaluation", (_suite(
-        "paper_d", 'what is left of DeepLeak\'s "46.5 to 95 % less leakage" when what chose does not report; its'
-        " utility metric beside faithfulness; what carries the leak of its explainers; its evaluation on networks that"
-        " were never trained", "`cifar10.npz`, `gtsrb.npz`", "15 min, and 20 min for the evaluation"),)),
+        "paper_d", "what DeepLeak's evaluation finds on networks that were never trained, and by the best of 20 seeds"
+        " where nothing leaks", "`cifar10.npz`", "20 min"),)),
     Page("attack_table", "Which attacks earn a row", (_suite(
         "attack_table", "what each attack finds alone, and what the stack of all finds with it and without it, on"
         " twelve releases of six tasks, chosen on one draw and confirmed on another; cheaper attacks of the literature",
@@ -112,9 +117,7 @@ PAGES = (
         "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
         " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
         "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
-    Page("third_party", "Networks that nobody here trained", (_suite(
-        "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
-        "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
+    Page("third_party", "Networks that nobody here trained", ()),
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
@@ -129,9 +132,8 @@ PAGES = (
         " file is not", "nothing", "40 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
-        " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
-        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`",
-        "20 min of one core (`--task network`: 10 min more; `--full`: a GPU)"),)),
+        " without, under both adjacencies, beside what epsilon guarantees",
+        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`", "20 min of one core"),)),
     Page("dp_defaults", "The defaults of DPFineTuner", (_suite(
         "dp_defaults", "what a person gets who sets epsilon alone, beside the best of 20 configurations, on images,"
         " texts and a table", "`cifar10.npz`, `weights/`, `agnews_test.npz`, `dbpedia14k.npz`, `adult.npz`",
@@ -139,28 +141,20 @@ PAGES = (
     Page("bound_errors", "Lower bounds on epsilon", (_suite(
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
         "20 min of one core"), _suite(
-        "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found,"
-        " and thresholds by one split and by many", "nothing", "5 min of one core", "canary_power"))),
+        "bound_errors.power", "how often canary verdicts are wrong, whether what they say they would find is found",
+        "nothing", "5 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
         "broken_trainers", "which of 55 bugs of DP trainers, all real training loops, the white box and a thousand runs"
         " of canaries find; how often they refute a trainer that has none", "nothing", "50 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
-        _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
-               "canary_figure2"),
         _suite("paper_c_canaries.figure3", "Figure 3: canaries in heads on features of CIFAR-10 images",
                "`cifar10.npz`, `weights/`", "25 min", "canary_figure3"),
         _suite("paper_c_canaries.scratch", "Figure 4: an MLP trained from scratch, on Location-30 for Purchase-100",
                "`location30.npz`", "45 min", "canary_scratch"),
-        _suite("paper_c_canaries.sweep", "Figures 5 and A1 to A5: runs, utility, clip bound, steps, learning rate,"
-               " accounting", "`cifar10.npz`, `weights/`", "40 min", "canary_sweep"),
     )),
     Page("paper_b_recourse", '"Accurate, Explainable, and Private Models": recourse', (
         _suite("paper_b_recourse.evidence", "Figures 1 to 3 and Tables 1 and 2, and the sound mechanisms",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "20 min", "recourse_evidence"),
-        _suite("paper_b_recourse.distances", "Figures 4 and 5: how far recourse is, by which mechanism", "nothing",
-               "40 min", "recourse_distances"),
-        _suite("paper_b_recourse.dpm", "Tables 1 and 2: the 24 accuracies of DPM beside diffprivlib's regression,"
-               " re-implemented", "`heloc.npz`, `mnist.npz`", "15 min", "recourse_dpm"),
         _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
     )),
@@ -174,8 +168,8 @@ PAGES = (
                    " of which the best possible test is known", "4 min"),
         _benchmark("reasons", "do released reasons speak for the decision: models of HELOC and Adult in every path",
                    "1 min", "`heloc.npz`, `adult.npz`; shap 0.50 or later"),
-        _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside a naive version"
-                   " and ranks with noise as in 0.1; peak memory", "3 min"),
+        _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside"
+                   " ranks with noise as in 0.1; peak memory", "3 min"),
         _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"
                    " and memory (`--memory`)", "10 min"),
         _benchmark("protodash_speed", "`HardenedProtoDash` over 10,000 candidates, beside the native call", "15 min",
@@ -204,7 +198,8 @@ PAGES = (
     Page("peers", "Against others", (Suite(
         "audit.benchmarks.peers", "attacks, DP steps, explanations and bounds, beside ML Privacy Meter, ART, SACRO-ML,"
         " PrivacyGuard, Opacus, Captum and accountants",
-        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "peers"),), "benchmarks/peers"),
+        "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "frozen/peers", "e73fbe75"),),
+        "benchmarks/peers"),
 )  # fmt: skip
 """In the order of the index."""
 
@@ -219,14 +214,12 @@ def page(p: Page, results: Path = RESULTS) -> str:
         f"<!-- Written by `python -m audit.pages` from {p.source.relative_to(ROOT).as_posix()}, the docstrings of the"
         " suites and audit/results: change those. -->",
         f"# {p.title}",
-        markdown(
-            ("command", "what it shows", "needs", "time on 2 cores"),
-            [(f"`python -m {s.module}`", s.shows, s.needs, s.time) for s in p.suites],
-            left=4,
-        ),
-        _filled(p.source.read_text(), results).strip(),
     ]
-    if p.folder != "benchmarks":
+    if p.suites:
+        commands = [(s.command, s.shows, s.needs, s.time) for s in p.suites]
+        parts.append(markdown(("command", "what it shows", "needs", "time on 2 cores"), commands, left=4))
+    parts.append(_filled(p.source.read_text(), results).strip())
+    if p.folder != "benchmarks" and not all(s.frozen for s in p.suites):
         parts.append("## How it is done")
         for s in p.suites:
             if len(p.suites) > 1:
@@ -281,20 +274,20 @@ def index(text: str) -> str:
     Raises:
         ValueError: a place is missing, or is there twice.
     """
-    suites = [
-        (f"`{s.module.removeprefix('audit.suites.')}`", f"{s.shows} ([page](../docs/evidence/{p.name}.md))", s.needs,
-         s.time)
-        for p in PAGES for s in p.suites if s.module.startswith("audit.suites.")
-    ]  # fmt: skip
-    benchmarks = [
-        (f"`{s.module.removeprefix('audit.benchmarks.')}`", s.shows, s.time) for p in PAGES for s in p.suites
-        if s.module.startswith("audit.benchmarks.")
-    ]  # fmt: skip
+    rows: dict[str, list[tuple[str, ...]]] = {"suites": [], "benchmarks": []}
+    for p in PAGES:
+        for s in p.suites:
+            kind, name = s.module.removeprefix("audit.").split(".", 1)
+            time = f"frozen at `{s.frozen}`" if s.frozen else s.time
+            about = (f"{s.shows} ([page](../docs/evidence/{p.name}.md))", s.needs) if kind == "suites" else (s.shows,)
+            rows[kind].append((f"`{name}`", *about, time))
     made = {
         "suites": markdown(
-            ("`python -m audit.suites.`...", "what it shows", "needs", "time on 2 cores"), suites, left=4
+            ("`python -m audit.suites.`...", "what it shows", "needs", "time on 2 cores"), rows["suites"], left=4
         ),
-        "benchmarks": markdown(("`python -m audit.benchmarks.`...", "what it measures", "time"), benchmarks, left=3),
+        "benchmarks": markdown(
+            ("`python -m audit.benchmarks.`...", "what it measures", "time"), rows["benchmarks"], left=3
+        ),
     }
     for name, table in made.items():
         text = _placed(text, name, table, README.name)
@@ -308,12 +301,21 @@ def _placed(text: str, name: str, table: str, file: str) -> str:
     return pattern.sub(lambda m: f"{m[1]}{table}\n\n{m[2]}", text)
 
 
+PLACES = {
+    DOCS / "threat-model.md": {"red_team": "{{ red_team }}"},
+    DOCS / "scale.md": {"audit_cost": "{{ audit_cost }}"},
+    DOCS / "compare.md": {"question": "{{ peers: question }}"},
+}
+"""Other pages that hold tables -> name of the place in the page -> table."""
+
+
 def written() -> dict[Path, str]:
     """Every file that is made from results, and what belongs into it."""
     made = {README: index(README.read_text())}
-    if COMPARE.is_file():
-        table = _filled("{{ peers: question }}", RESULTS)
-        made[COMPARE] = _placed(COMPARE.read_text(), "question", table, COMPARE.name)
+    for path, places in PLACES.items():
+        made[path] = path.read_text()
+        for name, table in places.items():
+            made[path] = _placed(made[path], name, _filled(table, RESULTS), path.name)
     return made | {p.path: page(p) for p in PAGES}
 
 

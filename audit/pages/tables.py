@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..benchmarks import tables as benchmark_tables
-from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
-from ..shared.cells import auc, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import tables as attack_tables
 from ..suites.bound_errors import tables as bound_tables
@@ -24,20 +22,7 @@ from ..suites.paper_c_canaries import tables as canary_tables
 from ..suites.paper_d import tables as paper_d_tables
 from ..suites.paper_e_tmi import tables as tmi_tables
 from ..suites.releases import tables as release_tables
-from ..suites.third_party import suite as third_party_suite
 from ..suites.verdict_errors import tables as verdict_tables
-
-
-def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
-    """The judged attack whose upper bound decides about a certificate."""
-    judged = [a for a in cell["attacks"] if a.get("judged", True)]
-    return max(judged, key=lambda a: float(a["bounds"][1]))
-
-
-def sentences(found: dict[str, Any]) -> str:
-    """What a suite says of its results, as a list."""
-    said = third_party_suite.conclude(found)
-    return "\n".join(f"* {sentence}" for sentence in said)
 
 
 def red_team(found: dict[str, Any]) -> str:
@@ -67,120 +52,26 @@ def soak(found: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
-# ------------------------------------------------------------------------------------------------ third_party.json
-
-THIRD_PARTY = {
-    "threshold L1": ("without_training", "Threshold on l1"),
-    "threshold loss": ("without_training", "Threshold on loss"),
-    "LRT L1": ("with_references", "LikelihoodRatio on l1"),
-    "calibrated L1": ("with_references", "Calibrated on l1_normal"),
-    "label": ("with_references", "LabelLikelihoodRatio on label"),
-    "RMIA loss": ("with_references", "RMIA on loss"),
-}
-
-
-def third_party(found: dict[str, Any]) -> str:
-    """AUCs and verdicts of the networks that nobody here trained."""
-    rows = []
-    for net, parts in found["nets"].items():
-        for release, cell in parts["cells"].items():
-            both = [cell[k] for k in ("without_training", "with_references")]
-            verdicts = [f"{c['verdict']}, {highest_bound(c)['bounds'][1]:.1%}" for c in both]
-            scores = [auc(found_by(cell[part], name)) for part, name in THIRD_PARTY.values()]
-            rows.append((f"{net.removesuffix('_cifar10')} {release}", *scores, *verdicts))
-    ends = [f"verdict {how}, highest bound" for how in ("without training", "with references")]
-    return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
-
-
-# ------------------------------------------------------------------------------------------------------ benchmarks
-
-
-def dp_epsilons(found: dict[str, Any]) -> str:
-    """Time of accounting beside dp-accounting's."""
-    rows = [
-        (
-            name,
-            f"{r['pair_ms']:.0f}",
-            f"{r['dp_accounting_ms']:.0f}",
-            f"{r['times_as_fast']:.0f}",
-            f"{r['calibration_ms']:.0f}",
-            " / ".join(f"{e:.4f}" for e in r["epsilon"]),
-            " / ".join(f"{e:.4f}" for e in r["dp_accounting_epsilon"]),
-        )
-        for name, r in found["results"].items()
-    ]
-    header = (
-        "setting",
-        "pair, ms",
-        "dp-accounting, ms",
-        "times as fast",
-        "calibration, ms",
-        "epsilons",
-        "its epsilons",
-    )
-    return markdown(header, rows)
-
-
-def dp_finetuning(found: dict[str, Any]) -> str:
-    """Time and memory of a step beside Opacus."""
-    rows = [
-        (name, f"{r['ms_median']:.0f}", f"{r['ms_shortest']:.0f}", f"{r['ratio_to_opacus_ghost']:.2f}",
-         f"{r['peak_mib']:.0f}") for name, r in found["results"].items()
-    ]  # fmt: skip
-    return markdown(("one step", "ms, median", "shortest", "ratio to Opacus, ghost", "peak MiB"), rows)
-
-
-def dp_head(found: dict[str, Any]) -> str:
-    """Time of a head beside Opacus."""
-    rows = [
-        (name, f"{1e3 * r['processor_seconds_median']:.0f}", f"{r['times_faster_median']:.1f}")
-        for name, r in found["results"].items()
-    ]
-    return markdown(("one run of 500 steps", "processor ms a run", "times as fast"), rows)
-
-
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     **{
         f"attack_table: {name}": ("attack_table", getattr(attack_tables, name))
         for name in ("scores", "changes", "methods", "strata", "one_run", "ranking")
     },
-    "third_party": ("third_party", third_party),
-    "third_party: sentences": ("third_party", sentences),
     "red_team": ("red_team", red_team),
     "red_team: served": ("red_team", served),
     "red_team: soak": ("red_team_soak", soak),
     "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
-    "bound_errors": ("bound_errors", canary_tables.bound_errors),
+    "bound_errors": ("bound_errors", bound_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
     "broken_trainers": ("broken_trainers", trainer_tables.broken_trainers),
     "broken_trainers: right": ("broken_trainers", trainer_tables.right_trainers),
     "broken_trainers: spent": ("broken_trainers", trainer_tables.spent),
-    "canary_figure2": ("canary_figure2", canary_tables.figure2),
     "canary_figure3": ("canary_figure3", canary_tables.on_data),
     "canary_scratch": ("canary_scratch", canary_tables.on_data),
-    "canary_sweep: 5": ("canary_sweep", canary_tables.by_runs),
-    "canary_sweep: A1": ("canary_sweep", canary_tables.utility),
-    "canary_sweep: A2": ("canary_sweep", canary_tables.clip_bounds),
-    "canary_sweep: A3": ("canary_sweep", canary_tables.numbers_of_steps),
-    "canary_sweep: A4": ("canary_sweep", canary_tables.learning_rates),
-    "canary_sweep: A5": ("canary_sweep", canary_tables.ratios),
     "canary_training": ("canary_training", canary_tables.training),
-    "dp_epsilons": ("dp_epsilons", dp_epsilons),
-    "dp_finetuning": ("dp_finetuning", dp_finetuning),
-    "dp_head": ("dp_head", dp_head),
-    "ledger_kills": ("ledger_kills", benchmark_tables.kills),
-    "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
-    "noise": ("noise", benchmark_tables.noise),
-    "serving": ("serving", benchmark_tables.serving),
-    "attack_power": ("attack_power", benchmark_tables.power),
-    "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
-    "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
-    "captum_gradient": ("explainer_overhead", benchmark_tables.gradients),
-    "reasons": ("reasons", benchmark_tables.reasons),
-    "reference_training": ("reference_training", benchmark_tables.reference_training),
-    **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
-    **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
+    **benchmark_tables.TABLES,
+    **{name: ("frozen/peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
     **{name: ("dp_defaults", make) for name, make in default_tables.TABLES.items()},
@@ -192,7 +83,5 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
-    **{name: ("recourse_distances", make) for name, make in recourse_tables.OF_FIGURES.items()},
-    **{name: ("recourse_dpm", make) for name, make in recourse_tables.OF_DPM.items()},
 }
 """Name in a page's prose -> (result, what makes the table from it)."""

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -57,6 +57,57 @@ def destination(options: argparse.Namespace) -> Path:
     return options.cache / f"{options.name}.quick.json" if options.quick else RESULTS / f"{options.name}.json"
 
 
+class Run:
+    """One run of a suite from the command line: its options, what earlier runs left, its clock and its JSON.
+
+    Args:
+        name: of the result.
+        doc: of the suite, whose first line the help shows.
+        argv: arguments; None: those of the process.
+        flags: options of the suite's own, as `add_argument` takes them; `in_process` is --in-process.
+    """
+
+    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, **flags: dict[str, Any]) -> None:
+        p = parser(name, doc)
+        for flag, given in flags.items():
+            p.add_argument(f"--{flag.replace('_', '-')}", **given)
+        self.options, self.began = p.parse_args(argv), time.perf_counter()
+        self.quick: bool = self.options.quick
+
+    @property
+    def out(self) -> Path:
+        """Where the JSON goes."""
+        return destination(self.options)
+
+    def parts(self, package: str | None, *modules: str) -> Parts:
+        """Finished parts of earlier runs, kept as in `Parts`."""
+        return Parts(self.options.cache / self.options.name, package or "", *modules)
+
+    def earlier(self) -> dict[str, Any]:
+        """Results of other tasks in the file that will be written."""
+        return earlier(self.out, self.quick)
+
+    def seconds(self) -> float:
+        """Since the run began, or since this was last asked."""
+        now = time.perf_counter()
+        self.began, taken = now, now - self.began
+        return taken
+
+    def provenance(self, seconds: float | None = None) -> dict[str, Any]:
+        """Of what has run since the last call, or of so many seconds."""
+        return provenance(self.seconds() if seconds is None else seconds, getattr(self.options, "device", "cpu"))
+
+    def write(self, **content: Any) -> None:
+        """The result: what every suite records, and this."""
+        write_json(self.out, rounded({"suite": self.options.name, "quick": self.quick, **content}))
+
+    def end(self, missed: Sequence[str] = (), said: str = "") -> int:
+        """Say which targets were missed and where the results are; the exit code. Quick runs miss none."""
+        if not said:
+            said = "quick run, targets not checked" if self.quick else "failed" if missed else "all targets met"
+        return concluded([] if self.quick else missed, self.out, said)
+
+
 def module_at(path: Path) -> ModuleType:
     """A Python file that is in no package, run and given as a module of its name."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -85,6 +136,21 @@ def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any],
     if missing := sorted(set(needs) - set(arrays)):
         raise Unusable(f"{path} has no {', '.join(missing)}; compressed image files need the load_data.py beside them")
     return arrays, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def public_networks(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Networks of the data folder that nobody here trained, by name and in eval mode, and the digests of their files.
+
+    Raises:
+        Unusable: a file is missing.
+    """
+    weights = folder / "weights"
+    path = weights / "nets.py"
+    if missing := [p.name for p in (path, *(weights / f"{n}.npz" for n in names)) if not p.is_file()]:
+        raise Unusable(f"{', '.join(missing)} not found in {weights}; give the data folder with --data DIR")
+    module = module_at(path)
+    digests = {n: hashlib.sha256((weights / f"{n}.npz").read_bytes()).hexdigest() for n in names}
+    return {n: module.load(n)[0].eval() for n in names}, digests
 
 
 def _versions() -> dict[str, str | None]:
@@ -160,6 +226,12 @@ def peak_bytes(call: Callable[[], object]) -> int | None:
 def _resident(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """All or nothing, as a .npz file."""
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -4,7 +4,7 @@
 
 Figures 1 to 3 and 6 of "Accurate, Explainable, and Private Models", curves of membership attacks with both axes
 logarithmic, drawn from audit/results/recourse_evidence.json; Figures 4 and 5, histograms of recourse distances, from
-recourse_distances.json, which `python -m audit.suites.paper_b_recourse.evidence` and `.distances` write. Each is
+frozen/recourse_distances.json. `python -m audit.suites.paper_b_recourse.evidence` writes the first. Each is
 written twice, for the light and the dark scheme of the site.
 """
 
@@ -21,7 +21,7 @@ from make_figures import BLUE, GREEN, ORANGE, PURPLE, SCHEMES, style
 from matplotlib.figure import Figure
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "recourse_evidence.json"
-DISTANCES = RESULT.with_name("recourse_distances.json")
+DISTANCES = RESULT.parent / "frozen" / "recourse_distances.json"
 FIGURES = {
     "recourse-heloc": ("heloc, label of the paper",),
     "recourse-mnist": ("mnist 3/8",),

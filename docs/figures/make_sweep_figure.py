@@ -2,7 +2,7 @@
 
     python docs/figures/make_sweep_figure.py [--out docs/figures]
 
-It is drawn from audit/results/canary_sweep.json, which `python -m audit.suites.paper_c_canaries.sweep` writes.
+It is drawn from audit/results/frozen/canary_sweep.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from safexplain.verdict.canaries.claim import SCENARIOS
 
-RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_sweep.json"
+RESULT = Path(__file__).parents[2] / "audit" / "results" / "frozen" / "canary_sweep.json"
 VARIED = {"A2": ("clip bound C, q = 1", "C ="), "A4": ("learning rate, q = 1", "learning rate")}
 SHADES = ("#8a5a00", "#1f7a4d", "#2b6cb0", "#a83279")
 

@@ -155,7 +155,7 @@ class Hardening:
     @classmethod
     def deepleak(cls, key: bytes | None = None) -> Hardening:
         """DeepLeak's own default, for comparison (arXiv 2601.03429: bounds, threshold and noise as released, in the
-        order of section IV-B); `audit/suites/paper_d` shows what it leaves to attacks."""
+        order of section IV-B); `docs/evidence/paper_d.md` shows what it leaves to attacks."""
         return cls(clip=RangeClip(-1.0, 1.0), mask=ThresholdMask(1e-3), noise=GaussianNoise(0.01, key=key))
 
     @classmethod

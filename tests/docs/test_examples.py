@@ -56,11 +56,13 @@ def test_there_is_a_test_for_every_example() -> None:
     assert [path.stem for path in EXAMPLES if not any(n.format(path.stem) in text for n in named)] == []
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_has_at_most_60_lines_unless_it_declares_a_whole_application_form(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= (150 if path.stem == "credit_recourse" else 60)
+def test_an_example_has_at_most_60_lines_unless_it_declares_a_whole_application_form() -> None:
+    lines = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES}
+    assert lines.pop("credit_recourse") <= 150
+    assert max(lines.values()) <= 60, lines
 
 
+@pytest.mark.slow
 def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     printed = run("harden_captum", tmp_path)
     assert "released: (200, 64) torch.float32 gradient kept: False" in printed
@@ -70,6 +72,7 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert 65 <= kept <= 90
 
 
+@pytest.mark.slow
 def test_models_of_public_data_explain_a_private_one(tmp_path: Path) -> None:
     printed = run("public_explainer", tmp_path)
     found = {line.partition(":")[0]: line for line in printed.splitlines()}
@@ -92,6 +95,7 @@ def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
     assert "the same answer: True" in printed
 
 
+@pytest.mark.slow
 def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     by_pixel, by_superpixel = (
@@ -125,6 +129,7 @@ def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_pa
     assert "hardened: leak" not in printed
 
 
+@pytest.mark.slow
 def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     printed = run("attack_own_signals", tmp_path)
     assert "leaking.npz: leak" in printed
@@ -133,6 +138,7 @@ def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
 
 
+@pytest.mark.slow
 def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
     run("write_audit_files", tmp_path)
     data = load_data(tmp_path / "data.npz")
@@ -142,6 +148,7 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
     assert 0.4 < np.mean(data.member) < 0.6
 
 
+@pytest.mark.slow
 def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
     printed = run("dp_fine_tune", tmp_path)
     private, without = (float(part) for part in re.findall(r"(0\.\d+) ±", printed))
@@ -166,6 +173,7 @@ def test_a_private_model_gets_its_verdict_from_the_command_line(
     assert "as stated: epsilon" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_path: Path) -> None:
     printed = run("dp_own_loop", tmp_path)
     assert "epsilon 4.197 (one record added or removed), 8.000 (one record substituted)" in printed
@@ -174,6 +182,7 @@ def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_pat
     assert "As claimed: all 10 checks" in printed
 
 
+@pytest.mark.slow
 def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     seen, right, broken, wrong = run("audit_canaries", tmp_path).splitlines()
     assert seen.startswith("right: As claimed: all 7 checks of the steps")
@@ -182,6 +191,7 @@ def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     assert wrong.startswith("wrong: Refuted: epsilon for a substituted record is at least")
 
 
+@pytest.mark.slow
 def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path: Path) -> None:
     printed = run("credit_recourse", tmp_path)
     right, majority = (float(v) for v in re.findall(r"([0-9.]+)%[;\n]", printed)[:2])
@@ -206,12 +216,9 @@ def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_co
         (b"[" * 200_000, None, "recursion"),
         (b'{"x": [1]}', 9_999, "timed out"),
         (b'{"x": [1]}', -1, "Expecting value"),
-        (b'{"x": ' + b" " * 1_000_000 + b"[1]}", None, "Expecting value"),
         (b'{"y": [1]}', None, 'expected {"x": {name: number}} with the 10 features'),
-        (b"[1]", None, 'expected {"x": {name: number}} with the 10 features'),
-        (b"", None, "Expecting value"),
     ],
-    ids=["nested", "short", "negative", "long", "no x", "a list", "empty"],
+    ids=["nested", "short", "negative", "no x"],
 )
 def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, length: int | None, said: str) -> None:
     handler = runpy.run_path(str(ROOT / "examples" / "recourse_service.py"))["Handler"]
@@ -238,6 +245,7 @@ def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, 
     assert said in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
 
 
+@pytest.mark.slow
 def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "examples" / "recourse_service.py"), "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

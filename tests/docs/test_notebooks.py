@@ -79,13 +79,6 @@ def test_cells_are_short_and_every_figure_comes_for_both_schemes(source: Path) -
     assert all((NOTEBOOKS / "figures" / name).stat().st_size < 190_000 for name in kept)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_links_of_a_page_lead_somewhere(source: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", source.with_suffix(".md").read_text())
-    local = [link.partition("#")[0] for link in links if not link.startswith("http")]
-    assert [link for link in local if link and not (NOTEBOOKS / link).exists()] == []
-
-
 def test_what_is_printed_is_compared_by_words_and_roughly_by_numbers() -> None:
     assert agree("native: leak, 71% kept", "native: leak, 68% kept")
     assert not agree("native: certified, 71% kept", "native: leak, 71% kept")

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from evidence import twice
@@ -28,9 +27,6 @@ def trained(kind, x, y, **options):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-# ------------------------------------------------------------------------------------------- the trainers
-
-
 def slowly(loop, model, x, y, generator):
     """DP-SGD record by record, each gradient by a backward pass of its own."""
     parameters = list(model.parameters())
@@ -50,8 +46,7 @@ def slowly(loop, model, x, y, generator):
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
-@pytest.mark.parametrize("kind", [by_hand.Loop, by_hand.NetworkLoop])
+@pytest.mark.parametrize(("kind", "rate"), [(by_hand.Loop, 0.5), (by_hand.NetworkLoop, 1.0)])
 def test_a_right_loop_is_dp_sgd_record_by_record(kind, rate):
     x, y = battery.records()
     loop = type("Some", (kind,), {"bound": 0.9, "steps": 4, "rate": rate})
@@ -69,23 +64,17 @@ def moved_by_a_substitution(kind):
     return float(both.norm()) * kind.rate * len(y) / (kind.lr * kind.bound)
 
 
-RIGHT_CLIPS = ("Loop", "AutoS", "PublicStandardisation", "AveragedViews", "FrozenBatchNorm", "LowRank")
-WRONG_CLIPS = (
-    "ClipAfterAveraging", "MicroBatchesClipped", "UpsideDown", "ValueClipping", "LayerLeftOut", "BoundOfLabel",
-    "ClassWeightsAfterClipping", "LargestNormBound", "AugmentationsClippedEach", "CleanGradientsAddedAgain",
-    "PullTowardsPrivateMeans", "BatchNormalised", "CentredLogits", "StandardisedByPrivateData", "StartsAtClassMeans",
-    "Oversampled",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RIGHT_CLIPS)
-def test_one_record_moves_the_sum_of_a_right_loop_by_twice_the_bound_at_most(name):
-    assert 0.1 < moved_by_a_substitution(getattr(by_hand, name)) <= 2.0001
-
-
-@pytest.mark.parametrize("name", WRONG_CLIPS)
-def test_where_clipping_is_wrong_one_record_moves_it_further(name):
-    assert moved_by_a_substitution(getattr(by_hand, name)) > 2.2
+def test_one_record_moves_a_sum_by_twice_the_bound_at_most_where_clipping_is_right_and_further_where_it_is_wrong():
+    right = ("Loop", "AutoS", "PublicStandardisation", "AveragedViews", "FrozenBatchNorm", "LowRank")
+    wrong = (
+        "ClipAfterAveraging", "MicroBatchesClipped", "UpsideDown", "ValueClipping", "LayerLeftOut", "BoundOfLabel",
+        "ClassWeightsAfterClipping", "LargestNormBound", "AugmentationsClippedEach", "CleanGradientsAddedAgain",
+        "PullTowardsPrivateMeans", "BatchNormalised", "CentredLogits", "StandardisedByPrivateData",
+        "StartsAtClassMeans", "Oversampled",
+    )  # fmt: skip
+    moved = {name: moved_by_a_substitution(getattr(by_hand, name)) for name in (*right, *wrong)}
+    assert all(0.1 < moved[name] <= 2.0001 for name in right), moved
+    assert all(moved[name] > 2.2 for name in wrong), moved
 
 
 def noise_of(kind, step=0):
@@ -95,39 +84,15 @@ def noise_of(kind, step=0):
     return float(loop.noise().std()) / (kind.sigma * kind.bound)
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "scale"),
-    [
-        ("Loop", 0, 1.0),
-        ("NoiseDividedTwice", 0, 1 / 24),
-        ("NoiseTimesLearningRate", 0, 0.1),
-        ("NoiseWithoutBound", 0, 1 / 4),
-        ("UniformNoise", 0, 12**-0.5),
-        ("DecayingNoise", 3, 0.8**3),
-        ("NoiseInEveryMicroBatch", 0, 2.0),
-        ("NoiseInEveryFourthStep", 0, 1.0),
-        ("NoiseInEveryFourthStep", 1, 0.0),
-        ("NoNoiseInLastStep", 6, 1.0),
-        ("NoNoiseInLastStep", 7, 0.0),
-    ],
-)
-def test_noise_has_the_scale_that_the_bug_gives_it(name, step, scale):
-    assert noise_of(getattr(by_hand, name), step) == pytest.approx(scale, rel=0.05)
-
-
-def test_a_constant_seed_makes_all_trainings_alike():
-    x, y = battery.records()
-    for kind, same in ((by_hand.ConstantSeed, True), (by_hand.Loop, False)):
-        models = [kind.train(TensorDataset(x, y), seeded(seed)).weight for seed in range(2)]
-        assert torch.equal(*models) == same
-
-
-def test_shuffled_epochs_have_each_record_once_and_poisson_batches_do_not():
-    for kind, once in ((by_hand.Shuffled, True), (by_hand.FixedOrder, True), (by_hand.PoissonMomentum, False)):
-        loop, counts = kind(seeded()), torch.zeros(24)
-        for loop.t in range(round(1 / kind.rate)):
-            counts += loop.batch(24)
-        assert bool((counts == 1).all()) == once
+def test_noise_has_the_scale_that_the_bug_gives_it():
+    scales = {
+        ("Loop", 0): 1.0, ("NoiseDividedTwice", 0): 1 / 24, ("NoiseTimesLearningRate", 0): 0.1,
+        ("NoiseWithoutBound", 0): 1 / 4, ("UniformNoise", 0): 12**-0.5, ("DecayingNoise", 3): 0.8**3,
+        ("NoiseInEveryMicroBatch", 0): 2.0, ("NoiseInEveryFourthStep", 0): 1.0, ("NoiseInEveryFourthStep", 1): 0.0,
+        ("NoNoiseInLastStep", 6): 1.0, ("NoNoiseInLastStep", 7): 0.0,
+    }  # fmt: skip
+    found = {(name, step): noise_of(getattr(by_hand, name), step) for name, step in scales}
+    assert found == pytest.approx(scales, rel=0.05)
 
 
 def test_every_trainer_says_in_a_line_what_is_wrong_with_it_and_trains():
@@ -139,32 +104,10 @@ def test_every_trainer_says_in_a_line_what_is_wrong_with_it_and_trains():
     assert len({case.name for case in battery.BROKEN}) >= 25
 
 
-@pytest.mark.parametrize("name", ["Opacus", "InnerOptimizerSteps", "EachLayerAtFullBound", "HeadOfClassMeans"])
-def test_loops_with_engines_train(name):
-    case = battery.Case(f"with_engines:{name}")
-    model = case.trainer.train(TensorDataset(*battery.records()), seeded())
-    assert bool(model(battery.records()[0]).isfinite().all())
-
-
-# ------------------------------------------------------------------------------------------- the audits
-
-
-@pytest.mark.parametrize(
-    "name", ["ClipAfterAveraging", "StandardisedByPrivateData", "ClassWeightsAfterClipping", "NoiseDividedTwice"]
-)
-def test_a_thousand_runs_find_a_bug(name):
-    assert battery.by_canaries(battery.Case(f"by_hand:{name}"), 0)["verdict"] == "refuted"
-
-
-def test_a_thousand_runs_refute_no_right_loop():
-    assert battery.by_canaries(battery.Case("by_hand:Loop"), 0)["verdict"] == "not refuted"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", battery.BROKEN, ids=lambda case: f"{case.name}-{case.times}-{case.adjacency}")
-def test_each_bug_is_found(case):
-    how = (battery.by_white_box, battery.by_canaries)
-    assert not case.breaks or any(audit(case, 0)["verdict"] in battery.FOUND for audit in how)
+def test_a_thousand_runs_refute_a_loop_with_a_bug_and_no_right_one():
+    cases = [battery.Case(f"by_hand:{name}") for name in ("ClipAfterAveraging", "Loop")]
+    assert [battery.by_canaries(case, 0)["verdict"] for case in cases] == ["refuted", "not refuted"]
 
 
 def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_refuted():
@@ -175,16 +118,8 @@ def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_
     assert sum(len(row["white_box"]) for row in report["right"]) >= 50
 
 
-# ------------------------------------------------------------------------------------------- true epsilons
-
-
-def test_the_epsilon_of_a_sum_is_that_of_full_batches():
-    claimed = epsilon_of([Steps(3.5, 1.0, 8, "full-batch")], 1e-5, "substitute")
-    assert true_epsilon.of_sum(8, 3.5 * 8**0.5, 1e-5) == pytest.approx(claimed, abs=1e-3)
-
-
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(2.2, 0.5, 12), (1.0, 0.25, 8)])
-def test_the_epsilon_of_mixtures_is_that_of_poisson_batches(sigma, rate, steps):
+def test_the_epsilon_of_mixtures_is_that_of_poisson_batches():
+    sigma, rate, steps = 1.0, 0.25, 8
     claimed = epsilon_of([Steps(sigma, rate, steps)], 1e-5, "substitute")
     assert claimed - 1e-3 < true_epsilon.of_mixtures([rate], [1.0], sigma, steps, 1e-5) < claimed + 0.02
 
@@ -193,27 +128,6 @@ def test_dividing_by_the_actual_batch_size_costs_more_where_batches_are_small():
     claimed = epsilon_of([Steps(1.0, 0.125, 20)], 1e-5, "substitute")
     assert true_epsilon.of_actual_batch_size(24, 0.125, 1.0, 20, 1e-5) > 2 * claimed
     assert true_epsilon.of_actual_batch_size(1, 1.0, 3.5, 8, 1e-5) == pytest.approx(7.712, abs=0.02), "always one"
-
-
-def test_shuffled_epochs_of_one_batch_are_full_batches():
-    found = true_epsilon.of_epochs(1, 8, 3.5, 1e-3, draws=200_000)
-    assert found == pytest.approx(true_epsilon.of_sum(8, 3.5 * 8**0.5, 1e-3), abs=0.1)
-
-
-def test_a_mixture_is_what_its_samples_say():
-    """Delta at the epsilon that is found, by simulation of the privacy loss."""
-    weights, means, sigma, steps, delta = [0.2, 0.3], [2.0, 0.5], 1.5, 3, 1e-2
-    epsilon = true_epsilon.of_mixtures(weights, means, sigma, steps, delta)
-    rng = np.random.default_rng(0)
-    mean = rng.choice([0.0, *means], p=[0.5, *weights], size=(200_000, steps))
-    y = mean + sigma * rng.standard_normal(mean.shape)
-
-    def density(sign):
-        parts = zip([0.5, *weights], [0.0, *means], strict=True)
-        return sum(w * np.exp(-((y - sign * m) ** 2) / (2 * sigma**2)) for w, m in parts)
-
-    loss = np.log(density(1) / density(-1)).sum(1)
-    assert np.maximum(1 - np.exp(epsilon - loss), 0).mean() == pytest.approx(delta, rel=0.1)
 
 
 @pytest.mark.slow

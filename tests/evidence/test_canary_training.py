@@ -18,9 +18,7 @@ def test_a_quick_run_goes_through_every_part(tmp_path):
     assert report["quick"]
     assert {len(rows) for rows in report["results"].values()} == {3}
     assert all(row["clock_seconds_a_run_median"] > 0 for rows in report["results"].values() for row in rows.values())
-    assert len(report["figure_3"]["seconds"]) == 12
-    assert [m["projected"] for m in report["mlp"]] == [True, True]
-    assert len(report["targets"]) == 6
+    assert len(report["targets"]) == 4
     assert all(set(target) == {"target", "found", "met"} for target in report["targets"].values())
 
 
@@ -30,19 +28,6 @@ def benchmark(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     return importlib.import_module("audit.benchmarks.canary_training")
-
-
-@pytest.mark.parametrize(("times", "seconds", "met"), [(61.0, 59.0, [True, True]), (59.0, 61.0, [False, False])])
-def test_targets_are_of_shared_batches_and_of_the_time_for_all_runs(benchmark, times, seconds, met):
-    options = benchmark.parsed([])
-    options.cases = {"one logit": benchmark.CASES["one logit"]}
-
-    def row(times, seconds):
-        return {"times_faster_median": times, "clock_seconds_median": seconds}
-
-    rows = {"R = 2500, shared batches": row(times, seconds)}
-    found = benchmark.targets({"results": {"one logit": rows}}, options)
-    assert [target["met"] for target in found.values()] == met
 
 
 @pytest.mark.filterwarnings("ignore")

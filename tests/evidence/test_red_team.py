@@ -21,7 +21,7 @@ def test_the_committed_results_are_complete_and_every_attack_fails():
     assert [r["attack"] for r in report["results"]["attacks"] if not r["held"]] == []
 
 
-@pytest.mark.parametrize("measure", [suite.spellings, suite.wrappers])
+@pytest.mark.parametrize("measure", [pytest.param(suite.spellings, marks=pytest.mark.slow), suite.wrappers])
 def test_differently_written_questions_take_no_noise_away(measure):
     after, _, held = measure(True)
     assert held, after

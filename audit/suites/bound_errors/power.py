@@ -13,18 +13,15 @@ the sum of the canary's gradients over all steps (in units of C; strength 1 is t
 
 The suite fails where surely fewer are found, or a right training is surely refuted in more than 5 %.
 
-Then thresholds: one split of the runs (30 % choose), and the median over many splits, each at half the risk
-(Meinshausen, Meier and Buehlmann 2009, arXiv 0811.2177, theorem 3.1), as jax_privacy offers it.
-
     python -m audit.suites.bound_errors.power [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,11 +32,11 @@ from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
-from safexplain.verdict.stats import bound_epsilon, clopper_pearson
+from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.detectable import OFTEN
 
-from ...shared.run import Parts, Progress, concluded, destination, finish, parser, provenance, write_json
+from ...shared.run import Progress, Run, finish
 
 Array = NDArray[np.float64]
 
@@ -60,10 +57,6 @@ TRAININGS = (
 STRENGTHS = (1.0, 0.6)
 RUNS = (200, 1000)
 RULES = ("fixed", "split")
-
-THRESHOLDS = list(product((1.0, 4.0, 10.0), (200, 1000, 5000), ("gdp", "clopper-pearson")))
-"""Epsilon, runs, method, of one Gaussian mechanism."""
-SPLITS, THRESHOLD_REPEATS = 25, 200
 
 
 @dataclass(frozen=True)
@@ -163,71 +156,23 @@ def failures(cells: list[dict[str, Any]]) -> list[str]:
     return missed
 
 
-def thresholds(epsilon: float, runs: int, method: BoundMethod, repeats: int, splits: int) -> dict[str, Any]:
-    """Bounds by each rule: median, mean, standard deviation, and how many are above the truth."""
-    noise = noise_multiplier(epsilon, 1.0, 1, DELTA, sampling="full-batch")
-    found: dict[str, list[float]] = {}
-    for number in range(repeats):
-        rng = np.random.default_rng([0xCAFE, runs, number])
-        d, d_prime = rng.normal(1, noise, runs // 2), rng.normal(-1, noise, runs // 2)
-
-        def bound(seed: int, risk: float, d: Array = d, d_prime: Array = d_prime, **fixed: float) -> float:
-            return bound_epsilon(d, d_prime, DELTA, method, confidence=1 - risk, seed=seed, **fixed).epsilon  # type: ignore[arg-type]
-
-        found.setdefault("fixed", []).append(bound(0, RISK, threshold=0.0))
-        found.setdefault("split", []).append(bound(number, RISK))
-        several = [bound(1000 * number + k, RISK / 2) for k in range(splits)]
-        found.setdefault("multi-split", []).append(float(np.median(several)))
-    return {
-        name: {
-            "median": round(float(np.median(bounds)), 4),
-            "mean": round(float(np.mean(bounds)), 4),
-            "sd": round(float(np.std(bounds)), 4),
-            "above": int((np.array(bounds) > epsilon).sum()),
-            "of": repeats,
-        }
-        for name, bounds in found.items()
-    }
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 1 where a promise is surely broken, otherwise 0."""
-    options = parser("canary_power", __doc__).parse_args(argv)
-    progress, parts = Progress(), Parts(options.cache / "canary_power", __package__)
-    repeats = QUICK_REPEATS if options.quick else REPEATS
-    audits = [MAIN[0], METHODS[0], ADD_REMOVE[0]] if options.quick else [*MAIN, *METHODS, *ADD_REMOVE]
-    rules = THRESHOLDS[:1] if options.quick else THRESHOLDS
-    seconds, cells, chosen = 0.0, [], []
+    run = Run("canary_power", __doc__, argv)
+    progress, parts = Progress(), run.parts(__package__)
+    repeats = QUICK_REPEATS if run.quick else REPEATS
+    audits = [MAIN[0], METHODS[0], ADD_REMOVE[0]] if run.quick else [*MAIN, *METHODS, *ADD_REMOVE]
+    cells = []
     for audit in audits:
         of = {name: getattr(audit, name) for name in audit.__dataclass_fields__}
-
-        def run(audit: Audit = audit) -> dict[str, Any]:
-            began = time.perf_counter()
-            rates = simulate(audit, repeats, lambda i: progress("audits", i + 1, repeats))
-            return {**rates, "seconds": time.perf_counter() - began}
-
-        part = parts.get(["audits", of, repeats], run)
-        seconds += part.pop("seconds")
-        cells.append({"audit": of, **part})
-    for epsilon, runs, method in rules:
-        count, splits = (QUICK_REPEATS, 5) if options.quick else (THRESHOLD_REPEATS, SPLITS)
-
-        def split(key: tuple[Any, ...] = (epsilon, runs, method, count, splits)) -> dict[str, Any]:
-            began = time.perf_counter()
-            return {"rules": thresholds(*key), "seconds": time.perf_counter() - began}
-
-        part = parts.get(["thresholds", epsilon, runs, method, count, splits], split)
-        seconds += part["seconds"]
-        chosen.append({"epsilon": epsilon, "runs": runs, "method": method, "rules": part["rules"]})
-        progress("thresholds", len(chosen), len(rules))
+        make = partial(simulate, audit, repeats, lambda i: progress("audits", i + 1, repeats))
+        cells.append({"audit": of, **parts.get(["audits", of, repeats], make)})
     missed = failures(cells)
-    report = {
-        "suite": "canary_power", "quick": options.quick, "repeats": repeats, "delta": DELTA, "confidence": 1 - RISK,
-        "often": OFTEN, "audits": cells, "thresholds": chosen, "targets_missed": missed, **provenance(seconds),
-    }  # fmt: skip
-    out = destination(options)
-    write_json(out, report)
-    return concluded(missed, out, "failed" if missed else "all targets met")
+    run.write(
+        repeats=repeats, delta=DELTA, confidence=1 - RISK, often=OFTEN, audits=cells, targets_missed=missed,
+        run=run.provenance(),
+    )  # fmt: skip
+    return run.end(missed)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,63 @@
-"""The tables on what canaries would find and on thresholds, made from their results."""
+"""The tables on bounds, on what canaries would find and on thresholds, made from their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ...shared.run import markdown
+from ...shared.tables import table
 
 Cell = dict[str, Any]
+
+
+def bound_errors(found: dict[str, Any]) -> str:
+    """How often each bound is above the truth with hundreds of steps, and what it finds where 10 is true."""
+    many = [cell for cell in found["two_worlds"] if cell["mechanism"]["steps"] >= 500]
+    at = {(c["mechanism"]["sample_rate"], round(c["epsilon"], 2), c["runs"]): c["bounds"] for c in many}
+    rows = [
+        {"name": name.replace("gdp max", "gdp, best of all thresholds (paper C)"),
+         "worst": max((c["bounds"][name] for c in many), key=lambda b: float(b["rate"])),
+         **{str(runs): at[0.25, 10.0, runs][name] for runs in (1000, 25000)}}
+        for name in many[0]["bounds"]
+    ]  # fmt: skip
+    return table(
+        rows, ("bound", "name"), (f"above the truth, worst of {len(many)} cells", "worst",
+                                  lambda b: f"{b['rate']:.1%} [{b['low']:.1%}, {b['high']:.1%}]"),
+        ("mean, 1,000 runs", "1000/mean", ".2f"), ("ceiling", "1000/ceiling", ".1f"),
+        ("mean, 25,000 runs", "25000/mean", ".2f"), ("ceiling", "25000/ceiling", ".1f"),
+    )  # fmt: skip
 
 
 def many_runs(found: dict[str, Any]) -> str:
     """What would have been found, and how many such trainings are, for each training, runs and strength."""
     cells = [c for c in found["audits"] if c["audit"]["method"] == "pld" and c["audit"]["adjacency"] == "substitute"]
-    strengths = sorted({c["audit"]["strength"] for c in cells}, reverse=True)
-    rows: dict[tuple[Any, ...], dict[float, Cell]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for cell in cells:
         of = cell["audit"]
-        rows.setdefault((of["sample_rate"], of["steps"], of["epsilon"], of["runs"], of["rule"]), {})[of["strength"]] = (
-            cell
-        )
-    return markdown(
-        ("q, steps, claimed epsilon", "runs", "threshold", *(f"strength {s:g}" for s in strengths)),
-        [
-            (f"{q:g}, {steps:,}, {epsilon:g}", f"{runs:,}", rule, *(_rates(by[s]) for s in strengths))
-            for (q, steps, epsilon, runs, rule), by in rows.items()
-        ],
-    )
+        row = rows.setdefault((_claim(of), of["runs"], of["rule"]), {"audit": of})
+        row[f"{of['strength']:g}"] = cell
+    strengths = [f"{s:g}" for s in sorted({c["audit"]["strength"] for c in cells}, reverse=True)]
+    return table(
+        rows.values(), ("q, steps, claimed epsilon", "audit", _claim), ("runs", "audit/runs", ","),
+        ("threshold", "audit/rule"), *((f"strength {s}", s, _rates) for s in strengths),
+    )  # fmt: skip
 
 
 def others(found: dict[str, Any]) -> str:
     """The same for other methods, and claims under add/remove."""
-    rows = []
-    for cell in found["audits"]:
-        of = cell["audit"]
-        if of["method"] == "pld" and of["adjacency"] == "substitute":
-            continue
-        method = of["method"] + (", add/remove" if of["adjacency"] == "add_remove" else "")
-        size = f"{of['runs']:,} runs, {of['rule']}"
-        claimed = f"{of['sample_rate']:g}, {of['steps']}, {of['epsilon']:g}"
-        rows.append((method, claimed, size, f"{of['strength']:g}", _rates(cell)))
-    return markdown(("method", "q, steps, claimed epsilon", "audit", "strength", "would be found: is found"), rows)
+    rows = [c for c in found["audits"] if c["audit"]["method"] != "pld" or c["audit"]["adjacency"] == "add_remove"]
+
+    def method(of: Cell) -> str:
+        return str(of["method"]) + (", add/remove" if of["adjacency"] == "add_remove" else "")
+
+    return table(
+        rows, ("method", "audit", method), ("q, steps, claimed epsilon", "audit", _claim),
+        ("audit", "audit", lambda of: f"{of['runs']:,} runs, {of['rule']}"), ("strength", "audit/strength", "g"),
+        ("would be found: is found", lambda cell: cell, _rates),
+    )  # fmt: skip
 
 
-def thresholds(found: dict[str, Any]) -> str:
-    """Median, standard deviation and how many are above the truth, for each rule."""
-    rows = []
-    for cell in found["thresholds"]:
-        rules = cell["rules"].values()
-        told = (f"{r['median']:.2f} ± {r['sd']:.2f}, {r['above']} of {r['of']}" for r in rules)
-        rows.append((cell["method"], f"{cell['epsilon']:g}", f"{cell['runs']:,}", *told))
-    return markdown(("method", "epsilon", "runs", *found["thresholds"][0]["rules"]), rows)
+def _claim(of: Cell) -> str:
+    return f"{of['sample_rate']:g}, {of['steps']:,}, {of['epsilon']:g}"
 
 
 def _rates(cell: Cell) -> str:
@@ -59,8 +66,5 @@ def _rates(cell: Cell) -> str:
     return f"{cell['detectable']:.3g}: {cell['found'] / cell['of']:.0%}"
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "canary_power": many_runs,
-    "canary_power: others": others,
-    "canary_power: thresholds": thresholds,
-}
+TABLES = {"canary_power": many_runs, "canary_power: others": others}
+"""Name of a table -> what makes it from canary_power.json."""

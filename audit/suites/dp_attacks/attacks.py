@@ -12,15 +12,14 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit import Policy, Signals
+from safexplain.audit import Signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-from ...shared.resampling import interpolated_rates, interval, resampled_rates
-from ...shared.run import Progress
+from ...shared.resampling import interval, resampled_rates
 from ..paper_a.published import ReleasedRatio
 from .plan import DELTA, Budget, Size
 
@@ -36,20 +35,6 @@ SCALAR = (
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
 )
 """Attacks against every target: the paper's three, the library's on numbers of the explanation, label and loss."""
-LABELS = ("LabelPatience", "label")
-STACKED = ("Stacked", "explanation+label")
-WHOLE = (
-    LABELS,
-    ("LikelihoodRatio", "attributions"),
-    ("LikelihoodRatio", "attributions:sign"),
-    ("Learned", "attributions"),
-    STACKED,
-)
-"""The library's attacks on whole maps, against the first targets: likelihood ratios of the map and of its signs, a
-classifier of maps, and everything about explanation and label together; with the label alone."""
-
-WHOLE_FROM = {"InputXGradient": 2.0, "IG": math.inf}
-"""Explainer -> smallest epsilon at which its whole maps are attacked; below, the guarantee leaves little to find."""
 
 
 def allowed(budget: Budget, size: Size) -> dict[str, Any]:
@@ -77,42 +62,8 @@ def scalar(signals: Signals, resamples: int) -> dict[str, Any]:
     for target in range(len(signals.membership)):
         scorer = Scorer(signals, SCALAR, target=target, training=np.ones(len(signals), dtype=bool))
         for row, scores in zip(SCALAR, scorer.scores(target), strict=True):
-            each = found.setdefault(f"{row.name} on {row.signal}", {})
-            _add(each, scores, signals.membership[target], weights)
-            if row.name == HUANG:  # as the paper's code reads its own score: members and non-members exchanged
-                _, swapped = resampled_rates(-scores, ~signals.membership[target], weights, 0.01)
-                each.setdefault("non-members found at 0.01", []).append(swapped)
+            _add(found.setdefault(f"{row.name} on {row.signal}", {}), scores, signals.membership[target], weights)
     return _means(found)
-
-
-def whole(signals: Signals, targets: int, resamples: int, progress: Progress) -> dict[str, Any]:
-    """The same of `WHOLE`, against the first targets; and what the stack adds to the label, ties broken at random.
-
-    Args:
-        signals: with whole maps.
-        targets: how many models.
-        resamples: of the examples.
-        progress: told after each row.
-    """
-    rows, weights = _whole_rows(signals), _weights(len(signals), resamples)
-    found: dict[str, dict[str, list[Any]]] = {}
-    added: dict[str, list[Any]] = {}
-    for target in range(targets):
-        member = signals.membership[target]
-        scorer = Scorer(signals, rows, target=target, training=np.ones(len(signals), dtype=bool), progress=progress)
-        scores = {(r.name, r.signal): s for r, s in zip(rows, scorer.scores(target), strict=True)}
-        for (name, signal), each in scores.items():
-            _add(found.setdefault(f"{name} on {signal}", {}), each, member, weights)
-        if STACKED in scores and LABELS in scores:
-            both = (interpolated_rates(scores[k], member, weights, RATES) for k in (STACKED, LABELS))
-            for name, stack, labels in zip(("auc", *(f"tpr at {r}" for r in RATES)), *both, strict=True):
-                added.setdefault(name, []).append(stack - labels)
-    return _means(found | ({"added to the label": added} if added else {}))
-
-
-def _whole_rows(signals: Signals) -> list[SuiteRow]:
-    """The rows of `WHOLE` that can be run."""
-    return [r for r in fitting(signals, Policy(fpr=0.01, patience=(1,))) if (r.name, r.signal) in WHOLE]
 
 
 def _weights(n: int, resamples: int) -> NDArray[np.float32]:
@@ -149,7 +100,7 @@ def above_promise(cell: dict[str, Any], budget: dict[str, Any]) -> list[str]:
             positives = math.floor(rate * others)
             fpr = float(beta.ppf(0.975, positives + 1, others - positives))
             most = float(tpr_bound(fpr, math.inf if bound is None else bound, DELTA))
-            if found and name != "added to the label" and found["low"] > most:
+            if found and found["low"] > most:
                 wrong.append(f"{name} finds {found['low']:.1%} at {rate:.1%}, promised {most:.1%}")
     return wrong
 
@@ -159,8 +110,6 @@ def digest(signals: Signals) -> str:
     h = hashlib.sha256(np.packbits(signals.membership).tobytes())
     for name, values in sorted(signals.values.items()):
         h.update(name.encode() + np.ascontiguousarray(values).tobytes())
-    if signals.attributions is not None:
-        h.update(np.ascontiguousarray(signals.attributions).tobytes())
     return h.hexdigest()
 
 

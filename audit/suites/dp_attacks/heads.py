@@ -1,4 +1,4 @@
-"""The task of `suite.py` that a CPU can do: linear heads on a frozen, ImageNet-pretrained MobileNet.
+"""What is trained and explained: linear heads on a frozen, ImageNet-pretrained MobileNet.
 
 All models share the backbone, so that its features are computed once, every head of every epsilon is trained in one
 batched computation, and the explanations of one image by all heads share one forward pass: the gradient of a released
@@ -25,23 +25,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safexplain._digest import model_digest
-from safexplain._files import whole_file
 from safexplain.audit.asked import summarise
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping
 
-from ...shared.run import Progress, code_of
-from ..third_party.suite import third_party
-from .plan import Budget, Pool, Size, budgets
+from ...shared.run import Progress, code_of, public_networks, write_arrays
+from .plan import EPSILONS, Budget, Pool, Size
 from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, released
 
 TRAINING = ("safexplain.dp.heads.closed_form",)
 EXPLAINING = ("safexplain.audit.asked", "safexplain.dp.heads.features")
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
-QUICK = Size(models=6, pool=150, explained=120, mapped=60, targets=1, side=32, epochs=5, points=2, resamples=20)
+QUICK = Size(models=6, pool=150, explained=120, mapped=60, side=32, epochs=5, points=2, resamples=20)
 ROWS = 200
 """Images whose explanations are kept in one file."""
 
@@ -91,15 +89,9 @@ def trained(size: Size, pool: Pool, seen: Tensor, planned: Sequence[Budget], fol
     path = folder / f"heads-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.npz"
     if not path.is_file():
         heads = train(size, pool, seen, planned, progress)
-        save(path, {"weight": heads.weight.cpu().numpy(), "bias": heads.bias.cpu().numpy()})
+        write_arrays(path, {"weight": heads.weight.cpu().numpy(), "bias": heads.bias.cpu().numpy()})
     with np.load(path, allow_pickle=False) as file:
         return Heads(*(torch.from_numpy(file[name]).to(seen.device) for name in ("weight", "bias")))
-
-
-def save(path: Path, arrays: Arrays) -> None:
-    """All or nothing."""
-    with whole_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, **arrays)
 
 
 # ----------------------------------------------------------------------------------------------------------- explaining
@@ -167,8 +159,7 @@ class Explained:
 
     Args:
         model: the backbone.
-        heads: of all budgets, those whose maps are kept first.
-        private: how many these are.
+        heads: of all budgets.
         pool: of examples.
         size: of the run.
         folder: of the files.
@@ -176,7 +167,6 @@ class Explained:
 
     model: Classifier
     heads: Heads
-    private: int
     pool: Pool
     size: Size
     folder: Path
@@ -197,7 +187,9 @@ class Explained:
             if not path.is_file():
                 each = [self._batch(rows, start + 50 * i) for i, rows in enumerate(self._rows(start))]
                 names = dict.fromkeys(name for e in each for name in e)
-                save(path, {name: np.concatenate([e[name] for e in each if name in e], axis=1) for name in names})
+                write_arrays(
+                    path, {name: np.concatenate([e[name] for e in each if name in e], axis=1) for name in names}
+                )
             found.append(path)
             progress("explaining", min(start + ROWS, n), n)
         return found
@@ -206,16 +198,14 @@ class Explained:
         return self.pool.x[: self.size.explained][start : start + ROWS].split(50)
 
     def _batch(self, x: Tensor, start: int) -> Arrays:
-        """Summaries of all explanations, and whole maps of the first examples by the first heads."""
-        x = x.to(self.heads.weight.device)
+        """Summaries of all explanations, and whole maps of the first examples."""
         gradient = gradients(self.model, self.heads, x)
         maps = {"InputXGradient": x * gradient, "Saliency": gradient.abs()}
         found: Arrays = {}
-        few = Heads(self.heads.weight[: self.private], self.heads.bias[: self.private])
         if kept := min(max(self.size.mapped - start, 0), len(x)):
-            maps["IG"] = integrated(self.model, few, x[:kept], self.size.points)
+            maps["IG"] = integrated(self.model, self.heads, x[:kept], self.size.points)
             for explainer in MAPPED:
-                rows = maps[explainer][: self.private, :kept]
+                rows = maps[explainer][:, :kept]
                 found[f"map {explainer}"] = rows.flatten(2).cpu().numpy()
         for explainer, each in maps.items():
             for name, numbers in summarise(each.flatten(0, 1)).items():
@@ -237,16 +227,14 @@ def _read(files: Sequence[Path], models: slice = slice(None), maps: str = "") ->
 def run(size: Size, options: Namespace, data: str) -> Released:
     """Features, heads and explanations; each is kept in the cache folder, from which a run resumes."""
     torch.set_num_threads(1)
-    folder, device = options.cache / "dp_heads", torch.device(options.device)
-    pool, (right, wrong) = Pool.of(size, options.data, data), budgets(size, options.epsilon)
-    nets, files = third_party(options.data, (size.net,))
+    folder, pool = options.cache / "dp_heads", Pool.of(size, options.data, data)
+    budgets = tuple(Budget.of(epsilon, size) for epsilon in EPSILONS)
+    nets, files = public_networks(options.data, (size.net,))
     d = nets[size.net].convs[-1].in_channels
-    model = Classifier(nets[size.net], size.side, d, pool.classes).to(device).eval()
-    progress = Progress(f"heads, {data}: ")
-    seen = features(model, "head", pool.x, batch_size=100, cache=folder, progress=progress).to(device)
-    heads = trained(size, pool, seen, (*right, *wrong), folder, progress)
-    explained = Explained(model, heads, len(right) * size.models, pool, size, folder)
-    kept = explained.files(progress)
+    model, progress = Classifier(nets[size.net], size.side, d, pool.classes).eval(), Progress(f"heads, {data}: ")
+    seen = features(model, "head", pool.x, batch_size=100, cache=folder, progress=progress)
+    heads = trained(size, pool, seen, budgets, folder, progress)
+    kept = Explained(model, heads, pool, size, folder).files(progress)
 
     def maps(explainer: str, budget: int) -> NDArray[np.float32]:
         own = slice(budget * size.models, (budget + 1) * size.models)
@@ -265,5 +253,5 @@ def run(size: Size, options: Namespace, data: str) -> Released:
         "features": d,
         "members": pool.membership.sum(1).tolist(),
     }
-    found = released((*right, *wrong), _read(kept) | predicted(heads, seen, pool.y), maps, pool, about)
-    return faithful_to(found, network, pool, size, options.cache / "dp_heads", __package__)
+    found = released(budgets, _read(kept) | predicted(heads, seen, pool.y), maps, pool, about)
+    return faithful_to(found, network, pool, size, folder, __package__)

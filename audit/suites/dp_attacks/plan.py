@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from ...shared.run import load
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
-MISCOUNTED = 5
-"""Paper A's code divides by the 50,000 examples of the data set, where 10,000 are trained on."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,8 @@ class Size:
     Args:
         models: that take turns as the target.
         pool: most examples; a coin decides for each model and example whether it is a member.
-        explained: the first examples, on which the attacks are scored (of networks all).
-        mapped: the first of these, of which IG is computed and whole maps are attacked.
-        targets: models that are attacked by their whole maps; 0: none is.
+        explained: the first examples, on which the attacks are scored.
+        mapped: the first of these, of which IG is computed and whole maps are kept.
         net: the pretrained network.
         side: pixels that images are enlarged to.
         epochs: over a model's members.
@@ -42,14 +39,12 @@ class Size:
         lr: of Adam; 5e-3 in the paper's Table 4 (its code has 5e-4).
         points: of IG, on the straight line from zero.
         resamples: of examples, for intervals of means over targets.
-        public: images that the small transformer of the network task is trained on before.
     """
 
     models: int = 17
     pool: int = 4000
     explained: int = 800
     mapped: int = 400
-    targets: int = 2
     net: str = "mobilenet_v1_0.25_128_imagenet"
     side: int = 64
     epochs: float = 30
@@ -57,7 +52,6 @@ class Size:
     lr: float = 5e-3
     points: int = 4
     resamples: int = 100
-    public: int = 8000
 
     @property
     def steps(self) -> int:
@@ -129,48 +123,33 @@ class Pool:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a group of models spends: the noise, what is claimed of it, and what it guarantees.
+    """What a group of models spends: the noise, and what it guarantees.
 
     Args:
         nominal: add/remove, as paper A states it; infinite: no noise and no clipping.
         sigma: noise multiplier.
-        add_remove: of that noise, with q and steps as they are.
-        substitute: the same.
-        claimed_substitute: of that noise, with q and steps as they were accounted.
-        published: accounted as paper A's code accounts.
+        add_remove, substitute: of that noise.
     """
 
     nominal: float
     sigma: float
     add_remove: float
     substitute: float
-    claimed_substitute: float
-    published: bool = False
 
     @classmethod
-    def of(cls, nominal: float, size: Size, *, published: bool = False) -> Budget:
-        """Calibrated with q and steps as they are; `published`: with q a fifth, and five times the steps."""
+    def of(cls, nominal: float, size: Size) -> Budget:
+        """Calibrated for added or removed records."""
         if math.isinf(nominal):
-            return cls(nominal, 0.0, math.inf, math.inf, math.inf)
-        wrong = MISCOUNTED if published else 1
-        rate, steps = size.sample_rate / wrong, size.steps * wrong
-        sigma = noise_multiplier(nominal, rate, steps, DELTA, adjacency="add_remove")
+            return cls(nominal, 0.0, math.inf, math.inf)
+        sigma = noise_multiplier(nominal, size.sample_rate, size.steps, DELTA, adjacency="add_remove")
         true = epsilons(sigma, size.sample_rate, size.steps, DELTA)
-        claimed = epsilons(sigma, rate, steps, DELTA)
-        return cls(nominal, sigma, true.add_remove, true.substitute, claimed.substitute, published)
+        return cls(nominal, sigma, true.add_remove, true.substitute)
 
     @property
     def name(self) -> str:
         """As tables have it."""
-        return f"{self.nominal:g}" + (" as published" if self.published else "")
+        return f"{self.nominal:g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Infinity as null."""
         return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(self).items()}
-
-
-def budgets(size: Size, chosen: Sequence[float] | None = None) -> tuple[tuple[Budget, ...], tuple[Budget, ...]]:
-    """Those accounted as they are spent, all or the chosen ones; and the finite ones accounted as published."""
-    asked = EPSILONS if chosen is None else tuple(chosen)
-    wrong = tuple(Budget.of(e, size, published=True) for e in asked if math.isfinite(e))
-    return tuple(Budget.of(e, size) for e in asked), wrong

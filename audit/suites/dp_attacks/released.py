@@ -22,8 +22,7 @@ from .plan import Budget, Pool, Size
 
 EXPLAINERS = ("InputXGradient", "Saliency", "IG")
 MAPPED = ("InputXGradient", "IG")
-"""Whose whole maps are kept. Saliency is the absolute value of InputXGradient over that of the input, which the
-attacker has: it tells nothing more."""
+"""Whose maps are judged by how faithful they are."""
 PREDICTED = ("label", "loss", "margin")
 FAITHFUL = 100
 FAITHFUL_MODELS = 2
@@ -39,7 +38,7 @@ class Released:
     """What all models of a task release.
 
     Args:
-        budgets: in order, those whose maps are kept first.
+        budgets: in order.
         signals: (explainer, name of the budget) -> signals of its models.
         maps: whole maps.
         accuracy: name of the budget -> "members" and "non_members", one number a model.
@@ -53,14 +52,6 @@ class Released:
     accuracy: dict[str, dict[str, list[float]]]
     about: dict[str, Any]
     faithfulness: dict[str, dict[str, float]]
-
-    def whole(self, explainer: str, budget: int, shape: Sequence[int]) -> Signals:
-        """Signals of the first examples, with whole maps."""
-        maps = self.maps(explainer, budget)
-        known = self.signals[explainer, self.budgets[budget].name]
-        n = maps.shape[1]
-        values = {name: numbers[:, :n] for name, numbers in known.values.items() if name not in ("loss", "margin")}
-        return Signals(known.membership[:, :n], values, maps, {**known.meta, "shape": list(shape)})
 
 
 def released(budgets: Sequence[Budget], scalars: Arrays, maps: Maps, pool: Pool, about: dict[str, Any]) -> Released:
@@ -109,7 +100,7 @@ def faithful_to(
     stored, x = Parts(folder, package, "safexplain.faithfulness"), pool.x[:FAITHFUL]
     each = {}
     for i, budget in enumerate(found.budgets):
-        if (MAPPED[0], budget.name) in found.signals and not budget.published:
+        if (MAPPED[0], budget.name) in found.signals:
             models = [network(i, number) for number in range(FAITHFUL_MODELS)]
             key = [[model_digest(m).hex() for m in models], pool.digest(), len(x), size.points]
             each[budget.name] = stored.get(key, lambda i=i, models=models: _faithful(found.maps, i, models, x))

@@ -10,9 +10,8 @@ and 10 epochs, or of 25 % and 50; AUTO-S clipping or clipping to norm 1. "Versio
 and batches of 256, for as many epochs as now. All have the same epsilon for one record substituted, the same delta, and
 spend it on one training: that a search spends more than one is not counted against it.
 
-Data: a linear head on 1,280 features of CIFAR-10 images (MobileNetV2 of ImageNet; `--weights FILE --arch NAME` takes a
-network of timm), on 256 features of AG News (a latent semantic analysis of DBpedia; the file has the 7,600 texts of the
-news' test set), and on 108 columns of Adult.
+Data: a linear head on 1,280 features of CIFAR-10 images (MobileNetV2 of ImageNet), on 256 features of AG News (a latent
+semantic analysis of DBpedia; the file has the 7,600 texts of the news' test set), and on 108 columns of Adult.
 
 Each repetition draws anew what is trained on, what chooses and what is reported, the first weights, and the noise. Two
 figures of the search: accuracy of the configuration that the validation records of that repetition chose, as a person
@@ -27,7 +26,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 import warnings
 from typing import Any
 
@@ -38,19 +36,7 @@ from safexplain._progress import silent
 from safexplain.dp import AutoSClipping, DPFineTuner, FlatClipping
 from safexplain.errors import PrivacyWarning
 
-from ...shared.run import (
-    Parts,
-    Progress,
-    Unusable,
-    concluded,
-    destination,
-    earlier,
-    parser,
-    provenance,
-    rounded,
-    write_json,
-)
-from ..paper_c_canaries.images import add_arguments
+from ...shared.run import Parts, Progress, Run, Unusable
 from .tasks import TASKS, Task
 
 EPSILONS = (1.0, 3.0, 8.0)
@@ -141,17 +127,12 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when the defaults are within 2 points everywhere, 1 otherwise."""
-    p = add_arguments(parser("dp_defaults", __doc__))
-    p.add_argument("--task", choices=(*TASKS, "all"), default="all")
-    p.add_argument("--device", default="cpu", help="of the backbone")
-    options = p.parse_args(argv)
+    run = Run("dp_defaults", __doc__, argv, task={"choices": (*TASKS, "all"), "default": "all"})
+    options = run.options
     warnings.simplefilter("ignore", PrivacyWarning)
     torch.set_num_threads(1)
-    parts = Parts(options.cache / "dp_defaults", __package__, "safexplain.dp.sgd.finetune")
-    out = destination(options)
-    results = earlier(out, options.quick)
+    parts, results = run.parts(__package__, "safexplain.dp.sgd.finetune"), run.earlier()
     for name in TASKS if options.task == "all" else (options.task,):
-        started = time.monotonic()
         try:
             task = TASKS[name](options)
         except Unusable as error:
@@ -163,10 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         for epsilon, row in found["summary"].items():
             told = (f"{k} {100 * row[k][0]:.1f}" for k in ("defaults", "version 0.2", "chosen by validation"))
             least, error = (100 * v for v in row["defaults - best"])
-            print(
-                f"{name:8} epsilon {epsilon}: {', '.join(told)}; from the best {least:+.1f} ± {error:.1f}", flush=True
-            )
-        results[name] = rounded({**found, "run": provenance(time.monotonic() - started)})
-        write_json(out, {"suite": "dp_defaults", "quick": options.quick, "results": results})
-    wrong = [] if options.quick else missed(results)
-    return concluded(wrong, out)
+            print(f"{name} epsilon {epsilon}: {', '.join(told)}; from the best {least:+.1f} ± {error:.1f}", flush=True)
+        results[name] = {**found, "run": run.provenance()}
+        run.write(results=results)
+    return run.end(missed(results))

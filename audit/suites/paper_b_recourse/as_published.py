@@ -7,19 +7,15 @@ guarantee.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
-from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression
-from sklearn.utils.validation import check_is_fitted
 
 from safexplain._validate import check_number
 from safexplain.dp.linear.classifier import noise_generator
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError
+from safexplain.errors import ConfigurationError
 from safexplain.recourse.cost import EUCLIDEAN
 from safexplain.recourse.found import Floats, Found, as_rows
 
@@ -31,9 +27,6 @@ WHY = (
     " weights again, which the post-processing theorem does not allow. Besides, epsilon is claimed by answer, without"
     " composition, and clamping makes most logits infinite at small epsilon (78 % at probability 1/2 and epsilon .5)"
 )
-
-
-EXPECTED = "expected a linear classifier with coef_, intercept_ and classes_, such as LogisticRegression()"
 
 
 @dataclass(eq=False)
@@ -53,8 +46,7 @@ class AsPublishedLaplace:
     noise has the right scale for p alone, which changes by at most 1.
 
     Args:
-        model: a linear model with `coef_` and `intercept_`; one that is not fitted is trained by `fit`. None: scikit-
-            learn's LogisticRegression.
+        model: fitted, with `coef_`, `intercept_` and two `classes_`.
         epsilon: the claim, by answer; it holds for p' and for nothing that leaves.
         classes: pair (unfavourable, favourable) of labels.
         target: s.
@@ -63,10 +55,10 @@ class AsPublishedLaplace:
         random_state: as of a mechanism.
 
     Raises:
-        ConfigurationError: a model that is no linear classifier, or a value out of range.
+        ConfigurationError: a model of other classes, or a value out of range.
     """
 
-    model: Any = None
+    model: Any
     epsilon: float = 1.0
     classes: tuple[Any, Any] = (0, 1)
     target: float = 0.0
@@ -78,13 +70,12 @@ class AsPublishedLaplace:
         check_number("epsilon", self.epsilon, above=0.0)
         check_number("score_bound", self.score_bound, above=0.0)
         self._noise = noise_generator(self.random_state)
-        self._weights: Floats | None = None
-        if self.model is None:
-            return
-        if isinstance(self.model, type) or not (hasattr(self.model, "fit") or hasattr(self.model, "coef_")):
-            raise ConfigurationTypeError(f"model: {EXPECTED}, got {self.model!r}")
-        if _is_fitted(self.model):
-            self._adopt(self.model)
+        labels = np.asarray(self.model.classes_).tolist()
+        if len(labels) != 2 or self.classes[1] not in labels:
+            raise ConfigurationError(f"classes: expected the pair {labels} in either order, got {self.classes!r}")
+        sign = 1.0 if labels[1] == self.classes[1] else -1.0
+        self._weights: Floats = sign * np.asarray(self.model.coef_, dtype=np.float64).ravel()
+        self._bias = sign * float(np.ravel(self.model.intercept_)[0])
 
     @property
     def claim(self) -> dict[str, Any]:
@@ -100,50 +91,10 @@ class AsPublishedLaplace:
             "why": WHY,
         }
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train without privacy.
-
-        Args:
-            X: (n, d) finite numbers.
-            y: (n,) labels out of `classes`.
-
-        Raises:
-            ConfigurationError: `model` is no linear classifier of the two classes.
-            ValueError: X or y has a wrong shape, or holds NaN or infinity.
-        """
-        model = LogisticRegression(max_iter=2000) if self.model is None else clone(self.model)
-        self._adopt(model.fit(X, y))
-        return self
-
-    def explain(self, x: ArrayLike, *, infeasible: str = "mark") -> Found:
-        """Answers as published; `valid` False where the published formula stops short of the target.
-
-        Args:
-            x: (n, d) or (d,) queries.
-            infeasible: "mark", or "raise" where an answer is not valid.
-
-        Raises:
-            ConfigurationError: `fit` has not been called.
-            InfeasibleError: answers that are not valid, if it is to be raised.
-        """
-        if self._weights is None:
-            raise ConfigurationError("AsPublishedLaplace has not been trained; call fit(X, y) first")
-        found = self._answers(as_rows(x, len(self._weights)), self._weights)
-        if infeasible == "raise" and not found.valid.all():
-            raise InfeasibleError("the formula misses the target", result=found, rows=np.flatnonzero(~found.valid))
-        return found
-
-    def _adopt(self, model: Any) -> None:
-        if not all(hasattr(model, name) for name in ("coef_", "intercept_", "classes_")):
-            raise ConfigurationTypeError(f"model: {EXPECTED}, got {type(model).__name__}")
-        labels = np.asarray(model.classes_).tolist()
-        if len(labels) != 2 or self.classes[1] not in labels:
-            raise ConfigurationError(f"classes: expected the pair {labels} in either order, got {self.classes!r}")
-        sign = 1.0 if labels[1] == self.classes[1] else -1.0
-        self._weights = sign * np.asarray(model.coef_, dtype=np.float64).ravel()
-        self._bias = sign * float(np.ravel(model.intercept_)[0])
-
-    def _answers(self, rows: Floats, weights: Floats) -> Found:
+    def explain(self, x: ArrayLike) -> Found:
+        """Answers to (n, d) or (d,) queries; `valid` False where the published formula stops short of the target."""
+        weights = self._weights
+        rows = as_rows(x, len(weights))
         bound = float(self.score_bound)
         chance = expit(rows @ weights + self._bias) + self._noise.laplace(scale=1 / self.epsilon, size=len(rows))
         clamped = np.clip(chance, 0.0, 1.0)
@@ -158,13 +109,3 @@ class AsPublishedLaplace:
         valid = favourable | (score + change @ weights >= self.target - 1e-9 * bound)
         distance = EUCLIDEAN.distance(reached - rows)
         return Found(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)
-
-
-def _is_fitted(model: Any) -> bool:
-    if not hasattr(model, "get_params"):
-        return hasattr(model, "coef_")
-    try:
-        check_is_fitted(model)
-    except NotFittedError:
-        return False
-    return True

@@ -227,3 +227,24 @@ def mean_of(each: Sequence[dict[str, float]]) -> dict[str, float | None]:
         values = np.array([one[name] for one in each])
         found[name] = float(np.nanmean(values)) if np.isfinite(values).any() else None
     return found
+
+
+def strongest(found: dict[str, Any]) -> dict[str, Any]:
+    """The attack of a cell with the highest AUC."""
+    return max(found["attacks"], key=lambda a: float(a["auc"]))
+
+
+def biased(title: str, found: dict[str, Any]) -> list[str]:
+    """Attacks of a cell that find members where nothing was trained on them, in words."""
+    return [
+        f"{title}: {a['attack']} on {a['signal']} finds members in the null"
+        for a in found["attacks"]
+        if abs(a.get("null_auc", 0.5) - 0.5) > 0.05
+    ]
+
+
+def show(title: str, found: dict[str, Any]) -> None:
+    """A cell in one line."""
+    a, right = strongest(found), (found["train_accuracy"], found["test_accuracy"])
+    best = f"{a['attack']} on {a['signal']}: AUC {a['auc']:.3f}"
+    print(f"{title}: right on {right[0]:.3f}, {right[1]:.3f}; {best}", flush=True)

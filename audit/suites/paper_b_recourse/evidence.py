@@ -12,15 +12,15 @@ once, and public rows give all constants (`tasks`).
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
-from ...shared.run import Parts, Progress, concluded, destination, finish, provenance, rounded, table, write_json
-from .cells import GRID, cell
+from ...shared.run import Parts, Progress, Run, finish, rounded
+from .cells import GRID, biased, cell, show
 from .conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
-from .options import asked, biased, strongest
 from .published import PUBLISHED as REPORTED
 from .published import references_on_non_members, sizes
-from .tasks import QUICK, TASKS, Plan, Task
+from .tasks import FLAGS, QUICK, TASKS, Plan, Task, chosen
 
 SEED = 0
 MOST_LOST = 0.03
@@ -65,44 +65,15 @@ def missed(results: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def show(result: dict[str, Any]) -> str:
-    """One line a condition."""
-    rows = []
-    for title, found in result["cells"].items():
-        best, use = strongest(found), found["use"]
-        ceiling = "" if found["ceiling"] is None else f"{found['ceiling']:.3f}"
-        rows.append((
-            title, f"{found['train_accuracy']:.3f}", f"{found['test_accuracy']:.3f}",
-            *("" if use[k] is None else f"{use[k]:.2f}" for k in ("valid", "distance", "cosine_of_one_answer")),
-            f"{best['auc']:.3f}", f"{best['balanced_accuracy']['value']:.3f}", ceiling,
-            f"{best['attack']} on {best['signal']}",
-        ))  # fmt: skip
-    header = (
-        "condition",
-        "train",
-        "test",
-        "valid",
-        "distance",
-        "|cos|",
-        "AUC",
-        "bal. acc.",
-        "allowed",
-        "strongest attack",
-    )
-    return table(header, rows)  # fmt: skip
-
-
-def run(name: str, plan: Plan, task: Task, parts: Parts, quick: bool) -> dict[str, Any]:
+def measure(name: str, plan: Plan, task: Task, parts: Parts, quick: bool) -> dict[str, Any]:
     """All conditions of a task."""
     about = [name, plan.models, plan.size, plan.repeats, SEED, task.source]
     result: dict[str, Any] = {"task": task.source, "models": plan.models, "cells": {}, "seconds": {}}
     for condition in conditions(task.x.shape[1]):
         progress, start = Progress(f"{name}: {condition.title}: "), time.perf_counter()
-
-        def make(condition: Any = condition, progress: Progress = progress) -> Any:
-            return rounded(cell(task, plan, condition, SEED, progress))
-
-        result["cells"][condition.title] = parts.get([*about, condition.title], make)
+        make = partial(cell, task, plan, condition, SEED, progress)
+        result["cells"][condition.title] = rounded(parts.get([*about, condition.title], make))
+        show(f"{name}, {condition.title}", result["cells"][condition.title])
         result["seconds"][condition.title] = round(time.perf_counter() - start, 1)
     result["sizes"] = parts.get([*about, "sizes"], lambda: rounded(sizes(task)))
     if name in NULL_TASKS:
@@ -116,29 +87,19 @@ def run(name: str, plan: Plan, task: Task, parts: Parts, quick: bool) -> dict[st
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
-    options, plans, parts = asked("recourse_evidence", __doc__, TASKS, QUICK, "8 to 20", argv)
-    start, results, out = time.perf_counter(), {}, destination(options)
-    for name, plan in plans.items():
-        began = time.perf_counter()
-        results[name] = run(name, plan, plan.make(options.data), parts, options.quick)
-        results[name]["run"] = provenance(time.perf_counter() - began)
-        print(f"\n{name} ({results[name]['task']['rows']:,} examples, {results[name]['task']['columns']} columns)")
-        print(show(results[name]), flush=True)
-        wrong = [] if options.quick else missed(results)
-        report = {
-            "suite": "recourse_evidence",
-            "quick": options.quick,
-            "paper": "Huang, Swoopes, Xiao, Ma & Lakkaraju 2023, Figures 1 to 3, Tables 1 and 2",
-            "published": REPORTED,
-            "fprs_of_curves": list(GRID),
-            "results": results,
-            "above_the_claim": {f"{t}, {c}": above_ceiling(f) for t, r in results.items() for c, f in r["cells"].items()
-                                if above_ceiling(f)},
-            "targets_missed": wrong,
-            "run": provenance(time.perf_counter() - start),
-        }  # fmt: skip
-        write_json(out, report)
-    return concluded(wrong, out)
+    run = Run("recourse_evidence", __doc__, argv, **FLAGS)
+    parts, results, wrong = run.parts(__package__), dict[str, Any](), list[str]()
+    for name, plan in chosen(run.options, QUICK if run.quick else TASKS).items():
+        results[name] = measure(name, plan, plan.make(run.options.data), parts, run.quick)
+        results[name]["run"] = run.provenance()
+        wrong = [] if run.quick else missed(results)
+        above = {f"{t}, {c}": beyond for t, r in results.items() for c, f in r["cells"].items()
+                 if (beyond := above_ceiling(f))}  # fmt: skip
+        run.write(
+            paper="Huang, Swoopes, Xiao, Ma & Lakkaraju 2023, Figures 1 to 3, Tables 1 and 2", published=REPORTED,
+            fprs_of_curves=list(GRID), results=results, above_the_claim=above, targets_missed=wrong,
+        )  # fmt: skip
+    return run.end(wrong)
 
 
 if __name__ == "__main__":

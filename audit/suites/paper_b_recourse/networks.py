@@ -10,7 +10,6 @@ weights, at fixed settings that nothing was tuned on, and their answers are post
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,11 +29,10 @@ from safexplain.recourse import DPModelRecourse
 from safexplain.recourse.found import Found
 from safexplain.recourse.networks.search import network_recourse
 
-from ...shared.run import Progress, concluded, destination, finish, provenance, rounded, table, write_json
-from .cells import attacked, rows_of
+from ...shared.run import Progress, Run, finish, rounded
+from .cells import attacked, biased, rows_of, show, strongest
 from .conditions import ceiling
-from .options import asked, biased, strongest
-from .tasks import QUICK, TASKS, Floats, Plan, Task
+from .tasks import FLAGS, QUICK, TASKS, Floats, Plan, Task, chosen
 
 SEED = 0
 WIDTH = 64
@@ -176,45 +174,22 @@ def missed(results: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def show(result: dict[str, Any]) -> str:
-    """One line a condition."""
-    rows = []
-    for title, found in result["cells"].items():
-        a = strongest(found)
-        numbers = (found["train_accuracy"], found["test_accuracy"], found["valid"], a["auc"])
-        rate = f"{100 * a['tpr'][1]['tpr']:.1f} %"
-        rows.append((title, *(f"{n:.3f}" for n in numbers), rate, f"{a['attack']} on {a['signal']}", found["verdict"]))
-    return table(("condition", "train", "test", "valid", "AUC", "TPR at 1 %", "strongest attack", "verdict"), rows)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
+    run = Run("recourse_networks", __doc__, argv, **FLAGS)
+    parts, results, wrong = run.parts(__package__), dict[str, Any](), list[str]()
     quick = {"breast cancer": QUICK["breast cancer"]}
-    options, plans, parts = asked("recourse_networks", __doc__, NETWORKS, quick, "6 to 12", argv)
-    start, results, out = time.perf_counter(), {}, destination(options)
-    wrong: list[str] = []
-    for name, plan in plans.items():
-        began, task = time.perf_counter(), plan.make(options.data)
-        cells = {}
+    for name, plan in chosen(run.options, quick if run.quick else NETWORKS).items():
+        task, cells = plan.make(run.options.data), {}
         for condition in CONDITIONS:
             progress = Progress(f"{name}: {condition.title}: ")
             about = [name, plan.models, plan.size, SEED, task.source, condition.title]
             cells[condition.title] = parts.get(about, partial(measured, task, plan, condition, progress))
-        results[name] = {"task": task.source, "models": plan.models, "cells": cells}
-        results[name]["run"] = provenance(time.perf_counter() - began)
-        print(f"\n{name} ({task.source['rows']:,} examples, {task.source['columns']} columns)")
-        print(show(results[name]), flush=True)
-        wrong = [] if options.quick else missed(results)
-        report = {
-            "suite": "recourse_networks",
-            "quick": options.quick,
-            "policy": {"fpr": POLICY.fpr, "max_tpr": POLICY.max_tpr},
-            "results": results,
-            "targets_missed": wrong,
-            "run": provenance(time.perf_counter() - start),
-        }
-        write_json(out, report)
-    return concluded(wrong, out)
+            show(f"{name}, {condition.title}", cells[condition.title])
+        results[name] = {"task": task.source, "models": plan.models, "cells": cells, "run": run.provenance()}
+        wrong = [] if run.quick else missed(results)
+        run.write(policy={"fpr": POLICY.fpr, "max_tpr": POLICY.max_tpr}, results=results, targets_missed=wrong)
+    return run.end(wrong)
 
 
 if __name__ == "__main__":

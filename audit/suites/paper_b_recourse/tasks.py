@@ -8,8 +8,9 @@ norm. The paper's code standardises by all rows, members included, outside of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from ...shared.run import load
+from ...shared.run import Unusable, load
 
 Floats = NDArray[np.float64]
 
@@ -178,3 +179,20 @@ QUICK: dict[str, Plan] = {
     "breast cancer": Plan(breast_cancer, models=4, size=None, repeats=2),
     "synthetic 100": Plan(lambda _: synthetic(100, rows=300, public=100), models=4, size=100, repeats=2),
 }
+FLAGS: dict[str, dict[str, Any]] = {
+    "task": {"action": "append", "help": "only these tasks (repeat); default: all"},
+    "models": {"type": int, "help": "models a condition (default: by task)"},
+}
+"""Options of both suites."""
+
+
+def chosen(options: Namespace, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The tasks that were asked for.
+
+    Raises:
+        Unusable: a task that there is not.
+    """
+    names = options.task or list(plans)
+    if unknown := [name for name in names if name not in plans]:
+        raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
+    return {n: replace(plans[n], models=options.models or plans[n].models) for n in names}

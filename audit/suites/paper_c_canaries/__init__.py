@@ -1,4 +1,4 @@
-""" "Beyond Membership": `figure2`, `figure3` and `scratch` (its Figure 4).
+""" "Beyond Membership": its `figure3`, and `scratch` (its Figure 4).
 
-`tasks` trains and scores, `runs` bounds and judges, `tables` is what the pages show.
+`tasks` trains and scores, `runs` bounds and judges.
 """

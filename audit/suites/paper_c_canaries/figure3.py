@@ -7,8 +7,7 @@ here it is a MobileNet v2 of ImageNet whose 1,280 features are standardised by t
 
 Two tasks: "10 classes", and "one logit" (cats and dogs, 250 images of each), whose runs are ten times cheaper. The
 natural canary is chosen from images that are not trained on. By default there are 600 runs of the first and 2,500 of
-the second, once, for a CPU; `--full` takes the paper's sizes. With `--weights FILE --arch NAME` the network is one of
-timm, such as the paper's.
+the second, once, for a CPU; `--full` takes the paper's sizes.
 
     python -m audit.suites.paper_c_canaries.figure3 [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
@@ -19,10 +18,10 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from ...shared.run import finish, parser
+from ...shared.run import Run, finish
 from . import images
 from .images import Images
-from .runs import add_arguments, report, weak
+from .runs import FLAGS, report, weak
 from .tasks import Task, Training
 
 RATES = (1.0, 0.25, 0.0625)
@@ -87,8 +86,7 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when it says what the paper says, 1 otherwise."""
-    options = images.add_arguments(add_arguments(parser("canary_figure3", __doc__))).parse_args(argv)
-    return report(options, tasks, PUBLISHED, missed)
+    return report(Run("canary_figure3", __doc__, argv, **FLAGS), tasks, PUBLISHED, missed)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,14 @@
-"""CIFAR-10 as the features of a pretrained network, which Figure 3 and the sweep fine-tune heads on.
+"""CIFAR-10 as the features of a pretrained network, which Figure 3 fine-tunes heads on.
 
-The paper's network is a ViT-B/16 of ImageNet-21k. Its weights are not here: give a file and timm's name of the network,
-
-    --weights vit_base_patch16_224.augreg_in21k.safetensors --arch vit_base_patch16_224
-
-otherwise it is a MobileNet v2 of ImageNet, which lies in the data folder. Features are computed once and kept.
+The paper's network is a ViT-B/16 of ImageNet-21k; this is a MobileNet v2 of ImageNet, which lies in the data folder.
+Features are computed once and kept.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +18,10 @@ from torch import Tensor, nn
 
 from safexplain.dp.heads.features import features
 
-from ...shared.run import Progress, Unusable, load
-from ...shared.timm_networks import backbone
+from ...shared.run import Progress, load, public_networks
 from ..dp_attacks.heads import Classifier
-from ..third_party.suite import third_party
 
 NETS = {"full": "mobilenet_v2_1.0_224_imagenet", "quick": "mobilenet_v1_0.25_128_imagenet"}
-ARCH = "vit_base_patch16_224"
-"""The paper's."""
 CLASSES = 10
 PAIR = (3, 5)
 """Cats and dogs."""
@@ -43,7 +35,7 @@ class Images:
     """Which images, and through what.
 
     Args:
-        net: weight file of the backbone, where none is given by `--weights`.
+        net: weight file of the backbone.
         side: pixels that images are enlarged to for it.
         shots: images of each of ten classes; five times as many of each of two.
         auxiliary: images that are not trained on.
@@ -78,13 +70,6 @@ class Sets:
     about: dict[str, Any]
 
 
-def add_arguments(p: ArgumentParser) -> ArgumentParser:
-    """A network of one's own."""
-    p.add_argument("--weights", type=Path, help="a file of weights for a network of timm, instead of the MobileNet")
-    p.add_argument("--arch", help=f"timm's name of that network (default {ARCH})")
-    return p
-
-
 def chosen(y: NDArray[np.integer[Any]], classes: Sequence[int], shots: int) -> NDArray[np.int64]:
     """The first `shots` rows of each class, in order."""
     return np.sort(np.concatenate([np.flatnonzero(y == c)[:shots] for c in classes]))
@@ -96,13 +81,11 @@ def standardised(seen: Tensor, public: Tensor) -> Tensor:
 
 
 def sets(options: Namespace, size: Images) -> Sets:
-    """The records, through the network that was asked for.
+    """The records, through the network.
 
     Raises:
-        Unusable: data or weights are missing, or do not fit.
+        Unusable: data or weights are missing.
     """
-    if options.arch and not options.weights:
-        raise Unusable(f"--arch {options.arch} needs --weights FILE: nothing is downloaded")
     arrays, source = load(options.data, "cifar10", ("x_train", "y_train"))
     y = arrays["y_train"].astype(np.int64)
     ten, two = chosen(y, range(CLASSES), size.shots), chosen(y, PAIR, 5 * size.shots)
@@ -130,10 +113,7 @@ def sets(options: Namespace, size: Images) -> Sets:
 
 def through(options: Namespace, size: Images, pixels: Tensor) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """The network, the images as it takes them, and what is recorded about it; pixels (n, 3, 32, 32) from 0 to 255."""
-    if options.weights:
-        vit, about = backbone(options.arch or ARCH, options.weights, CLASSES)
-        return vit, pixels / 255, {"weights": about, "side": vit.size[0]}
-    nets, files = third_party(options.data, (size.net,))
+    nets, files = public_networks(options.data, (size.net,))
     net: Any = nets[size.net]
     model = Classifier(net, size.side, net.convs[-1].in_channels)
     return model, (pixels - 128) / 128, {"weights": files, "side": size.side}

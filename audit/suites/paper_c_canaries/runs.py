@@ -13,8 +13,7 @@ Scores are kept in the cache folder, as are the pieces of a training; an interru
 from __future__ import annotations
 
 import math
-import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,25 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName
+from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import epsilon_from_errors
 
-from ...shared.run import (
-    Parts,
-    Unusable,
-    concluded,
-    destination,
-    earlier,
-    provenance,
-    rounded,
-    table,
-    write_json,
-)
-from .figure2 import highest_over_thresholds
-from .rejudge import rejudge
+from ...shared.run import Parts, Run, Unusable
+from ..bound_errors.suite import best_of_all
 from .tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored, scores_of
-from .work import estimated
 
 BOUNDING = ("safexplain.verdict.canaries.result",)
 """What decides verdicts, given scores; with all that it imports."""
@@ -49,20 +36,14 @@ PILOT = 0.2
 """Share of the runs of a record canary that fix its threshold."""
 
 
-def add_sizes(p: ArgumentParser) -> ArgumentParser:
-    """How large, and where."""
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--runs", type=int, help="on D and D' together, of each canary, rate and repeat")
-    p.add_argument("--repeats", type=int, help="with other noise and batches")
-    p.add_argument("--full", action="store_true", help="the paper's sizes, for a GPU; says first how long that takes")
-    p.add_argument("--rejudge", action="store_true", help="train nothing: verdicts anew from the counts of the result")
-    return p
-
-
-def add_arguments(p: ArgumentParser) -> ArgumentParser:
-    """What suites of several tasks take beside the common options."""
-    add_sizes(p).add_argument("--only", help="a task, by its name; the results of others are kept")
-    return p
+FLAGS: dict[str, dict[str, Any]] = {
+    "device": {"default": "cpu"},
+    "runs": {"type": int, "help": "on D and D' together, of each canary, rate and repeat"},
+    "repeats": {"type": int, "help": "with other noise and batches"},
+    "full": {"action": "store_true", "help": "the paper's sizes, for a GPU"},
+    "only": {"help": "a task, by its name; the results of others are kept"},
+}
+"""Options of both suites."""
 
 
 def audited(path: Path, claim: Claim, scenario: ScenarioName, repeat: int) -> dict[str, Any]:
@@ -70,7 +51,7 @@ def audited(path: Path, claim: Claim, scenario: ScenarioName, repeat: int) -> di
     scores, facts = scores_of(path), facts_of(path)
     counted = scores if scenario == "gradient" else centred(scores)
     result = judge(counted, claim, scenario=scenario, threshold=0.0, seconds=facts["seconds"], seed=repeat)
-    paper = [highest_over_thresholds(a, b, DELTA) for a, b in zip(scores.d, scores.d_prime, strict=True)]
+    paper = [best_of_all(a, b) for a, b in zip(scores.d, scores.d_prime, strict=True)]
     lower = [result.lower(at) for at in result.errors]
     extra = {"trained": scores.runs, "curve": lower, "paper_estimator": paper, "ceilings": ceilings(result)}
     return {**result.to_dict(), **extra}
@@ -97,7 +78,7 @@ def ceilings(result: CanaryResult) -> list[float]:
     ]  # fmt: skip
 
 
-def run(name: str, task: Task, options: Namespace) -> dict[str, Any]:
+def measure(name: str, task: Task, options: Namespace) -> dict[str, Any]:
     """Every rate and canary of a task, with both accounted curves."""
     folder = options.cache / options.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,25 +158,8 @@ def weak(results: dict[str, Any], scenarios: Sequence[str], rates: Sequence[str]
     return wrong
 
 
-def show(results: dict[str, Any]) -> str:
-    """A line a cell: the last step, and the most of all steps."""
-    rows = []
-    for task, rate, scenario, at, cell in cells_of(results):
-        one, ours, paper = cell["repeats"][0], cell["epsilon_lower"], cell["paper_estimator"]
-        spread = "" if ours["two_se"] is None else f" +- {ours['two_se']:.2f}"
-        rows.append((
-            f"{task}, q {rate}, {SCENARIOS[scenario]} {scenario}", one["trained"], len(cell["repeats"]),
-            f"{ours['mean']:.2f}{spread}", f"{paper['mean']:.2f}", f"{paper['highest_of_the_curve']:.2f}",
-            f"{one['ceiling']:.1f}", f"{at['add_remove'][-1]:.2f}", f"{at['substitute'][-1]:.2f}",
-            f"{1000 * np.mean([r['seconds'] / r['trained'] for r in cell['repeats']]):.0f}", one["verdict"],
-        ))  # fmt: skip
-    header = ("canary", "runs", "repeats", "epsilon at least", "paper's estimator", "highest step", "ceiling",
-              "add/remove", "substitute", "ms a run", "verdict of the first")  # fmt: skip
-    return table(header, rows)
-
-
 def report(
-    options: Namespace,
+    run: Run,
     tasks: Callable[[Namespace], dict[str, Task]],
     published: Sequence[str],
     check: Callable[[dict[str, Any]], list[str]],
@@ -203,36 +167,21 @@ def report(
     """Run a suite and write what it found; 0 when it says what the paper says, 1 otherwise.
 
     Args:
-        options: of the command line.
+        run: with `FLAGS`.
         tasks: by name.
         published: what the paper says of its figure, since it prints no numbers.
         check: what these results do not reproduce, in words.
     """
     torch.set_num_threads(1)
+    options = run.options
     given = {k: v for k in ("runs", "repeats") if (v := getattr(options, k)) is not None}
-    out = destination(options)
-    if options.rejudge:
-        return rejudge(out)
-    results = earlier(out, options.quick) if options.only else {}
+    results = run.earlier() if options.only else {}
     known = tasks(options)
     if options.only and options.only not in known:
         raise Unusable(f"--only: expected one of {', '.join(map(repr, known))}; got {options.only!r}")
-    chosen = {name: replace(task, **given) for name, task in known.items() if options.only in (None, name)}
-    if options.full:
-        print(estimated(chosen.values(), options.device)[1], flush=True)
-    for name, task in chosen.items():
-        began, found = time.perf_counter(), run(name, task, options)
-        results[name] = found | {"run": provenance(time.perf_counter() - began, options.device)}
-    wrong = [] if options.quick else impossible(results) + check(results)
-    print(show(results))
-    content = {
-        "suite": options.name,
-        "quick": options.quick,
-        "epsilon": EPSILON,
-        "delta": DELTA,
-        "published": list(published),
-        "results": results,
-        "targets_missed": wrong,
-    }
-    write_json(out, rounded(content))
-    return concluded(wrong, out)
+    for name, task in known.items():
+        if options.only in (None, name):
+            results[name] = measure(name, replace(task, **given), options) | {"run": run.provenance()}
+    wrong = [] if run.quick else impossible(results) + check(results)
+    run.write(epsilon=EPSILON, delta=DELTA, published=list(published), results=results, targets_missed=wrong)
+    return run.end(wrong)

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...shared.run import finish, load, parser
-from .runs import add_arguments, cells_of, report, weak
+from ...shared.run import Run, finish, load
+from .runs import FLAGS, cells_of, report, weak
 from .tasks import Task, Training
 
 SCENARIOS = ("gradient", "crafted", "mislabelled")
@@ -92,8 +92,7 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when it says what the paper says, 1 otherwise."""
-    options = add_arguments(parser("canary_scratch", __doc__)).parse_args(argv)
-    return report(options, tasks, PUBLISHED, missed)
+    return report(Run("canary_scratch", __doc__, argv, **FLAGS), tasks, PUBLISHED, missed)
 
 
 if __name__ == "__main__":

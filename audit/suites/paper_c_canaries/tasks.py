@@ -27,8 +27,7 @@ from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import Scores
 
-from ...shared.run import Progress, code_of
-from ..dp_attacks.heads import save
+from ...shared.run import Progress, code_of, write_arrays
 from .mlp import MLPSetting
 
 EPSILON, DELTA = 10.0, 1e-5
@@ -158,7 +157,7 @@ def scored(task: Task, adversary: Adversary, scenario: ScenarioName, folder: Pat
             progress=Progress(f"{prefix} {scenario}, repeat {repeat + 1}: "),
         )  # fmt: skip
         facts = json.dumps({"canary": about, "seconds": time.perf_counter() - start})
-        save(
+        write_arrays(
             path, {"steps": np.array(scores.steps), "d": scores.d, "d_prime": scores.d_prime, "facts": np.array(facts)}
         )
     return paths

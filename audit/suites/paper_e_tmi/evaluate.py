@@ -22,8 +22,7 @@ from scipy.special import expit
 from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 
 from ...shared.resampling import resampled_rates
-from .metaclassifier import Metaclassifier
-from .transfer import AtTargetLabel, OverQueries
+from .attacks import AtTargetLabel, Metaclassifier, OverQueries
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -64,7 +63,7 @@ def attacks(queries: int, learned: tuple[int, int]) -> dict[str, Against]:
         "label": Against("label", LabelLikelihoodRatio()),
         "adapted LiRA, one query": Against("prediction", AtTargetLabel()),
         "adapted LiRA": Against(each, OverQueries(AtTargetLabel(), queries)),
-        "network": Against(each, Metaclassifier("mlp", queries=queries, scale="unit"), *learned, probability=True),
+        "network": Against(each, Metaclassifier(queries), *learned, probability=True),
         "joint ratio, one query": Against("prediction", joint),
         "joint ratio, mean of queries": Against(mean, joint),
         "joint ratio, summed": Against(each, OverQueries(joint, queries)),
@@ -141,30 +140,6 @@ def judged(
 ) -> dict[str, dict[str, Any]]:
     """Figures of each attack."""
     return {name: figures(*scores(one, values, membership, targets), one.probability) for name, one in against.items()}
-
-
-def top_k(prediction: Floats, k: int) -> Floats:
-    """Log odds when only the k most probable classes are released, the rest of the mass spread evenly over the others.
-
-    Appendix B.1; the attacker knows how many classes there are.
-
-    Args:
-        prediction: (..., classes) log odds of all classes.
-        k: classes with their own probability; with all, or all but one, nothing changes.
-    """
-    classes = prediction.shape[-1]
-    if k >= classes - 1:
-        return prediction
-    order = np.argsort(-prediction, axis=-1, kind="stable")
-    p = np.take_along_axis(expit(prediction), order, -1)
-    rest = p[..., k:].sum(-1, keepdims=True)
-    each = rest / (classes - k)
-    log_odds = np.take_along_axis(prediction, order, -1)
-    with np.errstate(divide="ignore"):
-        log_odds[..., k:] = np.log(np.maximum(each, 1e-300)) - np.log1p(-each)
-    out = np.empty_like(log_odds)
-    np.put_along_axis(out, order, log_odds, -1)
-    return out
 
 
 def allowed(epsilon: float, delta: float, fpr: float) -> float:

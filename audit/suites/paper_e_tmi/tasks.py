@@ -6,7 +6,6 @@ groups of neighbouring WordNet numbers), on CIFAR-10, and on traffic signs (GTSR
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,7 +56,6 @@ class Size:
         deep_models: of them, where more trains than the head.
         targets: models that take turns as the target.
         queries: about every image, beside the plain one.
-        most: of them in the table by number of queries (B.3).
         downstream: images that are fine-tuned on, of which each model sees a random 85 %.
         tested: others, on which fine-tuned models are tested.
         pretrain: recipe of the pre-training.
@@ -67,7 +65,6 @@ class Size:
         private: recipe of a DP head.
         learned: targets and images on which metaclassifiers are run.
         explained: images of which explanations are asked, natively and hardened.
-        text: examples and models of the text variant.
         network: name in `NETWORKS`.
     """
 
@@ -78,7 +75,6 @@ class Size:
     deep_models: int = 17
     targets: int = 33
     queries: int = 4
-    most: int = 8
     downstream: int = 4000
     tested: int = 1000
     pretrain: Recipe = field(default_factory=_pretraining)
@@ -90,22 +86,21 @@ class Size:
     )
     learned: tuple[int, int] = (8, 1000)
     explained: int = 500
-    text: tuple[int, int] = (2000, 33)
     network: str = "small"
 
 
 _SHORT = Recipe(epochs=1, batch_size=32)
 QUICK = Size(
-    pool=60, challenged=60, fewer=60, models=7, deep_models=5, targets=2, queries=2, most=2, downstream=60, tested=40,
+    pool=60, challenged=60, fewer=60, models=7, deep_models=5, targets=2, queries=2, downstream=60, tested=40,
     pretrain=_SHORT, other=(replace(_SHORT, augmentation="crop-flip"), 5), head=_SHORT, deep=_SHORT,
-    private=replace(_SHORT, optimizer="sgd", lr=0.1, momentum=0.0), learned=(1, 20), explained=20, text=(120, 7),
+    private=replace(_SHORT, optimizer="sgd", lr=0.1, momentum=0.0), learned=(1, 20), explained=20,
 )  # fmt: skip
 
 _LONG = replace(SGD, epochs=100)
 FULL = Size(
-    pool=8000, challenged=2000, fewer=1000, models=129, deep_models=129, targets=129, queries=8, most=16,
+    pool=8000, challenged=2000, fewer=1000, models=129, deep_models=129, targets=129, queries=8,
     pretrain=replace(_LONG, augmentation="crop-flip"), other=(_LONG, 33), head=SGD, deep=SGD, learned=(129, 2000),
-    explained=1000, text=(4000, 65), network="resnet34",
+    explained=1000, network="resnet34",
 )  # fmt: skip
 """As in the paper (C.2), of the data that is here: 8,000 images for its 50,000."""
 
@@ -302,8 +297,8 @@ SETTINGS = (
 )
 """In the order of the page: Tables 1, 2, 3, 6 and 7, and the null control."""
 
-ABLATED = Setting("cifar10", whole=True)
-"""What B.1, B.2 and B.3 are about here."""
+CIFAR10_HEAD = Setting("cifar10", whole=True)
+"""What the goals, and explanations, are about."""
 
 
 def accuracy(shadows: Shadows, test: Population) -> float:
@@ -317,42 +312,3 @@ def outputs(model: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     device = next(model.parameters()).device
     with torch.no_grad():
         return torch.cat([model(part.to(device)) for part in torch.split(x, batch)])
-
-
-def estimated_minutes(images: Images, size: Size, device: str) -> float:
-    """Of training and queries, from the rate of a few steps of one model on this device; attacks come on top."""
-    model = NETWORKS[size.network](images.pool.classes)(0).to(device).train()
-    batch = images.pool.x[: size.pretrain.batch_size].to(device)
-
-    def seconds(call: Callable[[], Any], times: int = 8) -> float:
-        for i in range(times + 2):
-            if i == 2:
-                _wait(device)
-                start = time.perf_counter()
-            call()
-        _wait(device)
-        return (time.perf_counter() - start) / times / len(batch)
-
-    def step() -> None:
-        model.zero_grad()
-        model(batch).square().mean().backward()
-
-    def ask() -> None:
-        with torch.no_grad():
-            model(batch)
-
-    train, look = seconds(step), seconds(ask)
-    total = size.models * size.pool / 2 * size.pretrain.epochs * train
-    for s in SETTINGS:
-        if s.trainable == "head":
-            total += s.models(size) * size.downstream * look
-        else:
-            total += s.models(size) * 0.85 * size.downstream * size.deep.epochs * train
-        queries = 1 + (size.most if s == ABLATED else size.queries)
-        total += s.models(size) * (size.tested + len(s.rows(size)) * queries) * look
-    return total / 60
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()

@@ -1,1 +1,1 @@
-"""Public networks that nobody here trained, audited with and without reference models."""
+"""Public networks that nobody here trained: the audit of them is frozen (page.md)."""

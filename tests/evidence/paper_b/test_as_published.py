@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from recourse_privacy_oracle import two_gaussians
-from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.tree import DecisionTreeClassifier
+from sklearn.linear_model import LogisticRegression
 
 from audit.suites.paper_b_recourse.as_published import AsPublishedLaplace
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError, InputError
 
 
 def plain(n=400, d=6, seed=0, **options):
@@ -21,8 +19,7 @@ def cosine(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("published_formula", [True, False])
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize(("epsilon", "published_formula"), [(0.01, True), (1.0, False)])
 def test_one_answer_tells_the_direction_of_the_weights_exactly(epsilon, published_formula):
     model, X = plain()
     answer = AsPublishedLaplace(model, epsilon=epsilon, published_formula=published_formula).explain(X)
@@ -30,22 +27,6 @@ def test_one_answer_tells_the_direction_of_the_weights_exactly(epsilon, publishe
     assert asked.sum() > 50
     for change in answer.change[asked]:
         assert abs(cosine(change, model.coef_[0])) > 1 - 1e-12
-
-
-def test_neighbouring_data_sets_answer_along_different_lines_so_that_no_epsilon_holds():
-    X, y = two_gaussians(200, 4)
-    other = y.copy()
-    other[0] = 1 - y[0]
-    first, second = (AsPublishedLaplace(LogisticRegression().fit(X, t), epsilon=0.1) for t in (y, other))
-    weights = LogisticRegression().fit(X, y).coef_[0]
-    along = [
-        np.abs([cosine(c, weights) for c in one.explain(X).change if np.linalg.norm(c) > 0]) > 1 - 1e-12
-        for one in (first, second)
-    ]
-    assert len(along[0]) > 50
-    assert len(along[1]) > 50
-    assert along[0].all()
-    assert not along[1].any()
 
 
 def test_it_carries_no_guarantee_and_says_why():
@@ -76,69 +57,9 @@ def test_the_length_follows_the_published_steps():
     np.testing.assert_allclose(answer.distance[asked], np.abs(answer.score[asked]), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.7788), (1.0, 0.6065), (5.0, 0.0821)])
-def test_clamping_makes_as_many_scores_infinite_as_the_formula_says(epsilon, share):
+def test_clamping_makes_as_many_scores_infinite_as_the_formula_says():
     model, _ = plain()
     middle = np.tile(-model.intercept_[0] * model.coef_[0] / (model.coef_[0] @ model.coef_[0]), (20_000, 1))
-    answer = AsPublishedLaplace(model, epsilon=epsilon, score_bound=700.0, random_state=0).explain(middle)
-    assert answer.censored.mean() == pytest.approx(share, abs=0.012)  # exp(-epsilon / 2) at probability 1/2
-
-
-def test_answers_are_finite_all_the_same_and_flagged():
-    model, X = plain()
-    answer = AsPublishedLaplace(model, epsilon=0.01, score_bound=12.0).explain(X)
-    for name in ("counterfactual", "distance", "score"):
-        assert np.isfinite(getattr(answer, name)).all()
-    assert (answer.censored == (np.abs(answer.score) == 12)).all()
-    assert answer.censored.mean() > 0.9
-
-
-def test_the_published_formula_misses_the_target_and_the_square_reaches_it():
-    model, X = plain(C=1e-3)
-    assert np.linalg.norm(model.coef_) < 0.9
-    short, right = (
-        AsPublishedLaplace(model, epsilon=1e6, published_formula=p, random_state=0).explain(X) for p in (True, False)
-    )
-    asked = ~right.favourable
-    np.testing.assert_allclose(model.decision_function(right.counterfactual[asked]), 0, atol=1e-4)
-    assert (model.decision_function(short.counterfactual[asked & (right.score < -0.05)]) < -1e-3).all()
-    assert right.valid.all()
-    assert not short.valid[asked & (right.score < -0.05)].any()
-    with pytest.raises(InfeasibleError):
-        AsPublishedLaplace(model, epsilon=1e6).explain(X, infeasible="raise")
-
-
-def test_fit_trains_what_was_given_or_plain_logistic_regression():
-    X, y = two_gaussians(300, 3)
-    default = AsPublishedLaplace(random_state=0).fit(X, y)
-    strong = AsPublishedLaplace(LogisticRegression(C=1e-4), random_state=0).fit(X, y)
-    same = AsPublishedLaplace(LogisticRegression(max_iter=2000).fit(X, y), random_state=0)
-    assert (default.explain(X).counterfactual == same.explain(X).counterfactual).all()
-    assert not np.allclose(default.explain(X).counterfactual, strong.explain(X).counterfactual)
-
-
-def test_the_favourable_class_may_be_the_first_of_the_model():
-    model, X = plain()
-    up, down = (AsPublishedLaplace(model, epsilon=1e6, classes=c, random_state=0).explain(X) for c in ((0, 1), (1, 0)))
-    np.testing.assert_allclose(up.score, -down.score, atol=0.2)
-
-
-def test_models_of_other_classes_are_refused():
-    model, X = plain()
-    with pytest.raises(ConfigurationError, match="classes"):
-        AsPublishedLaplace(model, classes=("no", "yes"))
-    for other in (
-        LinearRegression().fit(X, X[:, 0]),
-        "m",
-        LogisticRegression,
-        3,
-        DecisionTreeClassifier().fit(X, X[:, 0] > 0),
-    ):
-        with pytest.raises(ConfigurationTypeError, match="model: expected a linear classifier"):
-            AsPublishedLaplace(other)
-    with pytest.raises(ConfigurationTypeError, match="got LinearRegression"):
-        AsPublishedLaplace(LinearRegression()).fit(X, X[:, 0])
-    with pytest.raises(ConfigurationError, match="call fit"):
-        AsPublishedLaplace(LogisticRegression()).explain(X)
-    with pytest.raises(InputError, match=r"expected shape \(n, 6\)"):
-        AsPublishedLaplace(model).explain(X[:, :2])
+    for epsilon in (0.5, 5.0):
+        answer = AsPublishedLaplace(model, epsilon=epsilon, score_bound=700.0, random_state=0).explain(middle)
+        assert answer.censored.mean() == pytest.approx(np.exp(-epsilon / 2), abs=0.012)  # at probability 1/2

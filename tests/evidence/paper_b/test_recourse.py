@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from evidence import DATA, ROOT, twice
-from sklearn.linear_model import LogisticRegression
+from evidence import twice
 
-from audit.shared.run import RESULTS, Unusable
 from audit.suites.paper_b_recourse import (
     cells,
     conditions,
-    distances,
-    dpm,
     evidence,
     networks,
-    published,
     tables,
     tasks,
 )
-
-SMALL = tasks.synthetic(20, rows=400, public=50)
-
-
-# ---------------------------------------------------------------------------------------------------------------- data
 
 
 def raw(n=300, d=6, seed=0):
@@ -48,84 +34,6 @@ def test_no_private_row_changes_another_ones_numbers():
     assert other != private
     changed[order[0]] = 1e6  # a public row does
     assert not np.allclose(tasks.prepared(changed, y, 40, {}).x[same], plain.x[same])
-
-
-def test_rows_have_norm_one_and_pools_are_disjoint_from_public_rows():
-    x, y = raw()
-    task = tasks.prepared(x, y, 40, {"file": "none"})
-    assert np.linalg.norm(task.x, axis=1) == pytest.approx(1)
-    assert (len(task.public_x), len(task.x)) == (40, 260)
-    assert task.source == {"file": "none", "public_rows": 40, "columns": 6, "rows": 260}
-    assert len(tasks.prepared(x, y, 40, {}, rows=100).x) == 100
-
-
-def test_repeated_and_constant_columns_are_dropped_once():
-    x, y = raw()
-    wide = np.column_stack([x, 2 * x[:, 0] + 1, -x[:, 1], np.ones(len(x))])
-    assert tasks.prepared(wide, y, 40, {}).x.shape[1] == x.shape[1]
-    assert tasks.distinct(wide[:, :8]).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_synthetic_labels_can_be_learned_and_one_in_a_hundred_is_wrong():
-    task = tasks.synthetic(50, rows=5000, public=100)
-    native = conditions.Native.fitted(task.x[:4000], task.y[:4000])
-    assert 0.9 < ((native.score(task.x[4000:]) > 0) == task.y[4000:]).mean() < 0.995
-    assert abs(task.y.mean() - 0.5) < 0.03
-
-
-@pytest.mark.skipif(not (DATA / "heloc.npz").is_file(), reason="heloc.npz is not there (SAFEXPLAIN_DATA)")
-def test_heloc_is_read_under_both_labels():
-    repaid, external = tasks.heloc(DATA), tasks.heloc_external(DATA)
-    assert repaid.x.shape[1] > external.x.shape[1]
-    assert abs(repaid.y.mean() - 0.48) < 0.01
-    assert len(repaid.x) == len(external.x) == 9471
-
-
-# ---------------------------------------------------------------------------------------------------------- conditions
-
-
-def test_native_recourse_reaches_the_boundary_and_no_further():
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    answer = native.explain(SMALL.x)
-    refused = ~answer.favourable
-    assert native.score(answer.counterfactual[refused]) == pytest.approx(0, abs=1e-9)
-    use = cells.use_of(native, native, SMALL.x)
-    assert use == {"told": 1.0, "valid": 1.0, "distance": 1.0, "error": 0.0}
-
-
-def test_a_mechanism_that_says_nothing_is_worth_nothing():
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-
-    class Silent:
-        def explain(self, x):
-            return replace(native.explain(x), counterfactual=x.copy())
-
-    use = cells.use_of(Silent(), native, SMALL.x)
-    assert (use["told"], use["valid"]) == (0.0, 0.0)
-    assert np.isnan(use["distance"])
-    assert cells.mean_of([use, use])["distance"] is None
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_randomised_response_meets_the_ceiling_of_balanced_accuracy(epsilon):
-    truthful = np.exp(epsilon) / (1 + np.exp(epsilon))
-    assert conditions.ceiling(epsilon) == pytest.approx(truthful)
-    assert conditions.ceiling(epsilon, 0.01) > truthful
-
-
-def test_every_condition_is_fitted_on_members_only_and_seeded():
-    native = conditions.Native.fitted(SMALL.x[:200], SMALL.y[:200])
-    for condition in conditions.CONDITIONS:
-        answers = [
-            condition.mechanism(SMALL, SMALL.x[:200], SMALL.y[:200], native, 3).explain(SMALL.x[200:205]).score
-            for _ in range(2)
-        ]
-        assert np.array_equal(*answers), condition.title
-    titles = [c.title for c in conditions.CONDITIONS]
-    assert len(set(titles)) == len(titles) == 11
-    assert conditions.conditions(100) == list(conditions.CONDITIONS)
-    few = {c.name for c in conditions.conditions(5000)}
-    assert few == {evidence.BASELINE, evidence.PUBLISHED, evidence.DP_MODEL, "LaplaceScore"}
 
 
 # --------------------------------------------------------------------------------------------------------------- cells
@@ -160,25 +68,6 @@ def test_guesses_that_stand_and_fall_with_their_model_are_not_counted_one_by_one
     assert cells.lowest_mean([0.7]) == 0.0
 
 
-def test_where_answers_are_noised_one_question_is_asked_again_and_again():
-    again = SMALL.questions(5, same=True)
-    assert (again == again[0]).all()
-    assert SMALL.public_y[(SMALL.public_x == again[0]).all(axis=1)] == [0]
-    assert np.array_equal(SMALL.questions(5, same=False), SMALL.public_x[:5])
-
-
-def test_a_direction_is_taken_from_the_first_answer_that_tells_one():
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    direction = cells.first_direction(native, SMALL.public_x)
-    assert direction @ native.weights / np.linalg.norm(native.weights) == pytest.approx(1)
-
-    class Contented:
-        def explain(self, x):
-            return replace(native.explain(x), counterfactual=x.copy())
-
-    assert not cells.first_direction(Contented(), SMALL.public_x).any()
-
-
 def test_a_cell_says_what_was_promised_found_and_worth():
     plan, stages = tasks.Plan(tasks.heloc, models=4, size=30, repeats=3), []
     task = tasks.synthetic(60, rows=300, public=50)
@@ -203,176 +92,6 @@ def test_a_cell_says_what_was_promised_found_and_worth():
     assert stages[-1] == ("asking", 4, 4)
 
 
-def cell_like(value, ceiling, per="model", one_answer=True, private=True):
-    attack = {
-        "attack": "A", "signal": "s", "one_answer": one_answer, "auc": value, "null_auc": 0.5,
-        "balanced_accuracy": {
-            "value": value, "low": value - 0.02, "high": value + 0.02, "low_by_model": value - 0.05
-        },
-    }  # fmt: skip
-    return {
-        "ceiling": ceiling, "guarantee": {"is_private": private, "per": per}, "attacks": [attack], "test_accuracy": 0.9,
-    }  # fmt: skip
-
-
-def test_attacks_beyond_an_epsilon_are_named_and_many_answers_are_not_held_to_the_epsilon_of_one():
-    assert evidence.above_ceiling(cell_like(0.7, 0.62))
-    assert not evidence.above_ceiling(cell_like(0.63, 0.62))  # within its interval
-    assert not evidence.above_ceiling(cell_like(0.7, 0.62, per="answer", one_answer=False))
-    assert evidence.above_ceiling(cell_like(0.7, 0.62, per="answer"))
-    assert evidence.above_ceiling(cell_like(0.65, 0.62))
-    assert not evidence.above_ceiling(cell_like(0.65, 0.62, per="answer"))  # each model is one observation there
-    assert not evidence.above_ceiling(cell_like(0.9, None))
-
-
-def test_missed_targets_are_named():
-    def results(found, title="DPModelRecourse, epsilon 1", task="heloc"):
-        return {task: {"cells": {evidence.BASELINE: cell_like(0.5, None), title: found}}}
-
-    assert evidence.missed(results(cell_like(0.5, 0.7))) == []
-    assert len(evidence.missed(results(cell_like(0.8, 0.7)))) == 1
-    assert "loses 10.0 points" in evidence.missed(results(cell_like(0.5, 0.7) | {"test_accuracy": 0.8}))[0]
-    biased = cell_like(0.5, 0.7)
-    biased["attacks"][0]["null_auc"] = 0.6
-    assert "null" in evidence.missed(results(biased))[0]
-    claim = f"{evidence.PUBLISHED}, epsilon 0.5"
-    broken = cell_like(0.8, 0.62, per="answer", private=False)
-    assert evidence.missed(results(broken, claim, "synthetic 5000")) == []
-    assert len(evidence.missed(results(cell_like(0.5, 0.62, private=False), claim, "synthetic 5000"))) == 1
-
-
-def test_references_on_scored_non_members_find_members_where_there_are_none():
-    task = tasks.synthetic(200, rows=1300, public=50)
-    found = published.references_on_non_members(task, 300, trials=6)
-    assert found["published"]["auc"] > found["disjoint"]["auc"] + 0.03
-    assert abs(found["disjoint"]["auc"] - 0.5) < 0.03
-
-
-def test_small_training_sets_have_the_accuracies_that_are_reported_for_5000_rows():
-    found = published.sizes(tasks.synthetic(100, rows=10_000, public=50))
-    reported = published.PUBLISHED["accuracy"]["synthetic 100"]["baseline"]
-    assert found["80"] == pytest.approx(reported, abs=0.04)
-    assert found["5000"][1] > reported[1] + 0.2
-
-
-# ------------------------------------------------------------------------------- diffprivlib's regression, and DPM
-
-
-def test_the_noise_of_each_release_is_that_of_its_formula():
-    """Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2, with numbers put in by hand."""
-    norm, n = 2**0.5, 1000
-    half = 0.25 * norm / np.expm1(0.25)
-    # 0.6.3 at epsilon 1: 1 - 2 log(1 + .3536 / .5) < 0, so half of epsilon pays for a further penalty
-    assert dpm.RELEASES["0.6.3"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5))
-    # 0.6.5: the same beside an average of losses
-    assert dpm.RELEASES["0.6.5"].noise(1.0, n, norm) == pytest.approx((2 * norm / 0.5, half - 0.5 / n))
-    # 0.6.6: 1 - 2 log(1.35355) = .39453 is left, and everything is divided by n
-    scale, further = dpm.RELEASES["0.6.6"].noise(1.0, n, norm)
-    assert (scale, further) == (pytest.approx(2 * norm / 0.394533 / n, rel=1e-4), 0.0)
-
-
-def test_in_0_6_5_there_is_n_times_as_much_noise_as_in_0_6_3():
-    for n in (80, 5000):
-        (before, _), (after, _) = (dpm.RELEASES[name].noise(0.5, n, 1.0) for name in ("0.6.3", "0.6.5"))
-        assert n * after == pytest.approx(n * before)  # of an average, and so of a sum n times as large
-        assert dpm.RELEASES["0.6.6"].noise(4.0, n, 1.0)[0] * n < 2 * before
-
-
-def test_without_noise_every_release_is_scikit_learns_regression():
-    x, y = SMALL.x[:200], SMALL.y[:200]
-    plain = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(x, y)
-    for release in dpm.RELEASES.values():
-        w, bias = release.fit(x, y, np.inf, np.random.default_rng(0))
-        assert w == pytest.approx(plain.coef_[0], abs=0.01)
-        assert bias == pytest.approx(plain.intercept_[0], abs=0.01)
-
-
-def test_noise_that_is_not_divided_leaves_guesses_and_divided_noise_a_model():
-    x, y, test = SMALL.x[:300], SMALL.y[:300], slice(300, 400)
-    found = {}
-    for name, release in dpm.RELEASES.items():
-        right = []
-        for seed in range(30):
-            w, bias = release.fit(x, y, 4.0, np.random.default_rng(seed))
-            right.append(((SMALL.x[test] @ w + bias > 0) == SMALL.y[test]).mean())
-        found[name] = np.mean(right)
-    assert abs(found["0.6.5"] - 0.5) < 0.06
-    assert min(found["0.6.3"], found["0.6.6"]) > 0.6
-
-
-def test_what_one_model_and_the_mean_of_twenty_may_be_is_right_in_19_of_20_draws():
-    rng, hits = np.random.default_rng(0), []
-    for _ in range(400):
-        cell = dpm.expected(rng.normal(0.6, 0.05, (12, 2)))
-        reported = [rng.normal(0.6, 0.05), rng.normal(0.6, 0.05, 20).mean()]
-        hits.append(dpm.within(cell, reported))
-    assert np.mean(hits, axis=0) == pytest.approx(0.95, abs=0.03)
-    assert dpm.within({"train_of_one": [0.4, 0.6], "test_of_twenty": [0.5, 0.51]}, [0.5, 0.55]) == [True, False]
-
-
-def test_the_24_numbers_fit_80_rows_and_no_release_on_5000():
-    found = json.loads((RESULTS / "recourse_dpm.json").read_text())["explained"]
-    assert {count["of"] for count in found.values()} == {24}
-    together = {name: count["train"] + count["test"] for name, count in found.items()}
-    assert together["0.6.3, 80 rows"] == max(together.values())
-    assert max(together[f"{name}, 5000 rows"] for name in dpm.RELEASES) < together["0.6.3, 80 rows"] - 2
-
-
-# ------------------------------------------------------------------------------------------------- Figures 4 and 5
-
-
-def test_distances_of_favourable_rows_count_too():
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    found, clamped = distances.distances(native, SMALL.x)
-    assert found == pytest.approx(np.abs(native.score(SMALL.x)) / np.linalg.norm(native.weights))
-    assert not clamped.any()
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 5.0, 20.0])
-def test_the_published_mechanism_clamps_as_often_as_laplace_noise_leaves_0_to_1(epsilon):
-    x = np.repeat(SMALL.x[:40], 200, axis=0)
-    native = conditions.Native.fitted(SMALL.x, SMALL.y)
-    made = distances._as_published(SMALL, SMALL.x, SMALL.y, epsilon, 0)
-    chance = 1 / (1 + np.exp(-native.score(x)))
-    below, above = np.exp(-epsilon * chance) / 2, np.exp(-epsilon * (1 - chance)) / 2
-    assert distances.distances(made, x)[1].mean() == pytest.approx((below + above).mean(), abs=0.02)
-
-
-def test_a_histogram_is_shares_and_what_lies_outside_counts_at_the_ends():
-    shares = distances.histogram(np.array([-9.0, 0.5, 9.0, 9.0]), np.linspace(0, 3, 4))
-    assert shares == [0.5, 0.0, 0.5]
-
-
-def test_a_row_of_panels_tells_members_from_others_where_they_differ(monkeypatch):
-    monkeypatch.setattr(distances, "SCORED", 300)
-    found = distances.run(distances.Setting(60, 60, targets=3), lambda *stage: None)["cells"]
-    plain = found[evidence.BASELINE]
-    assert plain["from_baseline"] == 0.0
-    assert plain["median"]["others"] == pytest.approx(1.0, abs=0.1)
-    assert plain["members_from_others"] > 2 * plain["by_chance"]
-    private = found["DPModelRecourse, epsilon 1"]
-    assert private["members_from_others"] < 1.5 * private["by_chance"]
-    assert found["Laplace recourse, as published, epsilon 1"]["clamped"] > 0.5
-    for cell in found.values():
-        for kind in ("log_histogram", "histogram", "lrt_histogram"):
-            assert all(sum(part) == pytest.approx(1.0) for part in cell[kind].values())
-
-
-def test_more_epsilon_brings_laplace_recourse_nearer_and_not_near():
-    """Figure 5: "approaches the baseline"; at epsilon 20 a quarter of the answers is still at the clamp."""
-    found = json.loads((RESULTS / "recourse_distances.json").read_text())["results"]
-    for rows in ("5,000 rows", "80 rows"):
-        cells_of = found[f"figure 5: d = 100, {rows}"]["cells"]
-        each = [cells_of[f"Laplace recourse, as published, epsilon {e}"] for e in (5, 10, 20)]
-        away = [c["from_baseline"] for c in each]
-        assert away == sorted(away, reverse=True)
-        assert each[-1]["clamped"] > 0.2
-        assert away[-1] > 0.15 > 10 * cells_of["DPModelRecourse, epsilon 20"]["from_baseline"]
-
-
-# ----------------------------------------------------------------------------------------------------------- the suite
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recourse")
@@ -392,100 +111,10 @@ def test_the_suite_runs_resumes_and_reports_every_condition(quick):
                 assert attack["auc_low"] <= attack["auc"] <= attack["auc_high"]
                 assert attack["curve"] == sorted(attack["curve"])
     assert first["published"] == again["published"]
-
-
-@pytest.mark.slow
-def test_one_answer_as_published_tells_the_weights_and_breaks_the_claim(quick):
-    result = quick[0]["results"]["synthetic 100"]["cells"][f"{evidence.PUBLISHED}, epsilon 0.5"]
-    assert result["use"]["cosine_of_one_answer"] == pytest.approx(1, abs=1e-6)
-    assert not result["guarantee"]["is_private"]
-    found = tables.named(result, "DirectionDensity", "one_answer_margin")
-    assert found["balanced_accuracy"]["value"] > result["ceiling"]
-    private = quick[0]["results"]["synthetic 100"]["cells"]["DPModelRecourse, epsilon 0.5"]
-    assert private["use"]["cosine_of_one_answer"] < 0.5
-    assert not evidence.above_ceiling(private)
-
-
-@pytest.mark.slow
-def test_every_table_is_written_from_the_result(quick):
     for name, make in tables.TABLES.items():
-        lines = make(quick[0]).splitlines()
+        lines = make(first).splitlines()
         assert len(lines) > 2, name
         assert len({line.count("|") for line in lines}) == 1, name
-
-
-def test_unknown_tasks_are_refused():
-    with pytest.raises(Unusable, match="known are"):
-        evidence.main(["--quick", "--task", "nothing"])
-
-
-@pytest.mark.slow
-def test_figures_are_drawn(quick, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "figures"))
-    figures = importlib.import_module("make_recourse_figures")
-    drawn = quick[0]["results"] | {"synthetic 1000": quick[0]["results"]["synthetic 100"]}
-    (tmp_path / "found.json").write_text(json.dumps(quick[0] | {"results": drawn}))
-    figures.main(["--out", str(tmp_path), "--result", str(tmp_path / "found.json")])
-    far = ("recourse-distances", "recourse-distances-lrt", "recourse-distances-epsilons")
-    assert {p.name for p in tmp_path.glob("*.svg")} == {
-        f"{name}-{s}.svg" for name in ("recourse-synthetic", *far) for s in ("light", "dark")
-    }
-
-
-# ------------------------------------------------------------------------------------------------------------ networks
-
-TEN = tasks.synthetic(10, rows=240, public=20)
-PLAN = tasks.Plan(lambda _: TEN, models=4, size=None)
-
-
-def quiet(*_):
-    pass
-
-
-def test_networks_that_know_their_members_are_found_and_private_ones_are_held_to_what_is_proven():
-    by_heart = networks.measured(TEN, PLAN, networks.Condition("by heart", 60), quiet)
-    private = networks.measured(TEN, PLAN, networks.Condition("private", 3, 1.0), quiet)
-    assert by_heart["train_accuracy"] > by_heart["test_accuracy"] + 0.05
-    assert (by_heart["stated"], by_heart["ceiling"]) == (None, None)
-    assert private["stated"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
-    assert private["stated"]["epsilon"] <= 1.0
-    assert private["ceiling"] == pytest.approx(np.e / (1 + np.e), abs=1e-3)
-    names = {(a["attack"], a["signal"]) for a in by_heart["attacks"]}
-    assert set(tables.OF_NETWORKS.values()) <= names
-    assert by_heart["valid"] > 0.95
-
-
-def test_a_condition_gives_the_same_network_again_and_another_one_for_another_seed():
-    x, y = TEN.x[:80], TEN.y[:80]
-    for condition in (networks.Condition("native", 2), networks.Condition("private", 2, 4.0)):
-        first, again, other = (condition.trained(x, y, s).explain(x).score for s in (1, 1, 2))
-        assert np.array_equal(first, again)
-        assert not np.array_equal(first, other)
-
-
-def network_like(auc, balanced=0.5, ceiling=None, null=0.5):
-    attack = {"attack": "A", "signal": "s", "auc": auc, "auc_low": auc - 0.01, "null_auc": null,
-              "balanced_accuracy": {"value": balanced, "low": balanced - 0.01}}  # fmt: skip
-    return {"ceiling": ceiling, "attacks": [attack]}
-
-
-def test_missed_targets_of_networks_are_named():
-    def missed(found, private):
-        return networks.missed({"heloc": {"cells": {networks.TO_THE_END: found, "private": private}}})
-
-    fine = network_like(0.5, 0.5, 0.73)
-    assert missed(network_like(0.7), fine) == []
-    assert "by heart" in missed(network_like(0.6), fine)[0]
-    assert "what is proven" in missed(network_like(0.7), network_like(0.5, 0.76, 0.73))[0]
-    assert missed(network_like(0.7), network_like(0.5, 0.735, 0.73)) == []  # within its interval
-    assert "null" in missed(network_like(0.7), network_like(0.5, 0.5, 0.73, null=0.6))[0]
-
-
-def test_only_known_tasks_of_networks_are_run(tmp_path):
-    with pytest.raises(Unusable, match="unknown tasks"):
-        networks.main(["--task", "iris", "--out", str(tmp_path / "out.json")])
-    assert all(networks.NETWORKS[t] == replace(tasks.TASKS[t], models=p.models) for t, p in networks.NETWORKS.items())
 
 
 @pytest.mark.slow

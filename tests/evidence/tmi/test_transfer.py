@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.suites.paper_e_tmi.transfer import AtTargetLabel, OverQueries
-from safexplain.audit.attacks import RMIA, Attack, JointLikelihoodRatio, Learned, LikelihoodRatio, Threshold
-from safexplain.errors import ConfigurationError, InputError
+from audit.suites.paper_e_tmi.attacks import AtTargetLabel, OverQueries
+from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio
+from safexplain.errors import InputError
 from safexplain.verdict.stats import auc_interval, roc
 
 
@@ -36,46 +36,12 @@ def slow_at_target_label(attack, target, shadows, membership):
     return attack(seen, references, membership)
 
 
-INNER = [
-    LikelihoodRatio("identity"),
-    JointLikelihoodRatio("identity"),
-    Threshold(member_when_low=False),
-]
-
-
-@pytest.mark.parametrize("attack", INNER, ids=repr)
-def test_the_class_that_the_target_predicts_is_read_in_all_models(attack):
+def test_the_class_that_the_target_predicts_is_read_in_all_models():
     target, shadows, membership, _ = predictions(leak=0.5)
     assert (shadows.argmax(2) != target.argmax(1)).any()  # some references predict another class
-    found = AtTargetLabel(attack)(target, shadows, membership)
-    assert np.array_equal(found, slow_at_target_label(attack, target, shadows, membership))
-
-
-@pytest.mark.parametrize("level", [0.0, 30.0], ids=["of both signs", "all positive"])
-@pytest.mark.parametrize("kind", [LikelihoodRatio, JointLikelihoodRatio])
-def test_log_odds_are_read_as_they_are_whatever_their_sign(kind, level):
-    case = predictions(level=level)[:3]
-    assert (case[1].min() > 0) == (level > 0)
-    assert np.array_equal(AtTargetLabel(kind())(*case), AtTargetLabel(kind("identity"))(*case))
-    if level == 0:
-        assert np.allclose(AtTargetLabel(kind())(case[0] + 30, case[1] + 30, case[2]), AtTargetLabel(kind())(*case))
-    assert np.array_equal(AtTargetLabel()(*case), AtTargetLabel(LikelihoodRatio())(*case))
-
-
-def test_a_logarithm_that_is_asked_for_is_taken():
-    case = predictions(level=30.0)[:3]
-    assert not np.allclose(AtTargetLabel(LikelihoodRatio("log"))(*case), AtTargetLabel()(*case))
-    with pytest.raises(InputError, match="transform='identity'"):
-        AtTargetLabel(LikelihoodRatio("log"))(*predictions(level=-30.0)[:3])
-
-
-def test_the_order_of_the_classes_does_not_matter():
-    target, shadows, membership, _ = predictions()
-    order = [2, 0, 3, 1]
-    assert np.array_equal(
-        AtTargetLabel()(target[:, order], shadows[:, :, order], membership),
-        AtTargetLabel()(target, shadows, membership),
-    )
+    found = AtTargetLabel()(target, shadows, membership)
+    expected = slow_at_target_label(LikelihoodRatio("identity"), target, shadows, membership)
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("attack", [AtTargetLabel(), LikelihoodRatio(), JointLikelihoodRatio("identity")], ids=repr)
@@ -88,30 +54,6 @@ def test_scores_are_added_up_over_the_queries(attack):
         OverQueries(attack, 1)(target[:, :4], shadows[:, :, :4], membership),
         parts[0],
     )
-
-
-def test_queries_of_one_number_are_given_as_one_number():
-    target, shadows, membership, _ = predictions(k=3)
-    found = OverQueries(Threshold(), 3)(target, shadows, membership)
-    assert np.allclose(found, -target.sum(1))
-    assert np.array_equal(OverQueries(Threshold(), 1)(target[:, 0], shadows[..., 0], membership), -target[:, 0])
-
-
-def test_every_query_has_the_class_that_the_target_predicts_there():
-    target = np.array([[5.0, 0.0, 0.0, 4.0]])
-    shadows = np.arange(16.0).reshape(4, 1, 4)
-    read = []
-
-    class Spy:
-        def __call__(self, one, many, membership):
-            read.append((one.tolist(), many[:, 0].tolist()))
-            return np.zeros(len(one))
-
-    OverQueries(AtTargetLabel(Spy()), 2)(target, shadows, np.array([[True], [False], [True], [False]]))
-    assert read == [([5.0], [0.0, 4.0, 8.0, 12.0]), ([4.0], [3.0, 7.0, 11.0, 15.0])]
-
-
-# ------------------------------------------------------------------------------------- leaks, and none, both ways
 
 
 def auc_of(attack, case):
@@ -134,24 +76,6 @@ def test_without_a_leak_nothing_is_found(attack):
         assert low < 0.5 < high
 
 
-# ------------------------------------------------------------------------------------------------------- errors
-
-
-def test_they_are_attacks_that_compare_and_print():
-    for attack in (AtTargetLabel(), OverQueries(AtTargetLabel(), 2)):
-        assert isinstance(attack, Attack)
-        assert eval(repr(attack)) == attack
-    assert AtTargetLabel() == AtTargetLabel(LikelihoodRatio("identity"))
-
-
-def test_single_numbers_have_no_classes():
-    target, shadows, membership, _ = predictions()
-    with pytest.raises(InputError, match=r"log odds of every class, \(n, k\), got shape \(600,\)"):
-        AtTargetLabel()(target[:, 0], shadows[..., 0], membership)
-    with pytest.raises(InputError, match="log odds of every class"):
-        AtTargetLabel()(target[:, :0], shadows[..., :0], membership)
-
-
 def test_shapes_that_disagree_and_values_that_are_not_finite_are_refused():
     target, shadows, membership, _ = predictions()
     for attack in (AtTargetLabel(), OverQueries(AtTargetLabel(), 2)):
@@ -159,29 +83,3 @@ def test_shapes_that_disagree_and_values_that_are_not_finite_are_refused():
             attack(target[:-1], shadows, membership)
         with pytest.raises(InputError, match="NaN or infinite"):
             attack(np.where(target > 3, np.nan, target), shadows, membership)
-
-
-def test_attacks_that_read_vectors_only_are_refused():
-    for attack in (AtTargetLabel(), OverQueries(LikelihoodRatio(), 2), Learned()):
-        with pytest.raises(ConfigurationError, match="one number a point"):
-            AtTargetLabel(attack)
-    with pytest.raises(InputError, match="never negative"):
-        AtTargetLabel(RMIA())(*predictions(level=-30.0)[:3])
-
-
-def test_other_things_than_attacks_are_refused():
-    for wrong in ("LikelihoodRatio", None, LikelihoodRatio):
-        with pytest.raises(ConfigurationError, match="needs an attack"):
-            AtTargetLabel(wrong)
-        with pytest.raises(ConfigurationError, match="needs an attack"):
-            OverQueries(wrong, 2)
-    for queries in (0, -1, 2.0, True, "2"):
-        with pytest.raises(ConfigurationError, match="queries"):
-            OverQueries(AtTargetLabel(), queries)
-
-
-def test_a_width_that_is_no_multiple_of_the_queries_is_refused():
-    target, shadows, membership, _ = predictions(k=4)
-    for queries in (3, 8):
-        with pytest.raises(InputError, match=rf"a multiple of {queries} numbers a point; got 4"):
-            OverQueries(AtTargetLabel(), queries)(target, shadows, membership)

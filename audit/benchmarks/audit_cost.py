@@ -34,12 +34,13 @@ from torch import Tensor, nn
 from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
 
-from ...shared.run import (
+from ..shared.run import (
     ROOT,
     Unusable,
     concluded,
     destination,
     earlier,
+    finish,
     load,
     parser,
     provenance,
@@ -47,7 +48,7 @@ from ...shared.run import (
     rounded,
     write_json,
 )
-from ...suites.third_party.suite import third_party
+from ..suites.third_party.suite import third_party
 
 LONGEST = 1800
 """Seconds that a plan may say of what is run; a run is ended after twice as many."""
@@ -314,3 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(out, {"benchmark": "audit_cost", "quick": options.quick, "longest": LONGEST, "results": ordered})
         print(name, json.dumps({key: found.get(key) for key in ("plan", "run", "failed")}), flush=True)
     return concluded(missed(results), out)
+
+
+if __name__ == "__main__":
+    finish(main)

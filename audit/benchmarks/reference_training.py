@@ -1,8 +1,8 @@
 """Reference models one after the other: how many examples a second each setting of a recipe trains.
 
-Every round trains one model of each variant on the same random images, in alternating order; a ratio is to the loop of
-before in the same round: plain float32, images by channels, everything random drawn and moved for each batch. Compiling
-is done before and said apart. From the median rate follows how long 256 models x 10,000 members x 30 epochs would take:
+Every round trains one model of each variant on the same random images; a ratio is to the loop of before in the same
+round: plain float32, images by channels, everything random drawn and moved for each batch. Compiling is done before and
+said apart. From the median rate follows how long 256 models x 10,000 members x 30 epochs would take:
 **an extrapolation**, as nothing near that is run. The goals are 30 minutes for ResNet-18 and 10 for the network of
 airbench's size, on one H100. On a CPU processor time counts, the network is smaller, and there is no goal.
 
@@ -17,12 +17,11 @@ layer.
 
 from __future__ import annotations
 
-import argparse
+import copy
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +32,8 @@ from safexplain.audit import Recipe
 from safexplain.audit.references.compiled import forget
 from safexplain.audit.references.training import train_models
 
-from ...shared.run import RESULTS, provenance, table, write_json
+from ..shared.run import finish
+from .harness import LEAST_ROUNDS, Turns, at_most, parser, started, written
 
 MODELS, MEMBERS, EPOCHS = 256, 10_000, 30
 GOALS = {"ResNet-18": 30.0, "airbench-sized": 10.0}
@@ -78,6 +78,7 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 
 FAST = {"precision": "bf16", "channels_last": True}
 VARIANTS: dict[str, dict[str, Any]] = {
+    BEFORE: {},
     "float32": {},
     "float32, channels last": {"channels_last": True},
     "float32, channels last, compiled": {"channels_last": True, "compile": True},
@@ -122,123 +123,87 @@ def augmented(x: Tensor, kind: str, generator: torch.Generator) -> Tensor:
     return torch.where(mirrored[:, None, None, None], found.flip(3), found)
 
 
-class Race:
+class Trainings:
     """One network, trained in every way."""
 
-    def __init__(self, network: str, members: int, side: int, recipe: Recipe, device: str) -> None:
+    def __init__(self, network: str, members: int, recipe: Recipe, device: str) -> None:
         g = torch.Generator().manual_seed(0)
-        self.x = torch.randn(members, 3, side, side, generator=g).to(device)
+        self.x = torch.randn(members, 3, 32, 32, generator=g).to(device)
         self.y = torch.randint(0, 10, (members,), generator=g).to(device)
-        self.build, self.device, self.recipe = NETWORKS[network], device, recipe
-
-    def examples_a_second(self, variant: str) -> float:
-        """Of one model's whole training; of processor time on a CPU."""
+        self.recipe, self.device = recipe, device
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            model = self.build(0).to(self.device)
-        g, options = torch.Generator().manual_seed(0), dict(VARIANTS.get(variant, {}))
+            self.untrained = NETWORKS[network](0).to(device)
+
+    def train(self, variant: str) -> None:
+        """One model."""
+        model, g, options = copy.deepcopy(self.untrained), torch.Generator().manual_seed(0), dict(VARIANTS[variant])
         size = self.recipe.batch_size * options.pop("larger", 1)
         recipe = replace(self.recipe, batch_size=min(size, len(self.y)), **options)
-        start = self.clock()
         if variant == BEFORE:
             before(recipe, model, self.x, self.y, g)
         else:
             train_models(recipe, [model], self.x, self.y, [torch.arange(len(self.y))], [g])
-        return len(self.y) * recipe.epochs / (self.clock() - start)
 
-    def clock(self) -> float:
-        """Seconds, once all that was started is done."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
-
-def measure(race: Race, seconds: float) -> dict[str, Any]:
-    """Rates and ratios of all variants, round by round; at least three rounds."""
-    first, order = {}, [BEFORE, *VARIANTS]
-    for variant in order:
-        start = time.perf_counter()
-        race.examples_a_second(variant)
-        first[variant] = time.perf_counter() - start
-    rates: dict[str, list[float]] = {variant: [] for variant in order}
-    start = time.perf_counter()
-    while len(rates[BEFORE]) < 3 or time.perf_counter() - start < seconds:
-        for variant in order if len(rates[BEFORE]) % 2 == 0 else order[::-1]:
-            rates[variant].append(race.examples_a_second(variant))
-    found = {}
-    for variant in order:
-        ratios = [a / b for a, b in zip(rates[variant], rates[BEFORE], strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        rate = statistics.median(rates[variant])
-        found[variant] = {
-            "examples_a_second": round(rate, 1),
-            "ratio_median": round(median, 3),
-            "ratio_quartiles": [round(low, 3), round(high, 3)],
-            "first_training_seconds": round(first[variant], 1),
-            "rounds": len(ratios),
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """Rates of all variants, and their ratios to the loop of before; at least three rounds."""
+        calls = {variant: partial(self.train, variant) for variant in VARIANTS}
+        rounds = LEAST_ROUNDS if seconds == 0 else 10**6
+        turns = Turns(calls, rounds, device=self.device, limit=seconds)
+        return {
+            variant: {
+                "examples_a_second": round(
+                    len(self.y) * self.recipe.epochs / statistics.median(turns.judged[variant]), 1
+                ),
+                "ratio_median": turns.ratio(BEFORE, variant),
+                "ratio_quartiles": turns.quartiles(BEFORE, variant),
+                "first_training_seconds": round(turns.first[variant], 1),
+                "rounds": len(turns.judged[variant]),
+            }
+            for variant in VARIANTS
         }
-    return found
 
 
 def minutes_of_all(rate: float) -> float:
     """What all models of the goal would take at this rate."""
-    return MODELS * MEMBERS * EPOCHS / rate / 60
+    return round(MODELS * MEMBERS * EPOCHS / rate / 60, 1)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every goal is met by some setting or none applies, 1 otherwise."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    p = parser("reference_training", __doc__, rounds=0)
     p.add_argument("--network", action="append", choices=tuple(NETWORKS), help="default: those that suit the device")
     p.add_argument("--minutes", type=float, default=4.0, help="for all networks; at least three rounds are run")
     p.add_argument("--batch", type=int, default=128)
     p.add_argument("--augmentation", default="flip", choices=("none", "flip", "crop-flip"))
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--quick", action="store_true", help="a small run that shows that everything works")
-    p.add_argument("--out", type=Path)
-    options = p.parse_args(argv)
-    torch.set_num_threads(options.threads)
+    options = started(p, argv)
     on_gpu = options.device == "cuda"
-    members, side, epochs = (MEMBERS, 32, 5) if on_gpu and not options.quick else (1024, 32, 1)
+    members, epochs = (MEMBERS, 5) if on_gpu and not options.quick else (1024, 1)
     recipe = Recipe(
         optimizer="sgd", lr=0.01, epochs=epochs, batch_size=options.batch, schedule="cosine",
         augmentation=options.augmentation,
     )  # fmt: skip
     networks = options.network or (list(GOALS) if on_gpu else ["small CNN"])
-    start, results = time.perf_counter(), {}
+    results, minutes, goals = {}, dict[str, Any](), dict[str, Any]()
     for name in networks:
-        race = Race(name, members, side, recipe, options.device)
-        results[name] = measure(race, 0.0 if options.quick else 60 * options.minutes / len(networks))
+        seconds = 0.0 if options.quick else 60 * options.minutes / len(networks)
+        results[name] = Trainings(name, members, recipe, options.device).measure(seconds)
         forget()
-        print(table((f"{name}, {options.device}", "examples a second", "times as fast", "quartiles", "all, minutes"), [
-            (variant, f"{r['examples_a_second']:,.0f}", f"{r['ratio_median']:.2f}",
-             "{:.2f} to {:.2f}".format(*r["ratio_quartiles"]), f"{minutes_of_all(r['examples_a_second']):,.0f}")
-            for variant, r in results[name].items()
-        ]), flush=True)  # fmt: skip
-    extrapolated = {
-        name: {variant: round(minutes_of_all(r["examples_a_second"]), 1) for variant, r in found.items()}
-        for name, found in results.items()
-    }
-    fastest = {name: min(extrapolated[name].values()) for name in results if on_gpu and name in GOALS}
-    goals = {name: {"minutes": GOALS[name], "met": took <= GOALS[name]} for name, took in fastest.items()}
+        minutes[name] = {variant: minutes_of_all(r["examples_a_second"]) for variant, r in results[name].items()}
+        if on_gpu and name in GOALS:
+            goals[f"{name}, minutes"] = at_most(GOALS[name], min(minutes[name].values()))
     report = {
-        "benchmark": "reference_training",
-        "what": f"one model after the other, {members:,} random images of 3 x {side} x {side}, batches of"
-        f" {options.batch}, {epochs} epochs, SGD, augmentation {options.augmentation}; ratios to the"
-        " loop of before in the same round",
+        "what": f"one model after the other, {members:,} random images of 3 x 32 x 32, batches of {options.batch},"
+        f" {epochs} epochs, SGD, augmentation {options.augmentation}; ratios to the loop of before in the same round",
         "measured_on": torch.cuda.get_device_name() if on_gpu else "a CPU, in processor time: says nothing of a GPU",
-        "quick": options.quick,
         "results": results,
         "extrapolated_minutes": {
             "what": f"EXTRAPOLATED from these rates, not run: {MODELS} models x {MEMBERS:,} members x {EPOCHS} epochs",
-            **extrapolated,
+            **minutes,
         },
-        "goals_of_one_h100": goals,
-        **provenance(time.perf_counter() - start, options.device),
     }
-    suffix = ("_cuda" if on_gpu else "") + (".quick" if options.quick else "")
-    out = options.out or RESULTS / f"reference_training{suffix}.json"
-    write_json(out, report)
-    print(f"goals: {goals or 'none on a CPU'}; written to {out}")
-    return 0 if all(goal["met"] for goal in goals.values()) else 1
+    return written(options, report, goals)
+
+
+if __name__ == "__main__":
+    finish(main)

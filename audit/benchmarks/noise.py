@@ -1,31 +1,18 @@
-# ruff: noqa: E402 (threads are set before NumPy and torch are imported)
 """What cryptographic noise costs: beside NumPy's and torch's generators, OpenDP's samplers, and in whole trainings.
 
 Draws, each in the numbers that a mechanism asks for: normal numbers of float64; noise like a million parameters of
 float32, four normal numbers to each; a Poisson batch of a million records; discrete Laplace noise of scale 2,000, which
 OpenDP 0.16 draws as exactly (`make_laplace` on integers); the Gaussian noise of OpenDP is an exact discrete Gaussian,
 ours floating-point numbers from four each. Trainings and answers: the same call without a seed, and with one, which
-draws from the other generators. A round times each pair once, in an order that turns; figures are medians over rounds
-of the processor time and of the ratio within a round.
+draws from the other generators.
 
     python -m audit.benchmarks.noise [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[_name] = "1"
-
-import argparse
-import statistics
-import sys
-import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,9 +27,9 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.recourse import LaplaceScore
 
-from ...shared.run import RESULTS, provenance, table, write_json
+from ..shared.run import finish
+from .harness import Call, Turns, parser, started, written
 
-Call = Callable[[], Any]
 Pair = tuple[str, Call, str, Call, int]
 """What is measured; what draws now and what it is compared with, by name; how often a round calls each."""
 
@@ -164,64 +151,29 @@ def cnn() -> nn.Module:
 
 def measure(rounds: int) -> dict[str, Any]:
     """Milliseconds of the processor a call, and ours over the other's."""
-    pairs = draws() | whole()
-    took: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
-    names = list(pairs)
-    for i in range(rounds + 1):  # the first to warm up
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            _, ours, _, other, times = pairs[name]
-            found = [seconds(call, times) for call in ((ours, other) if i % 2 else (other, ours))]
-            if i:
-                took[name].append((found[0], found[1]) if i % 2 else (found[1], found[0]))
-        print(f"round {i} of {rounds}", file=sys.stderr, flush=True)
-    return {
-        name: {
-            "draws": pairs[name][0],
-            "beside": pairs[name][2],
-            "ms": round(1e3 * statistics.median(a for a, _ in took[name]), 4),
-            "ms_beside": round(1e3 * statistics.median(b for _, b in took[name]), 4),
-            "ratio": round(statistics.median(a / b for a, b in took[name]), 3),
+    results = {}
+    for name, (draws_from, ours, beside, other, times) in (draws() | whole()).items():
+        turns = Turns({"ours": ours, "other": other}, rounds, often={"ours": times, "other": times})
+        results[name] = {
+            "draws": draws_from,
+            "beside": beside,
+            "ms": turns.ms("ours", 4),
+            "ms_beside": turns.ms("other", 4),
+            "ratio": turns.ratio("ours", "other"),
         }
-        for name in names
-    }
+    return results
 
 
-def seconds(call: Call, times: int) -> float:
-    """Of the processor, for each call."""
-    start = time.process_time()
-    for _ in range(times):
-        call()
-    return (time.process_time() - start) / times
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--rounds", type=int, default=9)
-    p.add_argument("--out", type=Path, default=RESULTS / "noise.json")
-    options = p.parse_args(argv)
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    start = time.perf_counter()
-    results = measure(options.rounds)
-    print(
-        table(
-            ("", "draws", "ms", "beside", "ms", "ratio"),
-            ((n, r["draws"], r["ms"], r["beside"], r["ms_beside"], r["ratio"]) for n, r in results.items()),
-        )
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; there is no target."""
+    options = started(parser("noise", __doc__, rounds=9), argv)
     try:
         opendp = version("opendp")
     except PackageNotFoundError:
         opendp = None
-    report = {
-        "benchmark": "noise",
-        "rounds": options.rounds,
-        "cryptography": version("cryptography"),
-        "opendp": opendp,
-        "results": results,
-        **provenance(time.perf_counter() - start, "cpu"),
-    }
-    write_json(options.out, report)
-    print(f"written to {options.out}")
-    return 0
+    results = measure(options.rounds)
+    return written(options, {"cryptography": version("cryptography"), "opendp": opendp, "results": results}, {})
+
+
+if __name__ == "__main__":
+    finish(main)

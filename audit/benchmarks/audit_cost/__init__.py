@@ -1,1 +1,0 @@
-"""What a verdict costs on models of a person's own, through the command line."""

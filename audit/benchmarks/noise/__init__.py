@@ -1,1 +1,0 @@
-"""What cryptographic noise costs."""

@@ -1,1 +1,0 @@
-"""How fast reference models train, in each setting of a recipe."""
