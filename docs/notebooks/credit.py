@@ -1,27 +1,26 @@
 # %% [markdown]
-# # Credit: reasons for somebody who was turned down
+# # Credit: reasons for declined applicants
 #
-# A bank decides about loans with gradient-boosted trees. Applicants who are turned down are owed the principal reasons. The reasons
-# are computed from a model that was trained on other people's records. In this notebook you
+# If you owe declined applicants the principal reasons, this notebook shows how to give them without revealing who was in the training data.
+# A bank decides about loans with gradient-boosted trees. In this notebook you
 #
-# 1. name four reasons, in their order, in the words of the application form,
-# 2. see what happens when a reason may be none,
-# 3. audit what the reasons tell about the training records,
+# 1. name up to four reasons in order, in the words of the application form,
+# 2. handle a feature that must not be a reason,
+# 3. audit what the reasons reveal about the training records,
 # 4. write the letter, and
 # 5. offer a way to a better decision, from a private model.
 #
-# The applicants are simulated, because real credit records cannot be shipped with a package. It takes about two minutes on
-# two cores. You need `pip install "safexplain[shap,tabular]" xgboost`.
+# The applicants are simulated. The notebook takes about two minutes on two cores and needs `pip install ".[shap,tabular]" xgboost`.
 #
-# **What the law asks for**, in short; this is no legal advice.
+# **What US law requires**, in short; this is not legal advice:
 #
-# - [Regulation B, 12 CFR 1002.9](https://www.consumerfinance.gov/rules-policy/regulations/1002/9/): the statement must be specific and give the
-#   principal reasons. Its official commentary says of paragraph 9(b)(2) that more than four reasons are not likely to help
-#   the applicant, that the reasons must be factors that were actually scored, and that no principal reason may be left out. It names two
-#   ways to find them: compare the applicant's score on each factor with the average of those who scored at or slightly above the
+# - [Regulation B, 12 CFR 1002.9](https://www.consumerfinance.gov/rules-policy/regulations/1002/9/): the statement must give the specific
+#   principal reasons. According to its official commentary on paragraph 9(b)(2), more than four reasons are not likely to help
+#   the applicant, the reasons must be factors that were actually scored, and no principal reason may be left out. It names two
+#   methods: compare the applicant's score on each factor with the average of those who scored at or slightly above the
 #   minimum, or with the average of all applicants. Other methods that produce similar results are acceptable.
-# - [Fair Credit Reporting Act, 15 USC 1681g(f)](https://www.law.cornell.edu/uscode/text/15/1681g): of a credit score, up to four key factors that
-#   affected it adversely, "listed in the order of their importance", and a fifth where the number of inquiries is one.
+# - [Fair Credit Reporting Act, 15 USC 1681g(f)](https://www.law.cornell.edu/uscode/text/15/1681g): for a credit score, up to four key factors that
+#   affected it adversely, "listed in the order of their importance", and a fifth if the number of inquiries is one.
 
 # %%
 import numpy as np
@@ -50,8 +49,8 @@ published, pool, asks = slice(0, 1_000), slice(1_000, 1_800), slice(8_000, 9_000
 print(people.iloc[asks].head(3).to_string(index=False))
 
 # %% [markdown]
-# The first thousand rows play the part of published statistics: nothing in them is secret. The pool is the people whose
-# membership an attacker would like to know; a coin decides who of them is in the training set.
+# The first thousand rows stand in for published statistics. The pool contains the people whose membership an attacker wants to find out; half of
+# them, drawn at random, are the training set.
 
 # %%
 from sklearn.compose import make_column_transformer
@@ -67,13 +66,13 @@ for name, rows in (("members", member), ("others", ~member)):
     print(f"{name}: {booster.score(x[pool][rows], repaid[pool][rows]):.0%} right")
 
 # %% [markdown]
-# All members right, of the others three in four: the trees have learnt their records by heart. That is common with boosted trees, and
-# it is what an attacker hopes for.
+# The model is right about all members and three in four others, so it has memorised its training records. This is common with boosted trees, and
+# membership attacks exploit it.
 #
-# ## Four reasons, in their order
+# ## Up to four reasons, in order
 #
-# The model sees three columns for the home. The applicant filled in one, so their values are added up (`groups`). Shapley values compare
-# her with a background: here, published applicants at or just above the cutoff, one of the commentary's two ways. Only the import
+# The model sees three columns for the home, but the applicant filled in one, so their values are added up (`groups`). Shapley values compare
+# the applicant with a background: here, published applicants at or just above the cutoff, one of the commentary's two methods. Only the import
 # differs from shap's own:
 
 # %%
@@ -97,15 +96,14 @@ for reason in form.reasons(values, row, describe=words):
     print(reason.rank, reason, reason.value)
 
 # %% [markdown]
-# What leaves is the order of up to four features that speak for being turned down, 4 for the strongest, and 0 for all others. Natively, shap
-# gives one column for two classes, in favour of *approval*: the largest values of a declined applicant speak against the decision. The
-# hardened explainer turns them. The sizes are gone, because it is the sizes that tell about members; the price is that the list does not say
-# by how much each of them counted.
+# The explanation contains only the order of up to four features that count for the decline: 4 for the strongest, 0 for all others. shap itself
+# returns one column for the two classes, in favour of *approval*; the hardened explainer turns the values towards the decision.
+# The sizes are removed because they reveal members, so the list does not say how much each feature counted.
 #
-# ## A reason that may be none
+# ## A feature that must not be a reason
 #
-# A lender may have decided that age is no reason to turn somebody down. Leaving it off the list would hide what was scored, and the
-# commentary forbids that. So a prohibited column that is among the reasons is an error:
+# A lender may have decided that age must not be a reason. If it was scored, leaving it off the list would hide this, and the
+# commentary forbids that. So it is an error if a prohibited column is among the reasons:
 
 # %%
 from safexplain.errors import ProhibitedReasonError
@@ -122,7 +120,7 @@ for declined in x[asks][booster.predict(x[asks]) == 0][:100]:
 print(f"{refused} of 100:", said)
 
 # %% [markdown]
-# A column that may not be named is a column to train without:
+# A column that must not be named has to be left out of the training:
 
 # %%
 kept = [i for i, name in enumerate(names) if name != "age"]
@@ -140,9 +138,8 @@ print([str(reason) for reason in reasons])
 # %% [markdown]
 # ## Does it leak?
 #
-# The audit trains reference models from the same recipe, which for an estimator is an unfitted copy of it, and attacks what is
-# released, natively and hardened. The policy allows the reasons to add 10 points to what the decision tells by itself; with 800
-# people no stricter question can be answered.
+# The audit trains reference models as copies of the estimator, and attacks the native and the hardened release. With
+# 800 people, no strict limit can be tested, so the policy allows the reasons to add 10 points to what the decision reveals.
 
 # %%
 from safexplain.audit import Policy, Population, audit
@@ -162,8 +159,8 @@ for name, judged in (("native", run.native), ("hardened", run.result)):
     print(f"{name}: {judged.verdict}; adds {100 * low:+.0f} to {100 * high:+.0f} points")
 
 # %% [markdown]
-# Read the two lines with care. "Inconclusive" is no acquittal. A certificate is about what was asked here: one question a person, these
-# attacks, a limit of 10 points. Order adds nothing measurable to the set ([releases](../evidence/releases.md)).
+# "Inconclusive" does not mean safe. The certificate covers what was tested: one query per person, these
+# attacks, a limit of 10 points. The order adds nothing measurable to the set of reasons ([releases](../evidence/releases.md)).
 #
 # ## The letter
 
@@ -177,9 +174,9 @@ print(
 # %% [markdown]
 # ## A way to a better decision
 #
-# Reasons say why; recourse says what would change the decision. It is computed from a model, too, and an answer lies at a boundary that
-# the training records drew. `DPModelRecourse` trains a model with differential privacy, so that every answer is covered by a guarantee,
-# however many are asked for. Privacy costs accuracy when records are few, so it gets all the records that the bank has:
+# Recourse tells an applicant what would change the decision. It is also computed from a model, so it can reveal training records too.
+# `DPModelRecourse` trains a model with differential privacy, and its guarantee covers any number of answers. Privacy costs more accuracy
+# the fewer records there are, so this model is trained on all records of the bank:
 
 # %%
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Preprocessing
@@ -219,9 +216,9 @@ print(answer.letters()[0])
 # %% [markdown]
 # **What to remember.**
 #
-# - Reasons are for the decision that was made, in its order, in the applicant's own columns. Where fewer than four features speak for
+# - Reasons are for the decision that was made, in order, and in the applicant's own columns. If fewer than four features count for
 #   it, fewer are named.
-# - Hardening is no guarantee: an audit says what attacks find. The private model has a guarantee, for one record of one person.
-# - Whether reasons like these satisfy a given law is for the lender and its lawyers to judge.
+# - Hardening has no guarantee; an audit measures what attacks find. The private model has a guarantee for one record.
+# - The lender and its lawyers must judge whether such reasons satisfy the law.
 #
 # Next: [recourse](../recourse.md), [letters](../letters.md), [budgets](../ledger.md), [tables and models of scikit-learn](../certificate.md#tables-and-models-of-scikit-learn).

@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Private training: from a privacy budget to a certificate
 #
-# Hardening makes explanations tell less, and an audit shows how much less. Neither is a proof. Differential privacy (DP) is
-# one. In this notebook you
+# If you need a guarantee rather than an audit, train with differential privacy (DP). In this notebook you
 #
-# 1. take a network that was trained on public data and fine-tune it on private records, within a budget,
-# 2. read the statement that comes with it, and test it with canaries,
+# 1. fine-tune a publicly trained network on private records, within a budget,
+# 2. read the privacy statement, and test the training with canaries,
 # 3. audit the model and get a certificate *by guarantee*,
 # 4. load the certified explainer.
 #
-# The digits 5 to 9 of scikit-learn's data set play the public data, the digits 0 to 4 the private records. It takes about
+# The digits 5 to 9 of scikit-learn's data set stand in for public data, the digits 0 to 4 for private records. The notebook takes about
 # two minutes on two busy cores.
 
 # %%
@@ -29,8 +28,8 @@ print(len(private_x), "private records, of which the model may see", int(member.
 # %% [markdown]
 # ## A start from public data
 #
-# DP training adds noise to every step, and noise costs accuracy. The fewer weights have to be learnt from private records,
-# the less it costs. So the convolutions come from the public digits, and only the last layer will be trained privately.
+# DP adds noise to every training step, which costs accuracy. The fewer weights are trained on private records,
+# the less it costs. So the convolutions come from the public digits, and only the last layer is trained privately.
 
 # %%
 torch.manual_seed(0)
@@ -49,10 +48,9 @@ for _ in range(15):
 # %% [markdown]
 # ## Fine-tune within a budget
 #
-# `epsilon` bounds how well *anybody* can tell two training sets apart that differ in one record, whatever he knows or tries.
-# What "differ" means is up to you. `adjacency="substitute"` replaces a record by any other one, so it protects what a record
-# says. The weaker `add_remove` protects only whether the record was there. The same training has both numbers, and safexplain
-# always reports them together.
+# `epsilon` bounds how well *any* attacker can distinguish two training sets that differ in one record.
+# `adjacency="substitute"` means that the record is replaced by any other one, which protects its content.
+# The weaker `add_remove` protects only whether the record was there. safexplain always reports both numbers.
 
 # %%
 from safexplain.dp import DPFineTuner
@@ -81,8 +79,8 @@ print(trained.statement.epsilons)
 # %% [markdown]
 # ## The statement
 #
-# A model without its guarantee in writing has none. The statement holds the mechanism and all of its parameters, both epsilons
-# follow from them, and it names the weights that it is about. It also says what is **not** protected:
+# The statement contains the mechanism with all its parameters, from which both epsilons are computed, and the digest of the weights. It also
+# lists what is **not** protected:
 
 # %%
 trained.statement.save("privacy.json")
@@ -90,13 +88,13 @@ card = trained.statement.to_markdown()
 print(card[card.index("Not protected") : card.index("Assumed")].rstrip())
 
 # %% [markdown]
-# ## Does the code keep its promise?
+# ## Test the training code
 #
-# Accounting is arithmetic: it knows nothing about a bug in the training. The *white box* watches the steps of the training, on
-# the data and on data with one record replaced, and checks what the mechanism promises of each: how much a record adds, the noise, the
-# batches, and that nothing else of a record reaches the model. *Canaries* look from outside: the training is run many
-# times, in half of the runs with one record replaced by one that is made to stand out. How well an observer tells the two kinds
-# of runs apart is a lower bound on epsilon, and a bound above the claim refutes it.
+# The accountant cannot see a bug in the training code. The *white box* watches the steps of the training, on
+# the data and on data with one record replaced, and checks how much a record adds, the noise, the
+# batches, and that nothing else about a record reaches the model. *Canaries* see only the finished models: the training is repeated many
+# times, half of them with one record replaced by a conspicuous one. How well an attacker distinguishes the two kinds
+# of models gives a lower bound on epsilon. A bound above the claim refutes it.
 
 # %%
 from safexplain.audit.canaries import audit_training
@@ -106,15 +104,13 @@ canaries = audit_training(tuner, runs=200)
 print(canaries.sentence)
 
 # %% [markdown]
-# Only the white box says "as claimed". The canaries' bound stays below the claim of 2 for a substituted record, which does not prove
-# that the claim is kept: they say themselves what they would have found. More runs, or a stronger canary, find smaller
-# epsilons. [Canaries](../canaries.md) shows more of them.
+# Only the white box can report "as claimed". A canary bound below the claim of 2 does not prove the claim, and here the canaries are too weak to
+# find anything. More runs or a stronger canary detect smaller epsilons ([Canaries](../canaries.md)).
 #
 # ## The audit
 #
-# The statement promises something about *every* attack, so the verdict does not have to wait for one. An audit that is given
-# the statement works out what any attacker can find at most. If the policy allows that much, the certificate is by guarantee,
-# and no reference models are needed:
+# The statement bounds *every* attack. An audit with a statement computes the most that any attacker can find. If the policy allows that much,
+# the certificate is by guarantee, and no reference models are needed:
 
 # %%
 from safexplain import HardenedIG, Hardening
@@ -135,8 +131,8 @@ print(run.verdict)
 print(run.result.sentence)
 
 # %% [markdown]
-# The policy is nearly the default one: at a false-positive rate of 1 %, an attacker may find at most 3 % of the members. On the command
-# line the same is
+# The policy has the default limits: at a false-positive rate of 1 %, an attacker may find at most 3 % of the members. On the command
+# line, this is
 #
 #     safexplain audit model.pt2 --data data.npz --privacy privacy.json
 #
@@ -151,9 +147,9 @@ print(tuple(released.shape), "of", explainer.hardening.clip)
 # %% [markdown]
 # **What to remember.**
 #
-# - The guarantee is about one record of the fine-tuning data. It says nothing about the public data of the start:
+# - The guarantee covers one record of the fine-tuning data, not the public data of the start:
 #   [attacks find its members](../pretraining.md) through the fine-tuned model.
 # - Several records of one person need [`groups=`](../differential-privacy.md#records-of-one-person).
 # - Every further training on the same records spends budget again.
 #
-# Next: [differential privacy in full](../differential-privacy.md), or [letters from a private credit model](credit.md).
+# Next: [differential privacy](../differential-privacy.md), or [letters from a private credit model](credit.md).
