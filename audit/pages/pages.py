@@ -302,8 +302,6 @@ def _placed(text: str, name: str, table: str, file: str) -> str:
 
 
 PLACES = {
-    DOCS / "threat-model.md": {"red_team": "{{ red_team }}"},
-    DOCS / "scale.md": {"audit_cost": "{{ audit_cost }}"},
     DOCS / "compare.md": {"question": "{{ peers: question }}"},
 }
 """Other pages that hold tables -> name of the place in the page -> table."""

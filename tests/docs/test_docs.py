@@ -19,6 +19,7 @@ from audit.shared.run import module_at
 from safexplain.audit import Recipe
 from safexplain.cli import app
 from safexplain.cli.run.canary_config import Data, Promise, Training
+from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]

@@ -79,5 +79,4 @@ def _answers(race: dict[str, Any]) -> list[str]:
     ]
 
 
-TABLES = {"peers: races": races, "peers: Captum": explanations, "peers: who": who, 
-          "peers: question": question}  # fmt: skip
+TABLES = {"peers: races": races, "peers: Captum": explanations, "peers: who": who, "peers: question": question}
