@@ -46,7 +46,6 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
         ["-c", CLI.format("main"), "canaries", "--preset", "logit-768", "--scenario", "all", "--runs", "1000",
          "--run-dir", "safexplain-runs/canaries"],
     ),
-    "audit_sklearn": ([str(EXAMPLES / "audit_sklearn.py")],),
     "audit_pretraining": ([str(EXAMPLES / "audit_pretraining.py")],),
     "harden_captum": ([str(EXAMPLES / "harden_captum.py")],),
     "credit_recourse": ([str(EXAMPLES / "credit_recourse.py")],),
