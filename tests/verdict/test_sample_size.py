@@ -55,10 +55,8 @@ def share_with(verdict, policy, tprs, members, others, audits=200):
 
 
 CASES = {
-    "one that guesses": ([0.05], "certified"),
     "seven that guess": ([0.05] * 7, "certified"),
     "one near the limit": ([0.1], "certified"),
-    "one leaks": ([0.24], "leak"),
     "one of four leaks": ([0.24, *[0.05] * 3], "leak"),
 }
 
@@ -99,7 +97,13 @@ def test_what_finds_less_than_the_baseline_counts_as_nothing_and_the_worst_attac
     assert sizes[0] == sizes[1] == sizes[2]
 
 
-@pytest.mark.parametrize(("members", "others"), [(300, 300), (1000, 1000), (200, 2000), (2000, 200)])
+@pytest.mark.parametrize(
+    ("members", "others"),
+    [
+        (300, 300),
+        (2000, 200),
+    ],
+)
 def test_the_certificate_that_is_said_to_be_possible_is_reached_in_nine_of_ten_audits(members, others):
     best = best_certifiable(LOOSE, members, others)
     assert 0.05 < best < 0.2

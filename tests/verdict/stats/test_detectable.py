@@ -38,9 +38,18 @@ def noise_of(mechanism: Steps, epsilon: float) -> float:
     return mechanism.noise_multiplier * math.exp(high)
 
 
-@pytest.mark.parametrize("how", [{"threshold": 0.0}, {}], ids=["fixed threshold", "chosen threshold"])
-@pytest.mark.parametrize("strength", [1.0, 0.6])
-@pytest.mark.parametrize("mechanism", [FULL, SAMPLED], ids=["full", "sampled"])
+FIXED, CHOSEN = {"threshold": 0.0}, {}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "strength", "how"),
+    [
+        (SAMPLED, 1.0, FIXED),
+        (SAMPLED, 0.6, CHOSEN),
+        pytest.param(FULL, 0.6, FIXED, marks=pytest.mark.slow),
+        pytest.param(FULL, 1.0, CHOSEN, marks=pytest.mark.slow),
+    ],
+)
 def test_what_it_says_would_be_found_is_found_in_95_of_100_audits(mechanism, strength, how):
     said = sorted(audit(mechanism, mechanism.noise_multiplier, strength, i, **how).detectable or 500 for i in range(5))
     claimed, epsilon = Claim(mechanism, DELTA).substitute, said[2]
