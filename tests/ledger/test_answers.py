@@ -22,6 +22,7 @@ def test_the_same_question_costs_nothing_the_second_time(make):
     assert first.charge.digest == hashlib.sha256(json.dumps({"score": 0.25}).encode()).hexdigest()
     again = ledger.answer("ann", "why?", never, Pure(0.5))
     assert (again.value, again.charge) == ({"score": 0.25}, None)
+    assert first.paid == again.paid == first.charge.id == 1
     assert ledger.spent("ann") == 0.5
     assert ledger.answer("ann", b"why?", lambda: 2, Pure(0.5)).value == 2, "bytes are another question"
     assert ledger.answer("ann", "why?", never, Pure(0.5)).value == {"score": 0.25}, "also with nothing left"

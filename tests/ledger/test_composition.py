@@ -106,6 +106,17 @@ def test_approximate_releases_may_use_all_of_delta():
     assert (sums.rule, sums.spent(Budget(1.0, 1e-6))) == ("basic", 0.5)
 
 
+def test_the_sums_of_one_release_are_its_amounts_and_nothing_else():
+    assert Composition().add(Pure(0.1), Budget(1.0)) == Composition("basic", 0.0, epsilon=10**29, charges=1)
+    after = Composition().add(Approximate(0.2, 1e-7), Budget(1.0, 1e-6))
+    assert after == Composition("basic", 0.0, epsilon=2 * 10**29, delta=10**23, charges=1)
+    order = best_order(gaussian(0.1), 1.0, 0.5e-6)
+    after = Composition().add(gaussian(0.1), Budget(1.0, 1e-6))
+    assert (after.rule, after.order, after.epsilon, after.unbounded, after.charges) == ("renyi", order, 0, 1, 1)
+    at = (order, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
+    assert [units / 10**30 for units in after.loss] == pytest.approx([a * 0.005 for a in at])
+
+
 def test_small_releases_compose_better_than_by_addition():
     _, count = composed([Pure(0.01)] * 2000, Budget(1.0, 1e-6))
     assert 400 < count < 600

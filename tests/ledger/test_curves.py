@@ -19,7 +19,16 @@ from scipy.integrate import quad
 from safexplain.dp import Steps, composed
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
 from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
-from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged
+from safexplain.ledger.composition import (
+    OTHER_ORDERS,
+    Budget,
+    Composition,
+    charged,
+    loss,
+    losses_allowed,
+    renyi_allowed,
+    renyi_epsilon,
+)
 from safexplain.ledger.curves import ORDERS
 from tests.ledger.conftest import gaussian
 
@@ -99,6 +108,42 @@ def test_between_its_orders_a_curve_is_never_below_the_truth(order, sigma):
     exact = Renyi(ORDERS, tuple(a / (2 * sigma**2) for a in ORDERS))
     found = float(exact.divergence(order))
     assert truth * (1 - 1e-12) <= found <= truth * (1.12 if order >= ORDERS[0] else 50)
+
+
+def slow_epsilon(divergence, delta):
+    """Canonne, Kamath and Steinke 2020, Proposition 12, for every order of a fine grid."""
+    return min(
+        divergence(a) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in 1 + np.logspace(-2, 6, 20_000)
+    )
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(0.045, 1e-6), (2.0, 1e-5), (1e-4, 1e-9)])
+def test_a_concentrated_release_implies_the_best_epsilon_of_all_orders(rho, delta):
+    slow = slow_epsilon(lambda order: order * rho, delta)
+    assert slow * (1 - 1e-9) <= Concentrated(rho).epsilon_at(delta) <= slow * (1 + 1e-4)
+    by_its_orders = Renyi(ORDERS, tuple(a * rho for a in ORDERS)).epsilon_at(delta)
+    assert slow * (1 - 1e-9) <= by_its_orders <= slow * (1.2 if rho > 1e-3 else 30)
+
+
+@pytest.mark.parametrize(("order", "epsilon", "delta"), [(1.5, 3.0, 1e-3), (10.0, 1.0, 5e-7), (65.0, 0.5, 1e-9)])
+def test_the_divergence_that_is_allowed_implies_just_the_budget(order, epsilon, delta):
+    allowed = renyi_allowed(order, epsilon, delta)
+    assert slow_epsilon(lambda a: allowed if a >= order else math.inf, delta) <= epsilon + 1e-9
+    assert allowed + math.log1p(-1 / order) - math.log(delta * order) / (order - 1) == pytest.approx(epsilon)
+    if allowed > 0:
+        assert renyi_epsilon(order, allowed, delta) == pytest.approx(epsilon)
+    limits = losses_allowed("renyi", order, epsilon, 2 * delta)
+    shares = ((order, delta), *((other, delta / 16) for other in OTHER_ORDERS))
+    expected = [renyi_allowed(at, epsilon, part) for at, part in shares]
+    assert [loss(units) for units in limits if units >= 0] == pytest.approx([x for x in expected if x > 0], rel=1e-8)
+    assert [units for units in limits if units < 0] == [-1] * sum(x <= 0 for x in expected)
+
+
+def test_a_curve_between_two_orders_is_the_straight_line_of_order_less_one_times_divergence():
+    curve = Renyi((2.0, 4.0, 9.0), (0.3, 0.5, 0.6))
+    found = curve.divergence(np.array([1.5, 2.0, 3.0, 4.0, 8.0, 9.0]))
+    assert found == pytest.approx([0.3, 0.3, (0.3 + 1.5) / 2 / 2, 0.5, (1.5 + (4.8 - 1.5) * 0.8) / 7, 0.6])
+    assert curve.divergence(9.5) == math.inf
 
 
 def test_beyond_its_orders_a_curve_promises_nothing_and_every_accounts_orders_are_in():

@@ -76,6 +76,7 @@ def test_no_charge_is_lost_in_rounding():
 def test_nothing_above_0_counts_as_0_and_nothing_is_too_large_to_count():
     assert [charged(value) for value in (0.0, 5e-324, 1e-31, 1e-30)] == [0, 1, 1, 1]
     assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, NEVER, NEVER]
+    assert charged_loss(0.5) / AMOUNT == pytest.approx(0.5 * (1 + 1e-9), rel=1e-15), "rounded up"
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,23 @@ def test_a_sketch_keeps_distances_and_not_the_input(d, sketch):
     np.testing.assert_array_equal(again.sketch(x), found)
 
 
+def test_the_threshold_is_the_quantile_of_distances_to_the_nearest_other_row_in_floored_units():
+    """Features that vary less than the upper quartile of all deviations are divided by that."""
+    units = np.array([1.0, 2.0, 4.0, 8.0, 0.0])
+    public = rows(101, d=5, seed=1) * units
+    like = Likeness.of(public, 0.2, seed="ledger")
+    deviation = public.astype(np.float64).std(0)
+    floor = np.sort(deviation[:4])[2]
+    assert like.scale == pytest.approx([1 / floor, 1 / floor, 1 / floor, 1 / deviation[3], 0.0])
+    directions = like.project(np.eye(5))
+    np.testing.assert_allclose(directions.T @ directions, np.eye(2) * 5 / 2, atol=1e-9)
+    middle = (np.clip(public, public.min(0), public.max(0)) - public.mean(0)) * like.scale
+    np.testing.assert_allclose(like.sketch(public), middle @ directions, atol=1e-5)
+    apart = np.linalg.norm(like.sketch(public)[:, None] - like.sketch(public)[None], axis=2)
+    np.fill_diagonal(apart, np.inf)
+    assert (like.threshold, like.rows) == (pytest.approx(np.quantile(apart.min(0), 0.2), rel=1e-4), 101)
+
+
 def test_duplicates_among_public_rows_do_not_make_everything_new():
     public = np.repeat(rows(100, seed=1), 5, axis=0)
     assert Likeness.of(public, 0.01).threshold == Likeness.of(rows(100, seed=1), 0.01).threshold > 0

@@ -256,7 +256,22 @@ def test_of_the_bytes_on_their_way_one_client_has_a_share(service, monkeypatch):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("shape", [(64,), (3, 8, 8), None])
+def test_a_body_holds_the_numbers_and_lists_of_its_rows_and_a_thousand_marks_more():
+    image = Bounds.of((3, 8, 8), 64)
+    assert image == Bounds(64, 64 * 192, 64 * (1 + 3 + 24))
+    assert image.size == (64 * 192 + 64 * 28) * 40 + 16_000
+    assert Bounds.of(None, 64) == Bounds(64, 1 << 23, 1 << 17)
+    assert Bounds.of(None, 64).size == 32 << 20
+    few = Bounds.of((2,), 3)
+    for mark, most in ((b",", 1006), (b"[", 1003), (b"{", 1000)):
+        body = b'"%s"' % (mark * most)
+        assert len(few.load(body)) == most
+        with pytest.raises(RequestError, match="at most 3 rows of 2 numbers") as caught:
+            few.load(body[:-1] + mark + b'"')
+        assert caught.value.status == 413
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), None])
 def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
     bounds = Bounds.of(shape, 64)
     rows = np.full((64, *(shape or (3, 8, 8))), -1.2345678901234567e-308).tolist()

@@ -91,6 +91,15 @@ def test_no_attack_on_a_subsampled_mechanism_is_above(steps: int, noise: float, 
         assert tpr >= 0.9 * float(bound(fpr)) - error, "the bound would say nothing if it were far above"
 
 
+def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
+    assert float(tpr_bound(0.01, 1.0, 1e-3)) == pytest.approx(math.e * 0.01 + 1e-3)
+    assert float(tpr_bound(0.6, 1.0, 1e-3)) == pytest.approx(1 - (1 - 1e-3 - 0.6) / math.e)
+    found = Implied.of(stated(1.738, 0.1, 300), 0.01)
+    assert found is not None
+    assert (found.epsilon, found.tpr, found.auc) == pytest.approx((5.0762, 0.10792, 0.77447), rel=1e-3)
+    assert found.by_epsilon == pytest.approx(1 - math.exp(-found.epsilon) * (1 - 1e-5 - 0.01))
+
+
 def test_the_curve_is_never_looser_than_the_stated_pair_and_much_tighter_at_low_rates() -> None:
     found = Implied.of(stated(1.738, 0.1, 300), 0.01)
     assert found is not None

@@ -179,6 +179,8 @@ def test_the_interval_of_a_mean_covers_it_and_a_narrower_one_does_not() -> None:
     assert 0.93 < covered < 0.97
     assert half < 0.75
     assert Estimate.of_mean([0.3]) == Estimate(0.3, -1, 1)
+    assert str(Estimate.of_mean(np.linspace(-0.5, 0.9, 15))) == "0.200 [-0.048, 0.448]"  # +- 2.145 * .4472 / 15^.5
+    assert str(Estimate.of_share(180, 200)) == "0.900 [0.850, 0.938]"
     for bad in ([], [np.nan]):
         with pytest.raises(InputError):
             Estimate.of_mean(bad)

@@ -74,6 +74,20 @@ def test_weaker_canaries_and_fewer_runs_would_find_only_larger_leaks():
     assert found(0, 8) is None, "so few runs cannot show more than is claimed"
 
 
+def test_what_would_be_found_is_the_number_that_was_simulated():
+    """One for each way to bound: a family of mechanisms, a Gaussian one, none, and the smaller epsilon of records."""
+    of_records = promise_of(4.0, DELTA, FULL, "add_remove")
+    full, alone = promise_of(10.0, DELTA, FULL, "substitute"), promise_of(1.0, DELTA, None, "substitute")
+    sampled = promise_of(Claim(SAMPLED, DELTA).substitute, DELTA, SAMPLED, "substitute")
+    found = [
+        detectable(ErrorCounts(185, 1000, 185, 1000), "gdp", full, fixed=False),
+        detectable(ErrorCounts(185, 1000, 185, 1000), "pld", of_records, fixed=True),
+        detectable(ErrorCounts(100, 1000, 120, 1000), "pld", sampled, fixed=True),
+        detectable(ErrorCounts(20, 1000, 300, 1000), "clopper-pearson", alone, fixed=True),
+    ]
+    assert found == pytest.approx([14.567, 4.3864, 7.4040, 1.00185], rel=2e-3)
+
+
 def test_the_probability_of_refuting_is_that_of_simulated_errors():
     promise = promise_of(1.0, DELTA, FULL, "substitute")
     errors = ErrorCounts(0, 300, 0, 500)

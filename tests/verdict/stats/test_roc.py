@@ -207,6 +207,13 @@ def test_the_auc_interval_holds_the_auc_and_stays_in_0_to_1(case):
     assert low < high
 
 
+def test_the_auc_interval_is_the_one_whose_coverage_was_measured():
+    rng, member = np.random.default_rng(0), np.arange(60) < 25
+    curve = roc(rng.normal(size=60) + member, member)
+    assert auc_interval(curve) == pytest.approx((0.5747846447214546, 0.8350247236411493))
+    assert auc_interval(curve, 0.8) == pytest.approx((0.6294586029479506, 0.8010979089120992))
+
+
 def test_a_perfect_score_does_not_make_a_certain_auc():
     low, high = auc_interval(roc(np.arange(60.0), np.arange(60) >= 30))
     assert (low, high) == (pytest.approx(0.9), 1)
