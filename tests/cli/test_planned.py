@@ -131,6 +131,7 @@ def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(case: Path)
     assert (case / "whole" / "certificate.json").exists()
 
 
+@pytest.mark.slow
 def test_a_screen_says_whether_a_leak_is_likely_and_ends_with_the_command_of_the_audit(case: Path) -> None:
     code, out, err = run(case, "--quick", "--run-dir", "quick")
     assert (code, "examples scored" in err) == (3, False)
