@@ -208,6 +208,7 @@ def test_a_ledger_keeps_its_budgets(make):
     assert (again.account("ann").epsilon, again.account("ann").delta, again.account("ann").period) == (1.0, 1e-6, "day")
     assert (again.total().epsilon, again.total().delta) == (10.0, 1e-6)
     make(epsilon=1.0, delta=1e-6, period="day", total_epsilon=10.0, total_delta=1e-6)
+    assert again._storage.timeout == 10.0, "seconds, unless others are named"
     for other in ({"epsilon": 2.0}, {"delta": 0.0}, {"period": "week"}, {"total_epsilon": 11.0}):
         with pytest.raises(ConfigurationError, match="safexplain ledger grant"):
             make(**other)

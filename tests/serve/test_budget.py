@@ -92,6 +92,10 @@ def test_near_duplicates_are_looks_by_period_and_over_all_time():
     assert "eve" not in ledger.counts()
 
 
+def test_unless_more_is_allowed_a_client_asks_a_thousand_questions_a_day_and_five_about_one_map():
+    assert Limits() == Limits(questions=1000, looks=5, period="day", quantile=0.01)
+
+
 def test_without_public_rows_only_exact_questions_are_counted_and_readiness_says_so():
     budget = Budget(Questions(None), Limits(looks=1))
     assert granted(budget, "ann", rows(1) + 1e-6 * rows(30, seed=2)) == 30

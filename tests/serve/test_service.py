@@ -7,6 +7,7 @@ import logging
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -29,7 +30,9 @@ from safexplain.errors import (
 )
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading import load_model
-from safexplain.serve import Limits, Service, app
+from safexplain.serve import Limits, Service, app, protocol
+from safexplain.serve import service as service_module
+from safexplain.serve.loading import Options, Remembered
 from safexplain.serve.questions import Questions
 from safexplain.serve.service import SETTINGS
 from safexplain.verdict.certificate.read import load_certificate
@@ -171,6 +174,22 @@ def test_noise_needs_a_strong_key(noisy, monkeypatch, tmp_path):
         c = three.explain(noisy.rows[2:4], client="c")
     assert np.array_equal(a.explanation, b.explanation), "every replica and every client meets the same noise"
     assert np.array_equal(a.explanation[2:], c.explanation)
+
+
+def test_a_service_has_the_limits_that_its_documentation_names(made):
+    text = " ".join((Path(__file__).parents[2] / "docs" / "serving.md").read_text().split())
+    for said, number in (
+        ("more than 64 rows", Options(made.model).most_rows == 64),
+        ("64 MiB of requests at a time", protocol.IN_FLIGHT == 64 * 2**20),
+        ("256 MiB of answers", service_module.MOST_REMEMBERED == 256 * 2**20),
+    ):
+        assert (said in text, number) == (True, True), said
+    options = Options(made.model)
+    assert (options.batch_rows, options.timeout, options.watch, options.name) == (32, 60.0, 0.0, "model")
+    assert (protocol.AT_ONCE, protocol.AT_ONCE_EACH, protocol.BODY_SECONDS) == (128, 32, 30.0)
+    assert Remembered(1, np.zeros((3, 4), np.float32)).size == 548
+    assert Remembered(1, {"a": [1]}).size == 510
+    assert Remembered(1, None).size == 500
 
 
 def test_an_unsigned_certificate_is_refused_where_a_public_key_is_given(made, tmp_path):
@@ -525,6 +544,10 @@ def test_a_file_of_public_rows_needs_no_labels(made, tmp_path):
     np.savez(tmp_path / "rows.npz", x=made.public)
     with Service.load(made.model, made.certificate, public=tmp_path / "rows.npz") as service:
         assert service.ready()["budget"]["near_duplicates"] == "recognised"
+        assert (made.public.min(), made.public.max()) == (0, 1)
+        assert service.now.range == (-1.0, 2.0), "wider by its own width on either side"
+        with pytest.raises(RequestError, match="from -1 to 2"):
+            service.explain(made.rows[:1] + 1.5, client="a")
     np.savez(tmp_path / "none.npz", z=made.public)
     with pytest.raises(InputError, match="no array x"):
         Service.load(made.model, made.certificate, public=tmp_path / "none.npz")
