@@ -197,10 +197,24 @@ def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them
         ("JointLikelihoodRatio", "class_l1", "joint likelihood ratio of the L1 norms of several classes"),
         ("JointLikelihoodRatio", "l1+prediction", "joint likelihood ratio of the L1 norm and prediction"),
         ("PredictionPatience", "prediction@4", "best prediction attack on the prediction, 4 queries"),
+        ("RMIA", "loss", "RMIA on the loss"),
+        ("Stacked", "l1@5", "stacked attacks on the L1 norm, 5 queries"),
     ],
 )
 def test_attacks_on_predictions_have_names_that_read_well(name, signal, says):
     assert words.title(name, signal) == says
+
+
+def test_figures_are_rounded_and_counted_as_people_write_them():
+    share, difference = words.Figure(0.1234, 0.1, 0.2), words.Figure(0.012, -0.001, 0.025, signed=True)
+    assert (share.text, share.interval) == ("12.3%", "10.0%-20.0%")
+    assert (difference.text, difference.interval) == ("+1.2", "-0.1 to +2.5")
+    assert (words.percent(0.12345, 3), words.points(0.012345, 2)) == ("12.3%", "+1.2")
+    assert [words.times(level) for level in (1, 2, 1200)] == ["once", "2 times", "1,200 times"]
+    assert [words.count(n, "model") for n in (0, 1, 3000)] == ["0 models", "1 model", "3,000 models"]
+    kept = "Stacked attacks · L1 norm and share of queries that kept the label"
+    assert words.attack_name("Stacked", "l1@5+kept@5", 5) == kept
+    assert words.attack_name("Stacked", "l1@50", 5) == "Stacked attacks · L1 norm, 50 queries"
 
 
 def test_an_attack_on_the_loss_is_judged_only_where_the_prediction_is_released_and_named_where_not():
