@@ -136,17 +136,6 @@ def test_at_every_level_labels_what_is_added_and_both_stand_side_by_side(cli: Cl
     assert ("LabelPatience", "label", False) in judged
 
 
-def test_a_suite_that_leaves_attacks_out_never_certifies(cli: Cli, tmp_path: Path) -> None:
-    for shift in (0.0, 3.0):
-        path = synthetic(tmp_path / "signals.npz", shift=shift)
-        for attacks in ("Threshold", "Threshold,RMIA"):
-            command = ("attack", path, "--policy", tmp_path / "small.toml", "--attacks", attacks, "--json")
-            code, out, _ = cli(*command)
-            content = json.loads(out)
-            assert (content["verdict"] != "certified", code != 0) == (True, True)
-            assert "LikelihoodRatio" in content["omitted"]
-
-
 def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_weaker_attacker(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -292,11 +281,7 @@ def test_an_exported_model_is_audited_natively_and_hardened(cli: Cli, tmp_path: 
     assert "key" not in json.dumps(certificate["predicate"]["hardening"])
     assert (run / "report.html").stat().st_size > 10_000
     again = cli("attack", run / "signals.npz", "--seed", 3, "--quiet")
-    assert again[0] == code  # the same configuration: the same use
-    other = ("--explainer", "Saliency", "--hardening", '{"noise": {"kind": "GaussianNoise", "std": 1.0}}', "--seed", 3)
-    second = json.loads(cli(*command, *other, "--run-dir", tmp_path / "second", "--json")[1])
-    assert second["uses"] == 2
-    assert second["verdict"] != "certified"
+    assert again[0] == code  # the same configuration: the same use (another one: tests/verdict/test_claims.py)
 
 
 def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, tmp_path: Path) -> None:
@@ -331,10 +316,8 @@ BAD = {
                                   "--references", "0"], "steps"),
     "broken hardening": (["audit", "model.pt2", "--data", "data.npz", "--hardening", '{"clip": 3}'], "clip"),
     "CUDA that is not there": (["audit", "model.pt2", "--data", "data.npz", "--device", "cuda:77"], "CUDA"),
-    "unknown device": (["audit", "model.pt2", "--data", "data.npz", "--device", "abacus"], "abacus"),
     "too few references": (["audit", "model.pt2", "--data", "data.npz", "--references", "1"], "at least 2"),
     "policy below chance": (["audit", "model.pt2", "--data", "data.npz", "--max-tpr", "0.001"], "guessing"),
-    "signals that are no npz": (["attack", "recipe.toml"], "recipe.toml"),
 }  # fmt: skip
 
 
@@ -360,13 +343,6 @@ def test_a_used_run_directory_needs_resume(cli: Cli, tmp_path: Path) -> None:
 def test_bad_input_leaves_no_run_directory(cli: Cli, tmp_path: Path) -> None:
     cli("audit", "nope.pt", "--data", "data.npz", "--run-dir", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_version_and_help(cli: Cli) -> None:
-    assert cli("--version")[1].startswith("safexplain ")
-    code, out, _ = cli("audit", "--help")
-    assert code == 0
-    assert "--hardening" in out
 
 
 @pytest.fixture(scope="module")
@@ -474,6 +450,7 @@ def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_audit_keeps_what_was_trained_and_says_how_to_resume(
     case: Path, tmp_path: Path, sent: signal.Signals, code: int
@@ -504,6 +481,7 @@ def test_an_interrupted_audit_keeps_what_was_trained_and_says_how_to_resume(
     assert kept.items() <= after.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["demo"], ["canaries", "--preset", "logit-768"]], ids=lambda c: c[0])
 def test_every_long_command_that_is_terminated_says_so(tmp_path: Path, command: list[str]) -> None:
     run = tmp_path / "run"
@@ -543,6 +521,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path:
 # --- demo -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_demo_writes_all_files_and_says_its_verdict(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_the
     assert "has no hyper-parameter epochs; expected among" in " ".join(error.split())
 
 
-@pytest.mark.parametrize("kind", ["forest", "linear"])
+@pytest.mark.parametrize("kind", [pytest.param("forest", marks=pytest.mark.slow), "linear"])
 def test_a_pipeline_with_text_columns_is_read_by_default(kind: str, case: Path, cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("shap")
     frame = pd.read_csv(case / "data.csv")

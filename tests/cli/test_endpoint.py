@@ -169,6 +169,7 @@ def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
         Service.load(case / "m.pt2", path, uncertified=True)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_asks_nothing_twice(
     cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
 ) -> None:
@@ -234,7 +235,6 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     [
         (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
         (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got none"),
-        (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "expected --endpoint URL, got none"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),

@@ -109,18 +109,13 @@ def test_an_interrupted_plan_has_nothing_to_take_up(cli: Cli, case: Path, monkey
     assert files(case) == before
 
 
-def run(case: Path, *arguments: object, data: str = "data.npz", recipe: str = "recipe.toml") -> tuple[int, str, str]:
-    """A real run, as a user's: (exit code, standard output, standard error)."""
-    words = ["audit", "state.pt", "--arch", "plan_arch:build", "--data", data, "--recipe", recipe, *ASKED[8:]]
-    done = subprocess.run(
-        [sys.executable, "-m", "safexplain", *words, *map(str, arguments)],
-        cwd=case, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+def with_files(data: str = "data.npz", recipe: str = "recipe.toml") -> tuple[str, ...]:
+    """The audit with other data, or another recipe."""
+    return ("audit", "state.pt", "--arch", "plan_arch:build", "--data", data, "--recipe", recipe, *ASKED[8:])
 
 
-def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(case: Path) -> None:
-    code, out, err = run(case, "--scored", 200, "--references", 4, "--json", "--run-dir", "whole")
+def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(cli: Cli, case: Path) -> None:
+    code, out, err = cli(*ASKED, "--scored", 200, "--references", 4, "--json", "--run-dir", "whole")
     assert code in (0, 1, 3)
     first, second, *_ = err.splitlines()
     assert first.startswith("200 of 500 examples scored, 4 references, 1 and 20 queries, about ")
@@ -131,8 +126,13 @@ def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(case: Path)
     assert (case / "whole" / "certificate.json").exists()
 
 
+@pytest.mark.slow
 def test_a_screen_says_whether_a_leak_is_likely_and_ends_with_the_command_of_the_audit(case: Path) -> None:
-    code, out, err = run(case, "--quick", "--run-dir", "quick")
+    done = subprocess.run(
+        [sys.executable, "-m", "safexplain", *ASKED, "--quick", "--run-dir", "quick"],
+        cwd=case, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    code, out, err = done.returncode, done.stdout, done.stderr
     assert (code, "examples scored" in err) == (3, False)
     likely = r"A leak is likely: \d+ to \d+ % of members found at 10 % false positives, from the "
     unseen = r"None seen by a weak attack, which finds \d+ to \d+ % of members at 10 % false positives"
@@ -169,21 +169,22 @@ def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
     assert short["options"].quick
 
 
-def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(case: Path) -> None:
+def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(cli: Cli, case: Path) -> None:
     with np.load(case / "data.npz") as data:
         x, member = data["x"].copy(), data["member"]
         x[np.flatnonzero(~member)[:3]] = x[np.flatnonzero(member)[:3]]
         np.savez(case / "copies.npz", x=x, y=data["y"], member=member)
-    code, _, err = run(case, "--references", 0, data="copies.npz")
+    audit = (*with_files(data="copies.npz"), "--references", 0)
+    code, _, err = cli(*audit)
     assert (code, "--drop-copies" in err) == (2, True)
-    code, out, _ = run(case, "--references", 0, "--drop-copies", "--json", data="copies.npz")
+    code, out, _ = cli(*audit, "--drop-copies", "--json")
     assert code == 3
     assert "3 members and 3 non-members that are exact copies of each other were left out." in json.loads(out)["notes"]
 
 
-def test_references_that_would_train_on_too_few_rows_are_refused_at_once(case: Path) -> None:
+def test_references_that_would_train_on_too_few_rows_are_refused_at_once(cli: Cli, case: Path) -> None:
     (case / "larger.toml").write_text(f"examples = 3000\n{RECIPE.to_toml()}")
-    code, out, err = run(case, "--run-dir", "refused", recipe="larger.toml")
+    code, out, err = cli(*with_files(recipe="larger.toml"), "--run-dir", "refused")
     assert (code, out) == (2, "")
     assert "trained on 3,000 rows, and reference models would train on 250 only" in err
     assert not (case / "refused").exists()

@@ -69,6 +69,7 @@ def serving(folder: Path, *options: str):
                 process.kill()
 
 
+@pytest.mark.slow
 def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder, tmp_path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     options = (
@@ -97,6 +98,7 @@ def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder
     assert [line["status"] for line in lines] == [200, 429]
 
 
+@pytest.mark.slow
 def test_near_duplicates_are_turned_away_where_the_certificate_judged_one_query_an_input(folder, tmp_path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     options = ("--ledger", url, "--public-data", "public.npz")

@@ -140,9 +140,7 @@ def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_d
         ((*POOL[:2], "--recipe", "zero.toml"), 'trainable: expected "head", "all", "lora", or a number of blocks'),
         ((*POOL[:2], "--recipe", "two.toml"), "below its head (1), got 2"),
         ((*POOL[:2], "--recipe", "wrong.toml"), "wrong.toml: pretraining: unknown ['speed']"),
-        ((*POOL[:2], "--recipe", "flat.toml"), "flat.toml: pretraining must be a table"),
         ((*POOL, "--references", "1"), "references: expected 0 or at least 2"),
-        (("--pretraining-pool", "none.npz"), "none.npz"),
     ],
 )
 def test_options_that_do_not_go_together_stop_before_anything_is_made(

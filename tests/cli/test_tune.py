@@ -146,11 +146,8 @@ def test_a_finished_search_is_taken_up_without_another_trial(
 
 BAD = {
     "no trials": ((*COMMAND, "--trials", 0), "trials"),
-    "missing model": (("tune", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
-    "no data": (("tune", "model.pt2"), "--data"),
     "too few references": ((*COMMAND[:-1], 2), "at least 4"),
     "resume of nothing": ((*COMMAND, "--resume"), "--run-dir"),
-    "public data that is not there": ((*COMMAND, "--public", "nope.npz"), "nope.npz"),
     "public data that is not public": ((*COMMAND, "--public", "data.npz"), "300 of 300"),
     "an option of audit": ((*COMMAND, "--hardening", "none"), "hardening"),
 }

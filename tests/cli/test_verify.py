@@ -197,16 +197,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "with another note": (with_another_note, "checksum"),
     "of an older version": (of_an_older_version, "explanation-audit:v2' (audit again with this version)"),
     "truncated": (truncated, "cannot be read as JSON"),
-    "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "cannot be read as JSON"),
     "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the certificate's file"),
     "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
     "of a leak": (
         lambda f: certificate(f / "certificate.json", f / "model.pt", audited(LEAK)),
         "the verdict is leak. Leak proven",
-    ),
-    "of nothing": (
-        lambda f: certificate(f / "certificate.json", f / "model.pt", audited(references=0)),
-        "the verdict is inconclusive",
     ),
     "with a hardening that is none": (
         lambda f: certificate(
@@ -255,13 +250,9 @@ def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Pat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("verify",),
         ("verify", "certificate.json"),
         ("verify", "certificate.json", "--model", "nope.pt"),
-        ("verify", "certificate.json", "--model", "."),
         ("verify", "nope.json", "--model", "model.pt"),
-        ("verify", "certificate.json", "--model", "model.pt", "--frobnicate"),
-        ("sign", "certificate.json"),
         ("sign", "certificate.json", "--key", "nope.pem"),
     ],
 )
@@ -437,7 +428,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-@pytest.mark.parametrize("file", ["model.pt2", "state.pt"])
+@pytest.mark.parametrize("file", ["model.pt2", pytest.param("state.pt", marks=pytest.mark.slow)])
 def test_what_was_audited_is_verified_and_served(
     folder: Path, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

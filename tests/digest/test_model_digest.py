@@ -55,14 +55,10 @@ def by_default(x, model=NET):
 @pytest.mark.parametrize(
     "forward",
     [
-        NET,
         NET.forward,
-        NET.__call__,
-        functools.partial(NET),
         functools.partial(lambda model, x: model(x), NET),
         by_global,
         by_default,
-        Service(NET),
         Service(NET).predict,
         Slotted(NET),
         (lambda model: lambda x: model(x).softmax(1))(NET),

@@ -318,19 +318,26 @@ def noted(model, path):
     return model
 
 
-@pytest.mark.parametrize("pair", DIFFER)
-def test_what_changes_the_model_changes_the_digest(pair):
-    one, other = DIFFER[pair]()
-    assert OPAQUE_DIGEST not in (model_digest(one), model_digest(other))
-    assert model_digest(one) != model_digest(other)
+def digests_of(pairs):
+    """Name of a pair -> the digests of its two models."""
+    found = {}
+    for name, pair in pairs.items():
+        one, other = pair()
+        other = copy.deepcopy(one).to(memory_format=torch.channels_last) if other is None else other
+        found[name] = model_digest(one), model_digest(other)
+    return found
 
 
-@pytest.mark.parametrize("pair", EQUAL)
-def test_what_leaves_the_model_as_it_is_leaves_the_digest(pair):
-    one, other = EQUAL[pair]()
-    other = copy.deepcopy(one).to(memory_format=torch.channels_last) if other is None else other
-    assert OPAQUE_DIGEST not in (model_digest(one), model_digest(other))
-    assert model_digest(one) == model_digest(other)
+def test_what_changes_the_model_changes_the_digest():
+    found = digests_of(DIFFER)
+    assert [name for name, digests in found.items() if OPAQUE_DIGEST in digests] == []
+    assert [name for name, (one, other) in found.items() if one == other] == []
+
+
+def test_what_leaves_the_model_as_it_is_leaves_the_digest():
+    found = digests_of(EQUAL)
+    assert [name for name, digests in found.items() if OPAQUE_DIGEST in digests] == []
+    assert [name for name, (one, other) in found.items() if one != other] == []
 
 
 def test_noise_of_a_probability_is_not_that_of_its_logit():
@@ -356,7 +363,14 @@ class Formula(nn.Module):
         return x.sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize("model", [Formula(), Remote(object().__eq__), Remote(lambda x: x), nn.Sequential(Remote(len))])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Formula(),
+        Remote(object().__eq__),
+        nn.Sequential(Remote(len)),
+    ],
+)
 def test_a_module_in_which_nothing_is_seen_is_refused_with_what_to_do(model):
     with pytest.raises(RefusedError, match=r"model_digest="):
         model_digest(model)
@@ -453,7 +467,7 @@ def test_a_change_of_a_quantised_model_is_seen_too():
     assert model_digest(model) != before
 
 
-@pytest.mark.parametrize("make", [Net, lambda: dynamic(Net()), lambda: static(0), exported, traced_fx])
+@pytest.mark.parametrize("make", [Net, lambda: dynamic(Net()), exported])
 def test_what_is_known_is_not_hashed_again(make, monkeypatch):
     model, calls = make(), []
     hash_once = identity._hash

@@ -76,8 +76,7 @@ def test_no_adaptive_asker_gains_more_than_delta(epsilon, delta, count):
     assert reached >= 0.9 * delta, "the game is rich enough to come near"
 
 
-@pytest.mark.parametrize("worth", [0, 4])
-@pytest.mark.parametrize(("epsilon", "delta", "count"), [(1.0, 0.05, 6), (3.0, 0.05, 9)])
+@pytest.mark.parametrize(("worth", "epsilon", "delta", "count"), [(0, 1.0, 0.05, 6), (4, 3.0, 0.05, 9)])
 def test_trainings_chosen_adaptively_gain_no_more_than_delta_either(monkeypatch, worth, epsilon, delta, count):
     """Whatever they count as, and whenever they make an account change its rule."""
     monkeypatch.setattr("safexplain.ledger.composition.WORTH", worth)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,33 +20,15 @@ def path(sqlite_url):
     return Path(sqlite_url.removeprefix("sqlite:///"))
 
 
-@pytest.mark.parametrize(
-    "url", ["", "ledger.db", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://x.db", "mysql://x/y", "://"]
-)
+@pytest.mark.parametrize("url", ["ledger.db", "sqlite:///", "sqlite:///:memory:", "sqlite://x.db", "mysql://x/y"])
 def test_other_urls_are_refused(url):
     with pytest.raises(ConfigurationError, match="url: expected"):
         Ledger(url, epsilon=1.0)
 
 
-def test_a_relative_path_is_meant_from_where_the_ledger_was_opened(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Ledger("sqlite:///here.db", epsilon=1.0) as ledger:
-        monkeypatch.chdir("/")
-        ledger.charge("ann", epsilon=0.5)
-    assert (tmp_path / "here.db").exists()
-    with Ledger(f"sqlite:///{tmp_path}/here.db") as ledger:
-        assert ledger.spent("ann") == 0.5
-
-
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(InputError, match=f"there is no folder {tmp_path}/no/such"):
         Ledger(f"sqlite:///{tmp_path}/no/such/ledger.db", epsilon=1.0)
-
-
-def test_a_ledger_that_does_not_exist_is_not_made_without_a_budget(path, sqlite_url):
-    with pytest.raises(ConfigurationError, match="needs a budget"):
-        Ledger(sqlite_url)
-    assert not path.exists()
 
 
 def test_a_folder_is_no_ledger(tmp_path):
@@ -81,29 +62,6 @@ def test_a_damaged_file_is_an_error(path, sqlite_url):
     path.write_bytes(content)
     with pytest.raises(LedgerError, match=r"malformed.* restore it from a backup"):
         Ledger(sqlite_url).charge("ann", epsilon=0.1)
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        ("UPDATE ledger_accounts SET epsilon = 'many'", "account of .* is damaged"),
-        ("DELETE FROM ledger_accounts WHERE principal = ''", "no account of the total"),
-    ],
-)
-def test_damaged_accounts_are_an_error(sqlite_url, damage, says):
-    with Ledger(sqlite_url, epsilon=1.0) as ledger:
-        with ledger._storage.transaction() as execute:
-            execute(damage, ())
-        with pytest.raises(LedgerError, match=says):
-            ledger.charge("ann", epsilon=0.1)
-
-
-def test_damaged_settings_are_an_error(sqlite_url):
-    with Ledger(sqlite_url, epsilon=1.0) as ledger:
-        with ledger._storage.transaction() as execute:
-            execute("UPDATE ledger_settings SET value = '-1' WHERE name = 'epsilon'", ())
-        with pytest.raises(LedgerError, match="settings are damaged"):
-            Ledger(sqlite_url)
 
 
 def test_a_read_only_ledger_can_be_read_and_says_so(sqlite_url):
@@ -236,7 +194,7 @@ def test_a_ledger_of_0_2_that_counted_questions_alone_takes_a_budget_later(of_0_
     assert Ledger(sqlite_url, epsilon=1.0, delta=1e-5, adjacency="add_remove").adjacency == "add_remove"
 
 
-@pytest.mark.parametrize("stated", [None, "substitute", "add_remove"])
+@pytest.mark.parametrize("stated", [None, "add_remove"])
 def test_a_ledger_that_0_2_left_without_an_adjacency_is_told_it_once(of_0_2, sqlite_url, stated):
     with sqlite3.connect(of_0_2) as database:
         database.execute("UPDATE ledger_settings SET value = 'null' WHERE name = 'adjacency'")
@@ -264,10 +222,3 @@ def test_a_ledger_of_another_version_is_left_alone(sqlite_url, version):
         said = "a newer safexplain: its tables" if version > VERSION else "before 0.2: its tables"
         with pytest.raises(LedgerError, match=said):
             Ledger(sqlite_url)
-
-
-def test_no_torch_is_needed(sqlite_url):
-    """The modules of the ledger import none; `safexplain` itself does."""
-    used = {name for name, module in sys.modules.items() if name.startswith("safexplain.ledger")}
-    assert used
-    assert not any(hasattr(sys.modules[name], "torch") for name in used)

@@ -106,6 +106,16 @@ def test_two_ledgers_made_at_once_are_one(postgres_url):
         assert ledger.spent("ann") == 0.5
 
 
+def test_how_long_a_server_may_say_nothing_follows_from_the_timeout():
+    from safexplain.ledger.storage.postgres import _patience
+
+    said = {"keepalives_interval": 2, "keepalives_count": 3}
+    for timeout, wait in ((4.0, (4, 4000, 4)), (0.2, (1, 1000, 1)), (2.6, (3, 2600, 3))):
+        connect, user, idle = wait
+        expected = {"connect_timeout": connect, "tcp_user_timeout": user, "keepalives_idle": idle, **said}
+        assert _patience("postgresql://localhost/x", timeout) == expected
+
+
 def test_a_server_that_vanished_is_noticed_by_the_connection(postgres_url):
     with Ledger(postgres_url, epsilon=3.0, timeout=4.0) as ledger:
         ledger.charge("ann", epsilon=1.0)

@@ -16,6 +16,7 @@ import pytest
 from safexplain.errors import LedgerError
 from safexplain.ledger import BudgetExhausted, Ledger, Pure
 from safexplain.ledger.accounts import Entry
+from tests.ledger.conftest import in_each_database
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")  # starts in no time, and is the harder case
@@ -58,6 +59,7 @@ def start(work, count, url, *arguments):
     return started
 
 
+@in_each_database
 def test_processes_together_never_overspend(url):
     Ledger(url, epsilon=5.0).close()
     started = start(charge_until_refused, 3, url)
@@ -70,6 +72,7 @@ def test_processes_together_never_overspend(url):
     assert min(done) > 0, f"somebody starved: {done}"
 
 
+@in_each_database
 def test_an_account_that_another_is_just_opening_is_seen(url):
     """What a writer waited for is what it decides on, also where there was no row when it began to wait."""
     with Ledger(url, epsilon=1.0) as ledger, Ledger(url) as other:
@@ -92,6 +95,7 @@ def test_an_account_that_another_is_just_opening_is_seen(url):
         assert ledger.verify() == 1
 
 
+@in_each_database
 def test_threads_together_never_overspend(url):
     ledger, done = Ledger(url, epsilon=2.0, total_epsilon=3.0), []
 
@@ -149,6 +153,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(sqlite_url):
 
 
 @pytest.mark.slow
+@in_each_database
 def test_nothing_acknowledged_is_lost_to_kill_9_again_and_again(url):
     kill_repeatedly(url, rounds=20)
 
@@ -161,6 +166,7 @@ def die_inside_a_transaction(url, pipe, begin):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@in_each_database
 def test_a_writer_killed_inside_a_transaction_leaves_nothing_and_blocks_nobody(url):
     with Ledger(url, epsilon=1.0, timeout=5.0) as ledger:
         ledger.charge("ann", epsilon=0.25)
@@ -177,6 +183,7 @@ def in_child(ledger, pipe):
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@in_each_database
 def test_a_ledger_goes_with_its_process(url, method):
     """Forked with an open connection, or pickled."""
     context = multiprocessing.get_context(method)
@@ -193,6 +200,7 @@ def test_a_ledger_goes_with_its_process(url, method):
         assert ledger.verify() == 3
 
 
+@in_each_database
 def test_a_fork_while_another_thread_writes_does_not_hang(url):
     with Ledger(url, epsilon=1e6) as ledger:
         stop = threading.Event()
@@ -216,13 +224,7 @@ def test_a_fork_while_another_thread_writes_does_not_hang(url):
         assert ledger.verify() == ledger.account("ann").charges
 
 
-def test_a_pickled_ledger_keeps_its_options(sqlite_url):
-    with Ledger(sqlite_url, epsilon=1.0, timeout=0.25) as ledger, pickle.loads(pickle.dumps(ledger)) as again:
-        again.charge("ann", Pure(0.5))
-        assert ledger.spent("ann") == 0.5
-        assert again._storage.timeout == 0.25
-
-
+@in_each_database
 def test_a_closed_ledger_opens_again_when_used(url):
     ledger = Ledger(url, epsilon=1.0)
     ledger.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -8,27 +9,45 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
-from safexplain.ledger import Approximate, Ledger, Pure
-from safexplain.ledger.composition import AMOUNT, NEVER, ORDERS, budgeted, charged, charged_loss, renyi
-from safexplain.ledger.releases import as_release, from_json, to_json
+from safexplain.ledger import Approximate, Concentrated, Ledger, Pure, Renyi
+from safexplain.ledger.composition import (
+    AMOUNT,
+    NEVER,
+    ORDERS,
+    budgeted,
+    charged,
+    charged_loss,
+    loss,
+    renyi,
+    renyi_epsilon,
+)
+from safexplain.ledger.releases import Training, as_release, from_json, to_json
 from tests.ledger.conftest import gaussian
 
-EVERY = (Pure(0.1), Approximate(0.0, 1e-9), Approximate(2.0, 0.5), gaussian(0.3), Pure(0.2), Pure(0.2))
 
-
-@pytest.mark.parametrize("release", EVERY)
-def test_a_release_survives_being_recorded(release):
-    assert from_json(to_json(release)) == release
+def test_a_release_survives_being_recorded():
+    for release in (
+        Pure(0.1),
+        Approximate(0.0, 1e-9),
+        Concentrated(0.3, 1e-7, "substitute"),
+        Renyi((1.5, 2.0), (0.25, 0.5), 1e-7, "add_remove"),
+        Training(0.5),
+        Training(0.25, 1e-7, mu=0.125, adjacency="zero_out"),
+        Training(0.25, 1e-7, None, (1.5, 2.0), (0.25, 0.5)),
+    ):
+        assert from_json(to_json(release)) == release
+        assert len(str(release)) < 80
+    assert to_json(Pure(np.float64(0.1))) == '{"kind": "pure", "epsilon": 0.1}'
+    assert from_json('{"kind": "gaussian", "mu": 0.3}') == Concentrated(0.045), "as 0.2 wrote it"
+    assert from_json('{"kind": "laplace", "epsilon": 0.3, "steps": 9}') == Pure(0.3)
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "says"),
     [
         (Pure, (0.0,), "Pure epsilon must be at least 1e-12"),
-        (Pure, (-1.0,), "at least"),
         (Pure, (math.inf,), "finite"),
         (Pure, (math.nan,), "finite"),
-        (Pure, ("0.1",), "must be a number"),
         (Pure, (True,), "must be a number"),
         (Approximate, (0.1, 0.0), "delta must be greater than 0"),
         (Approximate, (0.1, 1.0), "less than 1"),
@@ -54,19 +73,9 @@ def test_a_charge_names_exactly_one_release():
         as_release(0.1)
 
 
-def test_gaussian_and_laplace_releases_of_0_2_are_read_as_concentrated_and_pure_ones():
-    assert from_json('{"kind": "gaussian", "mu": 0.3}') == gaussian(0.3)
-    assert from_json('{"kind": "laplace", "epsilon": 0.3, "steps": 9}') == Pure(0.3)
-
-
-def test_a_numpy_number_is_a_number():
-    assert to_json(Pure(np.float64(0.1))) == '{"kind": "pure", "epsilon": 0.1}'
-
-
-@pytest.mark.parametrize("whole", [1.0, 2.0, 0.3, 1 / 3, 100.0, 1e-6])
-def test_equal_parts_fill_a_budget(whole):
-    for parts in (3, 6, 7, 9, 10, 11, 30, 49, 1000):
-        assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts)
+def test_equal_parts_fill_a_budget():
+    for whole, parts in itertools.product((1.0, 2.0, 0.3, 1 / 3, 100.0, 1e-6), (3, 6, 7, 9, 10, 11, 30, 49, 1000)):
+        assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts), (whole, parts)
 
 
 def test_no_charge_is_lost_in_rounding():
@@ -77,20 +86,20 @@ def test_no_charge_is_lost_in_rounding():
 def test_nothing_above_0_counts_as_0_and_nothing_is_too_large_to_count():
     assert [charged(value) for value in (0.0, 5e-324, 1e-31, 1e-30)] == [0, 1, 1, 1]
     assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, NEVER, NEVER]
+    assert [loss(units) for units in (0, 10**30, 10**72 - 1, 10**72)] == [0.0, 1.0, pytest.approx(1e42), math.inf]
+    assert [renyi_epsilon(2.0, divergence, 1e-6) for divergence in (0.0, math.inf)] == [0.0, math.inf]
+    assert charged_loss(0.5) / AMOUNT == pytest.approx(0.5 * (1 + 1e-9), rel=1e-15), "rounded up"
 
 
-@pytest.mark.parametrize("release", [gaussian(1e150), Pure(1e300)])
-def test_a_release_too_large_for_any_budget_is_refused_as_such(tmp_path, release):
-    with Ledger(f"sqlite:///{tmp_path}/ledger.db", epsilon=1.0, delta=1e-6) as ledger, pytest.raises(BudgetExhausted):
+@pytest.mark.parametrize(
+    ("delta", "release"), [(1e-6, gaussian(1e150)), (1e-6, Pure(1e300)), (0.0, Approximate(0.0, 1e-31))]
+)
+def test_what_no_budget_pays_for_is_refused_as_such(sqlite_url, delta, release):
+    with Ledger(sqlite_url, epsilon=1.0, delta=delta) as ledger, pytest.raises(BudgetExhausted):
         ledger.charge("ann", release)
 
 
-def test_a_budget_without_delta_pays_for_no_delta_however_small(tmp_path):
-    with Ledger(f"sqlite:///{tmp_path}/ledger.db", epsilon=1.0) as ledger, pytest.raises(BudgetExhausted):
-        ledger.charge("ann", Approximate(0.0, 1e-31))
-
-
-@pytest.mark.parametrize("epsilon", [0.001, 0.03, 0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [0.001, 0.5, 3.0])
 def test_renyi_divergence_of_gaussian_noise_is_that_of_dp_accounting_and_of_laplace_noise_never_below(epsilon):
     orders = ORDERS[::50]
     oracle = RdpAccountant(list(orders)).compose(GaussianDpEvent(1 / epsilon))._rdp
@@ -99,7 +108,7 @@ def test_renyi_divergence_of_gaussian_noise_is_that_of_dp_accounting_and_of_lapl
     assert np.all(renyi(Pure(epsilon), orders) >= np.minimum(laplace, orders * epsilon**2 / 2) * (1 - 1e-9))
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 5.0])
 def test_renyi_divergence_of_a_pure_release_is_that_of_randomised_response(epsilon):
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     for order in (1.5, 2.0, 8.0, 40.0):

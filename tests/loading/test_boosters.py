@@ -118,8 +118,9 @@ def of_lightgbm(name: str, **fit: Any) -> Any:
 
 
 @pytest.mark.usefixtures("quickly")
-@pytest.mark.parametrize("ending", ["json", "ubj"])
-@pytest.mark.parametrize("name", OF_XGBOOST)
+@pytest.mark.parametrize(
+    ("name", "ending"), [("plain", "ubj"), *((name, ("json", "ubj")[i % 2]) for i, name in enumerate(OF_XGBOOST))]
+)
 def test_what_xgboost_writes_is_read(name: str, ending: str, tmp_path: Path) -> None:
     fitted, path = of_xgboost(name), tmp_path / f"model.{ending}"
     fitted.save_model(path)
@@ -158,7 +159,6 @@ def of_the_model(name: str, value: Any) -> Callable[[Any], None]:
 
 MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {
     "a child far away": a_number("left_children", 10**8),
-    "a child before the first": a_number("left_children", -7),
     "a circle": a_number("left_children", 0),
     "two parents": a_number("left_children", 2),
     "a parent far away": a_number("parents", 10**8),
@@ -166,7 +166,6 @@ MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {
     "a class that there is not": of_the_model("tree_info", [5, 5, 5]),
     "rounds that there are not": of_the_model("iteration_indptr", [0, 1, 10**6, 3]),
     "categories that there are not": a_number("split_type", 1),
-    "classes without trees": lambda learner: learner["learner_model_param"].update(num_class="100000"),
     "fewer features than it uses": lambda learner: learner["learner_model_param"].update(num_feature="1"),
 }
 
@@ -205,10 +204,8 @@ def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
     ("line", "value"),
     [
         *(("left_child", value) for value in (10**8, -(10**8), 0)),
-        *(("split_feature", value) for value in (10**8, -5)),
-        *(("num_leaves", value) for value in (100_000, -1, 2 * 10**9)),
-        *(("num_cat", 100_000), ("decision_type", 1), ("is_linear", 1), ("max_feature_idx", -100)),
-        *(("num_class", 100_000), ("num_tree_per_iteration", 0), ("tree_sizes", 10**8)),
+        *(("split_feature", 10**8), ("split_feature", -5), ("num_leaves", -1), ("num_leaves", 2 * 10**9)),
+        *(("num_cat", 100_000), ("decision_type", 1), ("num_class", 100_000), ("tree_sizes", 10**8)),
     ],
 )
 def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int) -> None:

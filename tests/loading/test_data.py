@@ -107,10 +107,8 @@ def test_eight_bit_images_are_scaled_and_channels_come_second(tmp_path):
     ("shape", "expected"),
     [
         ((12, 6, 5, 3), (12, 3, 6, 5)),
-        ((12, 6, 5, 1), (12, 1, 6, 5)),
         ((12, 3, 6, 5), (12, 3, 6, 5)),
-        ((12, 1, 6, 3), (12, 1, 6, 3)),  # both could be channels: taken to be second already
-        ((12, 3, 6, 1), (12, 3, 6, 1)),
+        ((12, 1, 6, 3), (12, 1, 6, 3)),
         ((12, 4, 6, 5), (12, 4, 6, 5)),
     ],
 )
@@ -126,12 +124,8 @@ def test_eight_bit_images_without_channels_get_one_and_float_images_are_not_scal
     assert grey.x.max() == 1
     floats = load_data(npz(tmp_path / "f.npz", **{**rows(12), "x": np.full((12, 1, 6, 5), 255.0)}))
     assert floats.x.max() == 255
-
-
-def test_an_eight_bit_table_is_not_scaled(tmp_path):
-    table = np.full((12, 5), 200, dtype=np.uint8)
-    loaded = load_data(npz(tmp_path / "d.npz", **{**rows(12), "x": table}))
-    assert loaded.x.max() == 200
+    table = load_data(npz(tmp_path / "t.npz", **{**rows(12), "x": np.full((12, 5), 200, dtype=np.uint8)}))
+    assert table.x.max() == 200
 
 
 def test_labels_that_are_names_are_numbered_in_sorted_order(tmp_path):
@@ -139,14 +133,9 @@ def test_labels_that_are_names_are_numbered_in_sorted_order(tmp_path):
     loaded = load_data(npz(tmp_path / "d.npz", **{**rows(12), "y": names}))
     assert loaded.class_names == ("ape", "cat", "dog")
     assert loaded.y.tolist()[:4] == [2, 1, 2, 0]
-
-
-def test_names_of_classes_and_columns_may_be_given(tmp_path):
-    path = npz(
-        tmp_path / "d.npz", **rows(), class_names=np.array(["a", "b", "c"]), feature_names=np.array(list("wxyz"))
-    )
-    loaded = load_data(path)
-    assert (loaded.class_names, loaded.feature_names) == (("a", "b", "c"), ("w", "x", "y", "z"))
+    given = {"class_names": np.array(["a", "b", "c"]), "feature_names": np.array(list("wxyz"))}
+    named = load_data(npz(tmp_path / "named.npz", **rows(), **given))
+    assert (named.class_names, named.feature_names) == (("a", "b", "c"), ("w", "x", "y", "z"))
 
 
 @pytest.mark.parametrize("name", ["groups", "person"])
@@ -237,10 +226,8 @@ def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
     [
         ({"y": None}, "has no array y (it has x, member)"),
         ({"x": np.array(["a"] * 40)}, "expected numbers"),
-        ({"x": np.zeros((40, 4), dtype=complex)}, "expected numbers"),
         ({"y": np.eye(40)}, "take argmax"),
         ({"y": np.full(40, 0.5)}, "holds 0.5; expected whole class numbers"),
-        ({"y": np.full(40, np.nan)}, "holds nan"),
         ({"member": np.arange(40)}, "holds '2'; expected 0/1"),
         ({"member": np.array(["inside"] * 40)}, "holds 'inside'; expected 0/1"),
         ({"feature_names": np.array(["a"])}, "1 feature_names"),
@@ -315,7 +302,11 @@ def test_text_becomes_one_column_a_value_and_true_false_one_column(tmp_path):
 
 @pytest.mark.parametrize(
     "spelling",
-    [[1, 0], ["true", "false"], ["True", "False"], ["YES", "no"], ["in", "out"], [" In", "Out "], [1.0, 0.0]],
+    [
+        ["true", "false"],
+        ["YES", "no"],
+        [" In", "Out "],
+    ],
 )
 def test_membership_is_read_in_the_usual_spellings(spelling, tmp_path):
     path = table(tmp_path / "t.csv", a=[1, 2], label=[0, 1], member=spelling)
@@ -345,7 +336,6 @@ def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
         ({}, "z", "has no label column 'z' (columns: a, y, member)"),
         ({"member": None}, "y", "has no member column 'member'"),
         ({"member": [1, 2]}, "y", "holds '2'; expected 0/1"),
-        ({"y": [0.5, 1]}, "y", "expected whole class numbers"),
         ({"y": ["a", None]}, "y", "empty in row 1"),
         ({"a": ["x", None]}, "y", "1 empty values, the first in row 1"),
         ({"a": None}, "y", "no column beside the label and the membership"),
@@ -496,11 +486,9 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
         ({"x": np.zeros((39, 4), np.float32)}, 3, "x has 39 rows but y has shape (40,)"),
         ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),
-        ({"member": np.ones(40, bool)}, 3, "all 40 rows are members"),
         ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; expected at least 10"),
         ({"member": np.arange(40) >= 9}, 3, "31 members and 9 non-members"),
         ({"y": np.arange(40) % 3 - 1}, 3, "label -1"),
-        ({"y": np.full(40, 2)}, 3, "every row has the label 2"),
         ({}, 2, "row 2 has the label 2, but the model has 2 outputs: labels must be 0 to 1"),
     ],
 )
@@ -541,10 +529,6 @@ def test_classes_seen_on_one_side_only_are_a_warning():
 # Model and data together
 
 
-def test_a_model_that_fits_gives_its_number_of_classes():
-    assert check_model_fits(nn.Linear(4, 3).eval(), data()) == 3
-
-
 def test_an_exported_model_that_fits_gives_its_number_of_classes(tmp_path):
     program = torch.export.export(nn.Linear(5, 3), (torch.randn(4, 5),), dynamic_shapes=({0: Dim("batch")},))
     torch.export.save(program, tmp_path / "m.pt2")
@@ -569,7 +553,6 @@ class Returns(nn.Module):
     [
         (nn.Linear(5, 3), "rows of shape (4,) from rows.npz: RuntimeError: mat1 and mat2 shapes cannot be"),
         (nn.Linear(4, 1), "one score a row (shape (2, 1) for 2 rows)"),
-        (Returns(torch.zeros(2)), "one score a row (shape (2,) for 2 rows)"),
         (Returns(torch.zeros(2, 3, 4)), "shape (2, 3, 4) for 2 rows; expected (2, classes)"),
         (Returns(torch.zeros(1, 3)), "shape (1, 3) for 2 rows"),
         (Returns((torch.zeros(2, 3),)), "returns a tuple"),

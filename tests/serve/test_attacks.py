@@ -169,7 +169,7 @@ def coded(values: np.ndarray) -> set[bytes]:
     return found
 
 
-@pytest.mark.parametrize("which", ["made", "noisy"])
+@pytest.mark.parametrize("which", [pytest.param("made", marks=pytest.mark.slow), "noisy"])
 def test_no_byte_of_any_answer_or_log_holds_a_native_number_an_input_or_a_probability(which, request, caplog, capfd):
     """Answers and errors of every path, and all logs at the lowest level."""
     files = request.getfixturevalue(which)

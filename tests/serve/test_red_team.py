@@ -7,14 +7,10 @@ import pytest
 from audit.suites.red_team import fuzz, soak
 from audit.suites.red_team.served import ATTACKS
 
-SLOW = {"forged_checksum", "half_sent_headers", "by_mlflow", "many_names", "reloads", "slower_than_the_timeout"}
-"""More than ten seconds each."""
+pytestmark = pytest.mark.slow  # tests/serve/test_attacks.py and test_faults.py have the small versions
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [pytest.param(f, id=f.__name__, marks=[pytest.mark.slow] * (f.__name__ in SLOW)) for *_, f in ATTACKS],
-)
+@pytest.mark.parametrize("attack", [pytest.param(f, id=f.__name__) for *_, f in ATTACKS])
 def test_the_attack_fails(attack):
     if attack.__name__ == "by_mlflow":
         pytest.importorskip("mlflow.pyfunc")
@@ -22,13 +18,12 @@ def test_the_attack_fails(attack):
     assert held, (text, numbers)
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quick", [True, False])
 def test_no_malformed_request_is_an_error_of_the_server_or_is_told_more_than_is_listed(quick):
     text, numbers, held = fuzz.fuzzed(quick)
     assert held, (text, numbers)
 
 
-@pytest.mark.slow
 def test_what_is_answered_is_what_the_ledger_counts_over_kills_and_reloads():
     found = soak.soaked(minutes=0.2, names=500)
     assert found["answered"] == found["counted"]

@@ -7,6 +7,7 @@ import logging
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -29,7 +30,9 @@ from safexplain.errors import (
 )
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading import load_model
-from safexplain.serve import Limits, Service, app
+from safexplain.serve import Limits, Service, app, protocol
+from safexplain.serve import service as service_module
+from safexplain.serve.loading import Options, Remembered
 from safexplain.serve.questions import Questions
 from safexplain.serve.service import SETTINGS
 from safexplain.verdict.certificate.read import load_certificate
@@ -61,25 +64,18 @@ def test_an_answer_is_that_of_from_certificate_for_the_predicted_class(service, 
     assert answer.explanation.dtype == np.float32
     assert (answer.certificate, answer.uncertified) == (service.digest, False)
     assert answer.explanation.base is None, "an array of its own, not a window on the batch"
-
-
-def test_labels_alone_are_answered_without_an_explanation(service, made):
-    answer = service.predict(made.rows[:3], client="a")
-    assert answer.explanation is None
-    assert answer.label.tolist() == service.explain(made.rows[:3], client="a").label.tolist()
-
-
-def test_no_rows_give_an_empty_answer(service):
-    answer = service.explain(np.zeros((0, 64), np.float32), client="a")
-    assert answer.explanation.shape == (0, 64)
-    assert answer.label.shape == (0,)
+    labels = service.predict(made.rows[:7], client="a")
+    assert (labels.explanation, labels.label.tolist()) == (None, answer.label.tolist())
+    none = service.explain(np.zeros((0, 64), np.float32), client="a")
+    assert (none.explanation.shape, none.label.shape) == ((0, 64), (0,))
 
 
 def test_equal_rows_of_a_request_are_one_question(service, made):
     twice = service.explain(made.rows[[0, 1, 0]], client="a")
     assert np.array_equal(twice.explanation[0], twice.explanation[2])
     with pytest.raises(BudgetExhausted):
-        service.explain(made.rows[2:21], client="a")  # 2 + 19 > 20
+        service.explain(made.rows[2:21], client="a")  # 2 + 19 > 20: all are answered or none
+    assert computed(service) == 3
     service.explain(made.rows[2:20], client="a")  # 2 + 18 = 20
 
 
@@ -96,17 +92,15 @@ def test_a_number_that_is_no_float32_is_asked_as_the_float32_that_is_hashed(serv
     "x",
     [
         np.zeros((1, 63)),
-        np.zeros((1, 8, 8)),
         np.full((1, 64), np.nan),
-        np.full((1, 64), -np.inf),
         np.full((1, 64), 1e39),
         np.zeros((65, 64)),
         np.array(1.0),
-        np.array([["1"] * 64]),
-        np.zeros((1, 64), complex),
         np.zeros((1, 64), bool),
+        [[1.0, 2.0], [3.0]],
+        object(),
     ],
-    ids=["length", "shape", "nan", "infinity", "beyond float32", "rows", "scalar", "text", "complex", "bool"],
+    ids=["length", "nan", "beyond float32", "rows", "scalar", "bool", "unequal lengths", "object"],
 )
 def test_what_cannot_be_explained_is_refused_before_it_costs(service, x):
     with pytest.raises(RequestError) as caught:
@@ -123,7 +117,7 @@ def test_numbers_out_of_the_stated_range_are_refused(made):
             service.explain(made.rows[:1] + 1.5, client="a")
 
 
-@pytest.mark.parametrize("client", ["", "x" * 501, "a\nb", " a", "a\u200b", None, 7])
+@pytest.mark.parametrize("client", ["", "a\nb", 7])
 def test_a_client_has_a_printable_name(service, made, client):
     with pytest.raises(RequestError) as caught:
         service.explain(made.rows[:1], client=client)
@@ -182,6 +176,22 @@ def test_noise_needs_a_strong_key(noisy, monkeypatch, tmp_path):
     assert np.array_equal(a.explanation[2:], c.explanation)
 
 
+def test_a_service_has_the_limits_that_its_documentation_names(made):
+    text = " ".join((Path(__file__).parents[2] / "docs" / "serving.md").read_text().split())
+    for said, number in (
+        ("more than 64 rows", Options(made.model).most_rows == 64),
+        ("64 MiB of requests at a time", protocol.IN_FLIGHT == 64 * 2**20),
+        ("256 MiB of answers", service_module.MOST_REMEMBERED == 256 * 2**20),
+    ):
+        assert (said in text, number) == (True, True), said
+    options = Options(made.model)
+    assert (options.batch_rows, options.timeout, options.watch, options.name) == (32, 60.0, 0.0, "model")
+    assert (protocol.AT_ONCE, protocol.AT_ONCE_EACH, protocol.BODY_SECONDS) == (128, 32, 30.0)
+    assert Remembered(1, np.zeros((3, 4), np.float32)).size == 548
+    assert Remembered(1, {"a": [1]}).size == 510
+    assert Remembered(1, None).size == 500
+
+
 def test_an_unsigned_certificate_is_refused_where_a_public_key_is_given(made, tmp_path):
     (tmp_path / "public.pem").write_text("-----BEGIN PUBLIC KEY-----\n")
     with pytest.raises(CertificateError, match="not signed"):
@@ -229,10 +239,22 @@ def test_workers_are_told_by_the_environment(made, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"most_rows": 0}, {"timeout": 0.0}, {"name": "a/b"}, {"input_range": (1, 0)}, {"watch": -1.0}]
+    "wrong",
+    [
+        {"most_rows": 0},
+        {"timeout": 0.0},
+        {"name": "a/b"},
+        {"input_range": (1, 0)},
+        {"watch": -1.0},
+        {"device": "cuda:77"},
+        {"limits": {"quesions": 3}},
+        {"limits": 5},
+        {"input_range": (0,)},
+        {"ledger": "nonsense://x"},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(made, wrong):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong)).replace("ledger", "url")):
         Service.load(made.model, made.certificate, **wrong)
 
 
@@ -262,13 +284,6 @@ def test_each_client_has_a_budget_and_is_told_when_it_renews(service, made):
     assert caught.value.renews is not None
     service.explain(made.rows[:20], client="a")  # asked before
     service.explain(made.rows[20:21], client="b")
-
-
-def test_label_and_explanation_of_one_input_are_one_question(service, made):
-    service.predict(made.rows[:20], client="a")
-    service.explain(made.rows[:20], client="a")
-    with pytest.raises(BudgetExhausted):
-        service.predict(made.rows[20:21], client="a")
 
 
 def test_what_reached_the_model_is_charged_and_what_did_not_is_free(made):
@@ -331,7 +346,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(made):
 
 
 def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
-    rows = np.random.default_rng(0).random((808, 64), np.float32)
+    rows = np.random.default_rng(0).random((248, 64), np.float32)
     with Service.load(made.model, made.certificate, batch_rows=4, limits=Limits(questions=10**6)) as service:
         slowed(service, 0.02)
         order = []
@@ -340,26 +355,19 @@ def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
             service.explain(rows[at : at + n], client=client)
             order.append(client)
 
-        eve = [threading.Thread(target=ask, args=("eve", 4 * i, 4)) for i in range(200)]
+        eve = [threading.Thread(target=ask, args=("eve", 4 * i, 4)) for i in range(60)]
         for thread in eve:
             thread.start()
         time.sleep(0.3)
-        ann = [threading.Thread(target=ask, args=("ann", 800 + i, 1)) for i in range(8)]
+        ann = [threading.Thread(target=ask, args=("ann", 240 + i, 1)) for i in range(8)]
         for thread in ann:
             thread.start()
         for thread in ann:
             thread.join()
         assert order.count("ann") == 8
-        assert order.count("eve") < 80, "who came later did not wait for all of them"
+        assert order.count("eve") < 50, "who came later did not wait for all of them"
         for thread in eve:
             thread.join()
-
-
-def test_all_rows_of_a_request_are_answered_or_none(service, made):
-    with pytest.raises(BudgetExhausted):
-        service.explain(made.rows[:21], client="a")
-    assert computed(service) == 0
-    service.explain(made.rows[:20], client="a")
 
 
 def test_a_ledger_outlives_the_service(made, tmp_path):
@@ -397,22 +405,6 @@ def test_equal_questions_at_once_are_computed_once(made):
         assert sum(calls) == 2
         assert len(found) == 16
         assert all(np.array_equal(found[0], f) for f in found)
-
-
-def test_questions_of_many_clients_are_computed_together_and_answered_apart(made):
-    with Service.load(made.model, made.certificate) as service:
-        alone = service.explain(made.rows[:40], client="alone").explanation
-        found: dict[int, np.ndarray] = {}
-
-        def ask(i: int) -> None:
-            found[i] = service.explain(made.rows[i : i + 1], client=f"client {i}").explanation[0]
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(40)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(np.array_equal(found[i], alone[i]) for i in range(40))
 
 
 def test_an_input_that_the_model_fails_on_fails_nobody_else(made):
@@ -465,24 +457,6 @@ def test_model_and_certificate_are_replaced_as_one(made, tmp_path):
         new = service.explain(made.rows[:1], client="a")
         assert service.ready()["status"] == "ready"
         assert new.certificate == service.digest != old.certificate
-
-
-def test_files_that_change_are_loaded_again_by_themselves(made, tmp_path):
-    mine = made.copy(tmp_path)
-    with Service.load(mine.model, mine.certificate, watch=0.05) as service:
-        old = service.digest
-        mine.certificate.write_text("{")
-        wait_for(lambda: service.ready()["status"] == "degraded")
-        assert service.digest == old
-        shutil.copy(made.certificate, mine.certificate)
-        wait_for(lambda: service.ready()["status"] == "ready")
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_a_closed_service_answers_nothing(made):
@@ -570,16 +544,13 @@ def test_a_file_of_public_rows_needs_no_labels(made, tmp_path):
     np.savez(tmp_path / "rows.npz", x=made.public)
     with Service.load(made.model, made.certificate, public=tmp_path / "rows.npz") as service:
         assert service.ready()["budget"]["near_duplicates"] == "recognised"
+        assert (made.public.min(), made.public.max()) == (0, 1)
+        assert service.now.range == (-1.0, 2.0), "wider by its own width on either side"
+        with pytest.raises(RequestError, match="from -1 to 2"):
+            service.explain(made.rows[:1] + 1.5, client="a")
     np.savez(tmp_path / "none.npz", z=made.public)
     with pytest.raises(InputError, match="no array x"):
         Service.load(made.model, made.certificate, public=tmp_path / "none.npz")
-
-
-def test_bad_files_are_clear_errors(made, tmp_path):
-    with pytest.raises(InputError):
-        Service.load(tmp_path / "none.pt2", made.certificate)
-    with pytest.raises((InputError, CertificateError)):
-        Service.load(made.model, tmp_path / "none.json")
 
 
 def test_a_prohibited_reason_is_no_answer_and_the_operator_learns_why(made, tmp_path, caplog):

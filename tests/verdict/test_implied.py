@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import compared, made, read_back, sealed
+from certificates import SCHEMA, compared, made, read_back, sealed
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -24,6 +24,8 @@ from safexplain.verdict.implied import Implied, RocBound, tpr_bound
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
+
+jsonschema = pytest.importorskip("jsonschema")
 
 RATES = np.array([0.0, 1e-4, 0.001, 0.01, 0.05, 0.2, 0.5, 0.9, 1.0])
 
@@ -89,6 +91,15 @@ def test_no_attack_on_a_subsampled_mechanism_is_above(steps: int, noise: float, 
         assert tpr >= 0.9 * float(bound(fpr)) - error, "the bound would say nothing if it were far above"
 
 
+def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
+    assert float(tpr_bound(0.01, 1.0, 1e-3)) == pytest.approx(math.e * 0.01 + 1e-3)
+    assert float(tpr_bound(0.6, 1.0, 1e-3)) == pytest.approx(1 - (1 - 1e-3 - 0.6) / math.e)
+    found = Implied.of(stated(1.738, 0.1, 300), 0.01)
+    assert found is not None
+    assert (found.epsilon, found.tpr, found.auc) == pytest.approx((5.0762, 0.10792, 0.77447), rel=1e-3)
+    assert found.by_epsilon == pytest.approx(1 - math.exp(-found.epsilon) * (1 - 1e-5 - 0.01))
+
+
 def test_the_curve_is_never_looser_than_the_stated_pair_and_much_tighter_at_low_rates() -> None:
     found = Implied.of(stated(1.738, 0.1, 300), 0.01)
     assert found is not None
@@ -102,7 +113,14 @@ def test_without_noise_nothing_is_implied() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tpr": None}, {"auc": True}, {"epsilon": [1.0]}, {"seeded": 1}, {"fpr": "0.01"}, {"more": 1}]
+    "changes",
+    [
+        {"tpr": None},
+        {"auc": True},
+        {"seeded": 1},
+        {"fpr": "0.01"},
+        {"more": 1},
+    ],
 )
 def test_what_is_no_number_is_refused(changes: dict[str, object]) -> None:
     good = Implied.of(PURE, 0.01)
@@ -186,7 +204,8 @@ def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path: Pat
     assert found.judgement == IMPLYING
     assert found.judgement.basis == "by guarantee"
     assert "starting weights" in words.text(found.judgement)
-    json.dumps(content, allow_nan=False)
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(content, allow_nan=False)))
+    assert {"basis", "implied"} <= content["predicate"]["audit"].keys() <= SCHEMA["$defs"]["audit"]["properties"].keys()
 
 
 def test_forged_numbers_and_a_missing_statement_are_found(tmp_path: Path) -> None:

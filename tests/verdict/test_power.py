@@ -48,7 +48,6 @@ def shares(policy, members, others, attacks, tpr, audits=300):
 
 SETTINGS = {
     "one attack": (LOOSE, 400, 400, 1, (0.08, 0.25, 0.3)),
-    "four attacks": (LOOSE, 500, 500, 4, (0.05, 0.25, 0.3)),
     "few non-members": (LOOSE, 1500, 150, 2, (0.05, 0.2, 0.3, 0.4)),
     "accepted by share": (STRICT, 300, 200, 2, (0.1, 0.2, 0.3)),
 }
@@ -98,7 +97,13 @@ def test_one_that_guesses_is_beta_binomial():
         assert float(fast) == pytest.approx(distributions.betabinom.cdf(most, 700, rank, 501 - rank), abs=1e-9)
 
 
-@pytest.mark.parametrize(("members", "others", "attacks"), [(1, 1, 1), (40, 60, 1), (300, 200, 7), (90, 2000, 3)])
+@pytest.mark.parametrize(
+    ("members", "others", "attacks"),
+    [
+        (1, 1, 1),
+        (300, 200, 7),
+    ],
+)
 def test_critical_counts_are_those_of_every_count_judged(members, others, attacks):
     proves, allowed = critical_counts(LOOSE, members, others, attacks)
 

@@ -104,7 +104,6 @@ def test_the_sample_rate_must_come_from_the_data_trained_on():
         {},
         {"phases": (Steps(1.0, 1.0, 1),), "pure_epsilon": 1.0},
         {"pure_epsilon": 1.0},
-        {"pure_epsilon": 0.0, "delta": 0.0},
         {"pure_epsilon": 1.0, "pure_add_remove": 2.0, "delta": 0.0},
         {"phases": (Steps(1.0, 1.0, 1),), "pure_add_remove": 0.5},
         {"phases": (Steps(1.0, 1.0, 1),), "records": 0},

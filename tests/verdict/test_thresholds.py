@@ -23,7 +23,7 @@ from safexplain.verdict.thresholds import (
     weights_of,
 )
 
-SIZES = (1, 2, 3, 10, 50, 99, 250, 365, 367, 700)
+SIZES = (1, 3, 50, 365, 367)
 RATES = (0.001, 0.01, 0.05, 0.3, 0.9)
 RISKS = (0.4, 0.025, 0.0025, 1e-5)
 

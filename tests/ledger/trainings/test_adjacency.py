@@ -17,7 +17,7 @@ def test_the_adjacency_is_stated_when_the_ledger_is_made(make):
         make(adjacency="substitute")
 
 
-def test_where_nothing_is_said_it_is_substitute(make):
+def test_where_nothing_is_said_neighbours_differ_by_substitution(make):
     assert make(epsilon=5.0).adjacency == make(adjacency="substitute").adjacency == "substitute"
 
 
@@ -39,9 +39,3 @@ def test_releases_that_name_none_are_the_ledgers(make):
     ledger.charge("ann", epsilon=0.1)
     ledger.charge("ann", CURVE)
     assert ledger.verify() == 2
-
-
-@pytest.mark.parametrize("word", ["both", "", 1])
-def test_a_word_that_is_no_adjacency_is_refused(make, word):
-    with pytest.raises(ConfigurationError, match="adjacency: expected one of"):
-        make(epsilon=5.0, adjacency=word)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import random
 from dataclasses import replace
@@ -16,10 +15,10 @@ from safexplain._privacy_loss import Steps
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger import Approximate, BudgetExhausted, Ledger, Pure, Renyi
 from safexplain.ledger.composition import Budget, Composition
-from safexplain.ledger.releases import Training, from_json, to_json
+from safexplain.ledger.releases import Training
 from safexplain.ledger.trainings import training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
-from tests.ledger.conftest import gaussian
+from tests.ledger.conftest import gaussian, in_each_database
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")
@@ -48,6 +47,7 @@ def named(count):
 # ------------------------------------------------------------------------------------------------ who it counts to
 
 
+@in_each_database
 def test_a_training_counts_in_the_total_and_in_every_account_also_of_who_asks_later(make):
     ledger = make(epsilon=2.0, delta=1e-5, total_epsilon=3.0, total_delta=1e-5, adjacency="substitute")
     ledger.charge("ann", epsilon=0.25)
@@ -95,7 +95,6 @@ def test_weights_that_were_charged_by_another_statement_are_refused(make):
         ({"epsilon": 2.0, "delta": 1e-5, "total_epsilon": 1.2}, "all principals together: the training", None),
         ({"epsilon": 1.2, "delta": 1e-5}, "principal 'ann': the training", "ann"),
         ({"epsilon": 0.9, "delta": 1e-5}, "whoever asks for the first time: the training", None),
-        ({"epsilon": 1.1, "delta": 1e-6}, "deltas of trainings add up to more", None),
         ({"epsilon": 2.0}, "deltas of trainings add up to more", None),
     ],
 )
@@ -167,6 +166,7 @@ def test_who_was_only_granted_something_in_another_period_must_have_room_too(mak
     assert refused.value.renews is not None
 
 
+@in_each_database
 def test_accounts_agree_with_their_records_whatever_is_charged_granted_and_asked_when(make, clock):
     """Every sum is what replaying all records in their order gives; `verify` is the slow way."""
     rng, weights = random.Random(5), iter(named(40))
@@ -217,6 +217,7 @@ def charge_all(url, begin, weights, pipe):
     pipe.send(refused)
 
 
+@in_each_database
 def test_processes_that_charge_the_same_trainings_charge_each_once(url):
     Ledger(url, epsilon=1.3, delta=1e-5, total_epsilon=9.0, adjacency="substitute").close()
     begin, pipes, processes = FORK.Barrier(4), [], []
@@ -330,14 +331,6 @@ def test_a_training_of_epsilon_zero_is_told_too(make):
     ledger.charge_training(full(steps=0))
     assert (ledger.spent("ann"), ledger.total().trainings) == (0.0, 1)
     assert ledger.verify() == 1
-
-
-def test_trainings_survive_their_record():
-    for one in (ONE, training_of(sampled(), "zero_out"), Training(0.5), Training(0.25, 1e-7)):
-        assert from_json(to_json(one)) == one
-        assert math.isfinite(one.epsilon)
-    with pytest.raises(LedgerError, match="no release"):
-        from_json('{"kind": "training", "epsilon": 1, "orders": [2, 1.5], "divergences": [1, 2]}')
 
 
 # ------------------------------------------------------------------------------------------------ records of it

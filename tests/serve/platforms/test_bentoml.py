@@ -15,10 +15,10 @@ from safexplain.errors import ConfigurationError
 from tests.serve.platforms.contract import KEY, QUESTIONS, Contract
 from tests.serve.platforms.servers import ROOT, Server, running
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("bentoml") is None, reason="BentoML is not installed: make test-serve"),
-    pytest.mark.filterwarnings("ignore"),  # what its dependencies warn of is theirs
-]
+if importlib.util.find_spec("bentoml") is None:
+    pytest.skip("BentoML is not installed: make test-serve", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what its dependencies warn of is theirs
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from servers import EXPLAIN, free_port, listening, wait_until
 
 from tests.serve.platforms.servers import ROOT
 
-pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
+if shutil.which("nginx") is None:
+    pytest.skip("there is no nginx", allow_module_level=True)
 
 BODY = {"instances": [[0.5]]}
 

@@ -20,10 +20,10 @@ from servers import free_port
 from tests.serve.platforms.contract import KEY, QUESTIONS, SECRETS, V2, Contract
 from tests.serve.platforms.servers import ROOT, Server, environment, found, marked, native, running
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("kserve") is None, reason="KServe is not installed: make test-serve"),
-    pytest.mark.filterwarnings("ignore"),  # what its dependencies warn of is theirs
-]
+if importlib.util.find_spec("kserve") is None:
+    pytest.skip("KServe is not installed: make test-serve", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what its dependencies warn of is theirs
 
 EXPLAIN, INFER = "/v1/models/digits:explain", "/v2/models/digits/infer"
 

@@ -18,12 +18,10 @@ from servers import free_port
 from tests.serve.platforms.contract import KEY, MARK, QUESTIONS, V2, Contract
 from tests.serve.platforms.servers import ROOT, Server, environment, found, marked, native, running
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("mlserver") is None, reason="MLServer is not installed: make test-serve"
-    ),
-    pytest.mark.filterwarnings("ignore"),  # what its dependencies warn of is theirs
-]
+if importlib.util.find_spec("mlserver") is None:
+    pytest.skip("MLServer is not installed: make test-serve", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what its dependencies warn of is theirs
 
 MLSERVER = ["-c", "from mlserver.cli import main; main()"]
 INFER = "/v2/models/digits/infer"

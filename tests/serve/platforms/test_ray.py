@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
@@ -12,21 +13,25 @@ from typing import Any
 import pytest
 from servers import free_port
 
-pytest.importorskip("ray.serve", reason='Ray Serve is not installed: pip install "safexplain[ray]"')
-
-import ray
-from ray import serve
-
 from safexplain.errors import ConfigurationError
 from safexplain.serve import Limits
-from safexplain.serve import ray as adapter
 from tests.serve.platforms.contract import KEY, QUESTIONS, Contract
 from tests.serve.platforms.servers import ROOT, Server
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip('Ray Serve is not installed: pip install "safexplain[ray]"', allow_module_level=True)
+
+pytestmark = pytest.mark.slow  # a cluster of its own
 
 
 @pytest.fixture(scope="module")
 def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two replicas, whose logs lie under a short path, since Ray's sockets are there too."""
+    import ray
+    from ray import serve
+
+    from safexplain.serve import ray as adapter
+
     port, ledger = free_port(), tmp_path_factory.mktemp("ray") / "questions.sqlite"
     variables = {
         "PYTHONPATH": str(ROOT),
@@ -85,5 +90,7 @@ class TestRay(Contract):
     ],
 )
 def test_what_replicas_could_not_share_or_ray_must_not_keep_is_refused(settings, said):
+    from safexplain.serve import ray as adapter
+
     with pytest.raises(ConfigurationError, match=said):
         adapter.deployment("model.pt2", "certificate.json", **settings)

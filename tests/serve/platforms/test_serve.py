@@ -11,6 +11,8 @@ from servers import free_port
 from tests.serve.platforms import contract
 from tests.serve.platforms.servers import Server, running
 
+pytestmark = pytest.mark.slow  # `tests/serve/test_http.py` asks the same application in a thread
+
 
 @pytest.fixture(scope="module")
 def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

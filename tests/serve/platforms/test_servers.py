@@ -12,17 +12,16 @@ from tests.serve.platforms.servers import found, marked, native
 
 
 @pytest.mark.parametrize(
-    "written",
+    ("kind", "written"),
     [
-        lambda values: json.dumps(values.tolist()).encode(),
-        lambda values: json.dumps(values.astype(float).round(7).tolist()).encode(),
-        lambda values: " ".join(map(repr, values.ravel())).encode(),
-        lambda values: " ".join(f"{v:e}" for v in values.ravel()).encode(),
-        lambda values: values.tobytes(),
-        lambda values: values.astype(np.float64).tobytes(),
+        ("input", lambda values: json.dumps(values.tolist()).encode()),
+        ("map", lambda values: json.dumps(values.astype(float).round(7).tolist()).encode()),
+        ("score", lambda values: " ".join(map(repr, values.ravel())).encode()),
+        ("probability", lambda values: " ".join(f"{v:e}" for v in values.ravel()).encode()),
+        ("map", lambda values: values.tobytes()),
+        ("score", lambda values: values.astype(np.float64).tobytes()),
     ],
 )
-@pytest.mark.parametrize("kind", ["input", "map", "score", "probability"])
 def test_a_native_number_is_found_however_it_is_written(made: Any, kind: str, written: Any) -> None:
     numbers = native(made.model, marked(made.rows[:2], 1))
     assert any(line.startswith(kind) for line in found(numbers, b"..." + written(numbers[kind]) + b"..."))

@@ -94,29 +94,19 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("_type",), "other", "_type"),
     (("predicateType",), "urn:safexplain:explanation-guarantee:v2", "predicateType"),
     (("predicate", "schema_version"), 2, "schema_version"),
-    (("predicate", "kind"), "by audit", "kind"),
     (("predicate", "verdict"), "certified", "unknown .'verdict'"),
     (("predicate", "guarantee", "assumes"), ["Nothing."], "assumes says"),
     (("predicate", "guarantee", "sentence"), "Certified.", "sentence says"),
-    (("predicate", "guarantee", "kind"), "by audit", "kind says"),
     (("predicate", "guarantee", "source"), "student", "a student is one model"),
     (("predicate", "guarantee", "source"), "private", "source: expected"),
     (("predicate", "guarantee", "models"), [], "models"),
-    (("predicate", "guarantee", "models"), "ab" * 32, "models must be a list"),
-    (("predicate", "guarantee", "models"), ["xy"], "models"),
     (("predicate", "guarantee", "labels_asked"), 7, "ask for no labels"),
-    (("predicate", "guarantee", "method"), 7, "method"),
     (("predicate", "guarantee", "extra"), 7, "guarantee.extra is unknown"),
-    (("predicate", "guarantee"), None, "guarantee must be a table"),
-    (("predicate", "measured"), 1, "measured must be a table"),
     (("predicate", "measured", "agreement"), None, "agreement must be"),
     (("predicate", "measured", "agreement", "low"), 0.99, "low <= value"),
     (("predicate", "measured", "deletion"), 0.5, "measured: deletion must be"),
     (("predicate", "measured", "examples"), 0, "examples"),
-    (("predicate", "measured", "confidence"), 1, "confidence"),
-    (("predicate", "environment"), {}, "the version of safexplain, torch"),
     (("predicate", "notes"), [1], "notes"),
-    (("subject",), [], "names no model"),
     (("subject", 0, "digest"), {}, "subject"),
     (("predicate", "environment", "key"), "ab", "'key'"),
 ]
@@ -156,9 +146,8 @@ def test_the_published_schema_takes_what_is_written_and_nothing_of_another_form(
         lambda: Guarantee("student", "IG", ("ab" * 32,)),
         lambda: Guarantee("student", "IG", ("ab" * 32, "cd" * 32), "ef" * 32, 5),
         lambda: Guarantee("public models", "IG", ("ab" * 32,), "ef" * 32),
-        lambda: Guarantee("public models", "IG", ["ab" * 32]),  # type: ignore[arg-type]
         lambda: Guarantee("public models", "", ("ab" * 32,)),
-        lambda: Guarantee("audit", "IG", ("ab" * 32,)),  # type: ignore[arg-type]
+        lambda: Guarantee("audit", "IG", ("ab" * 32,)),
         lambda: Estimate(0.5, 0.6, 0.7),
         lambda: Estimate(float("nan"), 0, 1),
     ],
@@ -190,6 +179,8 @@ def test_the_interval_of_a_mean_covers_it_and_a_narrower_one_does_not() -> None:
     assert 0.93 < covered < 0.97
     assert half < 0.75
     assert Estimate.of_mean([0.3]) == Estimate(0.3, -1, 1)
+    assert str(Estimate.of_mean(np.linspace(-0.5, 0.9, 15))) == "0.200 [-0.048, 0.448]"  # +- 2.145 * .4472 / 15^.5
+    assert str(Estimate.of_share(180, 200)) == "0.900 [0.850, 0.938]"
     for bad in ([], [np.nan]):
         with pytest.raises(InputError):
             Estimate.of_mean(bad)

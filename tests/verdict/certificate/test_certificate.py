@@ -14,10 +14,9 @@ import results
 from certificates import (
     CERTIFIED,
     EXCESS,
-    GROUPED,
     JUDGEMENTS,
     LEAKING,
-    SEVERAL,
+    SCHEMA,
     UNDECIDED,
     at,
     audited,
@@ -41,12 +40,16 @@ from safexplain.verdict.certificate.write import (
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.result import AuditResult
 
+jsonschema = pytest.importorskip("jsonschema")
+
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 ALONE = ("predicate", "audit")
 WHOLE = replace(results.WHOLE, patience=(1,))
 AUDITS: dict[str, Callable[[], AuditResult]] = {
     "certified": lambda: results.audited(0.0, replace(results.POLICY, max_excess=0.4), parts=3, exposed=5),
     "leak": lambda: results.audited(4.0),
-    "inconclusive": lambda: results.audited(0.2),
+    "whole, with advice": lambda: results.audited(0.2, results.WHOLE, examples=600),
+    "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "no labels": lambda: results.audited(0.0, WHOLE, labels=False),
     "groups": lambda: results.audited(0.0, results.POLICY, group=3),
     "several targets": lambda: results.of_targets(0.0, 4.0),
@@ -70,8 +73,9 @@ def load(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("judgement", JUDGEMENTS.values(), ids=JUDGEMENTS)
-def test_what_was_written_is_read_back(load: Callable[..., Any], judgement: Judgement) -> None:
+def test_what_was_written_is_read_back_and_fits_the_schema(load: Callable[..., Any], judgement: Judgement) -> None:
     found = load(made(judgement))
+    VALIDATOR.validate(json.loads(json.dumps(made(judgement))))
     assert found.judgement == judgement
     assert found.verdict == judgement.verdict
     assert (found.method, found.output, found.softmax, found.options) == ("IG", "probability", True, {"n_steps": 25})
@@ -82,33 +86,14 @@ def test_what_was_written_is_read_back(load: Callable[..., Any], judgement: Judg
     assert found.limits == (("One attack", "A stronger attack may find more."),)
 
 
-def test_the_cases_here_are_what_they_are_called() -> None:
-    assert [j.verdict for j in (CERTIFIED, EXCESS, SEVERAL)] == ["certified"] * 3
-    assert (UNDECIDED.verdict, LEAKING.verdict) == ("inconclusive", "leak")
-    assert (EXCESS.claim, CERTIFIED.claim) == ("excess", "whole")
-    assert (GROUPED.grouped, len(SEVERAL.others)) == (2400, 1)
-
-
-def test_what_was_audited_may_be_the_native_explanation_itself(load: Callable[..., Any]) -> None:
-    assert load(made(native=None)).native is None
-
-
 def test_options_come_back_as_the_command_line_parsed_them(load: Callable[..., Any]) -> None:
     explainer = {"method": "Occlusion", "output": "logit", "options": {"strides": [1, 2], "deep": [[1], 2]}}
     found = load(made(explainer=explainer))
     assert found.options == {"strides": (1, 2), "deep": ([1], 2)}
-    assert found.softmax is False
-
-
-def test_softmax_is_what_the_certificate_says(load: Callable[..., Any]) -> None:
-    explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False}
-    assert load(made(explainer=explainer)).softmax is False
-
-
-def test_the_shape_of_one_input_is_read_where_it_is_there(load: Callable[..., Any]) -> None:
-    explainer = {"method": "IG", "output": "probability", "options": {}}
-    assert load(made(explainer=explainer)).shape is None
-    assert load(made(explainer=explainer | {"shape": [3, 8, 8]})).shape == (3, 8, 8)
+    assert (found.softmax, found.shape) == (False, None)
+    explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False, "shape": [3, 8, 8]}
+    found = load(made(explainer=explainer, native=None))
+    assert (found.softmax, found.shape, found.native) == (False, (3, 8, 8), None)
 
 
 def test_reformatted_json_is_the_same_certificate(load: Callable[..., Any]) -> None:
@@ -118,9 +103,14 @@ def test_reformatted_json_is_the_same_certificate(load: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("case", AUDITS)
-def test_an_audit_writes_what_is_read(load: Callable[..., Any], case: str) -> None:
+def test_an_audit_writes_what_is_read_and_fits_the_schema(load: Callable[..., Any], case: str) -> None:
     result = AUDITS[case]()
-    found = load(made(audit=json.loads(json.dumps(result.to_dict())), native=AUDITS["leak"]().summary()))
+    content = made(audit=json.loads(json.dumps(result.to_dict())), native=AUDITS["leak"]().summary())
+    VALIDATOR.validate(json.loads(json.dumps(content)))
+    described = set(SCHEMA["$defs"]["audit"]["properties"]) - {"basis", "implied"}
+    assert set(content["predicate"]["audit"]) == described, "the schema describes every field of an audit, and no other"
+    assert case != "whole, with advice" or content["predicate"]["audit"]["needed"]
+    found = load(content)
     assert found.judgement == Judgement.from_dict(result.to_dict())
     assert found.verdict == result.verdict
     assert found.native["sentence"].startswith("Leak proven")
@@ -180,7 +170,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.data())
 def test_whatever_is_changed_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(list(CASES)))
@@ -194,7 +184,7 @@ def test_whatever_is_changed_is_found(tmp_path_factory: pytest.TempPathFactory, 
             load_certificate(file)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_forger_who_computes_the_checksum_cannot_make_the_verdict_another_than_the_counts_give(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -254,10 +244,8 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
     [
         (("_type",), "https://in-toto.io/Statement/v0.1", "expected https://in-toto.io/Statement/v1"),
         (("predicateType",), "urn:safexplain:explanation-audit:v1", "audit again"),
-        (("predicateType",), "urn:safexplain:explanation-audit:v2", "audit again"),
         (("predicateType",), "https://slsa.dev/provenance/v1", "expected urn:safexplain:explanation-audit:v3"),
         (("predicate", "schema_version"), 2, "schema_version"),
-        (("predicate", "schema_version"), 3.0, "schema_version"),
         (("predicate", "more"), 1, "unknown .'more'"),
         (("predicate", "hardening", "noise"), {"kind": "GaussianNoise", "std": 1, "key": "abc"}, "'key'"),
         (("predicate", "environment", "Noise_Key"), "abc", "'noise_key'"),
@@ -265,25 +253,19 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
         (("predicate", "explainer", "softmax"), 1, "softmax"),
         (("predicate", "explainer", "shape"), [3, 0], "shape"),
         (("predicate", "explainer", "shape"), "3", "shape"),
-        (("predicate", "explainer", "layer"), "conv1", "layer"),
         (("predicate", "environment", "captum"), 9, "environment"),
         (("predicate", "notes"), "a note", "notes"),
         (("predicate", "utility"), {"a": True}, "utility"),
         (("predicate", "native"), {"verdict": "leak"}, "native"),
-        (("predicate", "native", "sentence"), 3, "native"),
         (("predicate", "limits"), "none", "limits"),
         (("predicate", "limits"), [{"headline": "one"}], "limits"),
-        (("subject",), [], "subject"),
         (("subject", 0, "digest"), {"sha256": "ab" * 32}, "safexplainModelDigest"),
         (("subject", 0, "digest", "sha256"), "AB" * 32, "subject"),
         (("subject", 0, "digest", "safexplainAnswersDigest"), "ab" * 32, "with safexplainAnswersDigest alone"),
         (("predicate", "audit", "members"), 10**12, "members"),
-        (("predicate", "audit", "references"), -1, "references"),
         (("predicate", "audit", "split"), "training", "split"),
         (("predicate", "audit", "uses"), 0, "uses"),
         (("predicate", "audit", "omitted"), ["Stacked"], r"audit\.\S+ says"),
-        (("predicate", "audit", "evidence", 0, "level"), 5, "audit"),
-        (("predicate", "audit", "policy", "fpr"), 0.02, "audit"),
         (("predicate", "audit", "policy", "max_tpr"), 0.5, "says"),
     ],
 )  # fmt: skip
@@ -361,9 +343,6 @@ def test_a_missing_field_is_named(load: Callable[..., Any]) -> None:
         del content["predicate"][name]
         with pytest.raises(CertificateError, match=name):
             load(content)
-
-
-def test_a_missing_field_of_the_audit_is_named(load: Callable[..., Any]) -> None:
     for name in CERTIFIED.to_dict():
         content = made()
         del content["predicate"]["audit"][name]
@@ -375,21 +354,16 @@ def test_a_missing_field_of_the_audit_is_named(load: Callable[..., Any]) -> None
 
 DEEP = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
 NOT_JSON = {
-    "nothing": (b"", "JSON"),
     "a list": (b"[1]", "expected an object"),
     "not UTF-8": (b'{"a": "\xff"}', "utf-8"),
-    "NaN": (b'{"a": NaN}', "NaN"),
-    "infinity": (b'{"a": -Infinity}', "Infinity"),
     "infinity in digits": (b'{"a": 1e999}', "1e999"),
     "an integer without end": (b'{"a": ' + b"9" * 5000 + b"}", "integer"),
     "a large integer": (b'{"a": 99999999999999999999}', "2^53"),
     "a name twice": (b'{"a": {"verdict": "leak", "verdict": "certified"}}', "'verdict' is given twice"),
     "deep nesting": (DEEP, "nested too deep"),
     "rather deep nesting": (b'{"a":' * 60 + b"1" + b"}" * 60, "nested deeper"),
-    "half a surrogate pair": (b'{"a": "\\ud800"}', "surrogate"),
     "half a surrogate pair in a name": (b'{"\\ud800": 1}', "surrogate"),
     "many values": (b"[" + b"0," * strict_json.MOST_VALUES + b"0]", "values"),
-    "many empty lists": (b'{"a": [' + b"[]," * strict_json.MOST_VALUES + b"[]]}", "values"),
     "a huge file": (b" " * (strict_json.LARGEST + 1), "MiB"),
     "another JSON": (b"{}", "_type"),
 }
@@ -433,7 +407,7 @@ def test_a_certificate_cut_short_anywhere_is_refused(load: Callable[..., Any]) -
             load(raw[:end])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     raw=st.one_of(st.binary(max_size=80), st.text("{}[]:,\"'0123456789.eE-+ntfalsru\\ ", max_size=60).map(str.encode))
 )
@@ -455,7 +429,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(part=st.sampled_from(["audit", "policy", "evidence", "controls", "levels", "others"]), value=JSON)
 def test_any_json_in_place_of_an_audit_is_refused_not_crashed_on(part: str, value: Any) -> None:
     audit: Any = {**audited(CERTIFIED), part: value} if part != "audit" else value

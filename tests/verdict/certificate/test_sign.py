@@ -119,15 +119,11 @@ def test_key_ids_are_hints_and_the_other_alphabet_of_base64_is_read(
     [
         {"payloadType": "text/plain"},
         {"payload": "not base64!"},
-        {"payload": 3},
         {"payload": base64.b64encode(b"[1]").decode()},
         {"payload": base64.b64encode(b"\xff").decode()},
         {"signatures": []},
-        {"signatures": "x"},
         {"signatures": [{"sig": 1}]},
         {"signatures": [{"sig": "AA", "alg": "none"}]},
-        {"signatures": [{}]},
-        {"signatures": [{"sig": "AAAA"}]},
         {"more": 1},
     ],
 )

@@ -64,10 +64,14 @@ def often_reported(a, b):
 # ------------------------------------------------------------------------------------------ at most 5 % above the truth
 
 
-@pytest.mark.parametrize("threshold", [0.0, None])
 @pytest.mark.parametrize(
-    ("mechanism", "method"),
-    [*((FULL, m) for m in METHODS[1:]), ((0.3, 8, 1.1), "pld"), (FEW_STEPS, "pld")],
+    ("mechanism", "method", "threshold"),
+    [
+        (FULL, "gdp", None),
+        (FULL, "clopper-pearson", 0.0),
+        ((0.3, 8, 1.1), "pld", None),
+        (FEW_STEPS, "pld", 0.0),
+    ],
 )
 def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_experiments(mechanism, method, threshold):
     repeats, runs = 150, 4000 if method == "pld" else 500  # with many runs, few curves are visited
@@ -89,7 +93,7 @@ def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_many_experiments(mec
 
 def test_the_best_threshold_on_the_same_runs_is_above_the_truth_more_often():
     """What papers report. (audit/suites/bound_errors measures it.)"""
-    mu, runs, repeats = 2.0, 5000, 200
+    mu, runs, repeats = 2.0, 5000, 150
     true = gaussian_epsilon(mu, DELTA)
     rng = np.random.default_rng(3)
     drawn = [(rng.normal(mu / 2, 1, runs // 2), rng.normal(-mu / 2, 1, runs // 2)) for _ in range(repeats)]
@@ -146,11 +150,8 @@ def test_each_half_of_the_claim_matters():
     ("runs", "method", "threshold", "mean"),
     [
         (1000, "gdp", 0.0, 8.36),
-        (1000, "gdp", None, 7.44),
         (1000, "clopper-pearson", None, 2.3),
-        (25_000, "gdp", 0.0, 9.66),
         (25_000, "gdp", None, 9.29),
-        (25_000, "clopper-pearson", None, 4.1),
     ],
 )
 def test_bounds_are_as_tight_as_they_were_measured_by_another_program(runs, method, threshold, mean):

@@ -114,8 +114,9 @@ def test_groups_of_one_change_no_count():
     assert count_pairs(*orders, member, 0.05, alone) == count_pairs(*orders, member, 0.05)
 
 
-@pytest.mark.parametrize("n", [1, 3, 40, 1000, 30_000])
-@pytest.mark.parametrize("fpr", [0.001, 0.01, 0.05, 0.4])
+@pytest.mark.parametrize(
+    ("n", "fpr"), [(1, 0.4), (3, 0.05), (40, 0.01), (1000, 0.001), (1000, 0.05), (30_000, 0.01), (30_000, 0.4)]
+)
 def test_the_ranks_that_are_kept_hold_the_true_one(n, fpr):
     ranks, k = window_ranks(n, fpr), rank_at(n, fpr)
     assert 1 <= k <= n
@@ -163,6 +164,24 @@ def test_exchanging_both_attacks_exchanges_the_bounds(setting):
     low, high = difference_bounds(c, *setting, 0.01, 0.04)
     assert -1 <= low <= (c.only - c.missed) / setting[0] <= high <= 1
     assert difference_bounds(swapped(c), *setting, 0.04, 0.01) == pytest.approx((-high, -low))
+
+
+MEASURED = [
+    ((1000, 1000, 0.05, 0.2, 0.1, 0.8), None, (0.01, 0.04), (0.05711248717886371, 0.13034875715567185)),
+    ((1000, 1000, 0.05, 0.12, 0.1, 0.9), "both", (0.05, 0.05), (-0.0163137056240531, 0.16198498840780462)),
+    ((600, 600, 0.05, 0.1, 0.1, 0.0), None, (0.05, 0.01), (-0.04943688671781712, 0.05204772744771606)),
+    ((5000, 50, 0.01, 0.3, 0.1, 0.5), None, (0.05, 0.05), (-0.21479969621111694, 0.4840758497187594)),
+    ((300, 250, 0.01, 0.4, 0.1, 0.5), None, (0.01, 0.05), (-0.19793564008416842, 0.6068014787845002)),
+    ((700, 700, 0.01, 0.12, 0.1, 0.9), "attack", (0.05, 0.025), (-0.028803355222502693, 0.06886862792658598)),
+]
+"""Setting, jump and risks of audits, and their bounds: an even curve, jumps, and too few non-members."""
+
+
+@pytest.mark.parametrize(("setting", "jump", "risks", "bounds"), MEASURED)
+def test_bounds_are_those_whose_error_rates_were_measured(setting, jump, risks, bounds):
+    """The simulations of this file are about this method; a number that changes is another one, to be measured anew."""
+    counts = counted(7, *setting, jump=jump)
+    assert difference_bounds(counts, *setting[:3], *risks) == pytest.approx(bounds, rel=1e-9)
 
 
 def test_less_risk_means_wider_bounds():

@@ -82,7 +82,7 @@ def test_full_batches_are_one_gaussian():
     assert gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(0.0, DELTA) == 0
 
 
-@pytest.mark.parametrize(("q", "steps", "noise"), [*MANY, (0.25, 500, 42.0), (0.25, 500, 400.0), (0.01, 1000, 0.8)])
+@pytest.mark.parametrize(("q", "steps", "noise"), [*MANY[:2], (0.25, 500, 400.0), (0.01, 1000, 0.8)])
 def test_the_epsilon_of_a_curve_is_just_below_the_converged_one(q, steps, noise):
     fine, finer = (refined(q, steps, noise, finer).epsilon(DELTA) for finer in (2, 4))
     converged = finer - (fine - finer) / 3
@@ -112,7 +112,14 @@ def test_more_noise_raises_the_curve_and_a_fixed_batch_size_lowers_it():
 # --------------------------------------------------------------------------------------------------- the inversion
 
 
-@pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000), (0.9, 3)])
+@pytest.mark.parametrize(
+    ("q", "steps"),
+    [
+        (0.25, 40),
+        (0.01, 1),
+        (1.0, 5000),
+    ],
+)
 def test_the_bisection_finds_the_smallest_noise_that_is_refuted(q, steps):
     for limit in (0.3, 30.0):
         epsilon, curve = smallest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)

@@ -1,0 +1,129 @@
+"""What a certificate may carry besides its audit: read back, in the schema, and believed only where it follows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import SCHEMA, made, read_back, sealed
+
+from safexplain.audit.question import SubjectData
+from safexplain.dp import PrivacyStatement, Steps
+from safexplain.errors import CertificateError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
+from safexplain.verdict.certificate.write import SUBJECT_DATA
+
+jsonschema = pytest.importorskip("jsonschema")
+
+CLAIM = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
+MANY = CanaryResult("gradient", CLAIM, "pld", 0.95, (Errors(500, 0.0, 185, 1000, 185, 1000),), 2000, 9.0, {"on": "x"})
+ALONE = CanaryResult(
+    "natural", Claim(None, 1e-5, epsilon=2.0), "clopper-pearson", 0.95, (Errors(1, 0.5, 0, 50, 0, 50),), 100, 1.0
+)
+WEAK = CanaryResult("gradient", CLAIM, "pld", 0.95, (Errors(500, 0.0, 330, 1000, 330, 1000),), 2000, 9.0)
+"""It found nothing, and stands in a certificate all the same: else it would be better to leave it out."""
+SEEN = WhiteBoxResult(CLAIM, (Check("steps", 500, 500, "500 sums"), Check("batches", None, 0.0, "not told")), 40, 2.0)
+STATED = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(5.5728, 0.25, 500),), expected_batch_size=500)
+PURE = PrivacyStatement("objective perturbation", 500, 0.0, pure_epsilon=0.5)
+NONE = PrivacyStatement("SGD", 10, 1e-5, phases=(Steps(0.0, 1.0, 5, "full-batch"),))
+SEARCH = {"trials": 100, "digest": "0f" * 32}
+NOISY = {"clip": None, "mask": None, "noise": {"kind": "GaussianNoise", "std": 0.1}, "grid": None}
+STREAM = {"hardening": NOISY, "noise_stream": "aes256ctr-normal2x16-v3"}
+
+PARTS = {
+    "many runs": ("canaries", MANY, {"canaries": MANY.to_dict()}),
+    "epsilon alone": ("canaries", ALONE, {"canaries": ALONE.to_dict()}),
+    "weak canaries": ("canaries", WEAK, {"canaries": WEAK.to_dict()}),
+    "white box": ("canaries", SEEN, {"canaries": SEEN.to_dict()}),
+    "dp-sgd": ("privacy", STATED, {"privacy": STATED.to_dict()}),
+    "pure": ("privacy", PURE, {"privacy": PURE.to_dict()}),
+    "without noise": ("privacy", NONE, {"privacy": NONE.to_dict()}),
+    "search": ("search", SEARCH, {"search": SEARCH}),
+    "fine-tuning": ("subject_data", "fine-tuning", {"subject_data": "fine-tuning"}),
+    "noise stream": ("noise_stream", STREAM["noise_stream"], STREAM),
+}
+"""Field of a certificate, its value as it is read, and how it is written."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_is_read_back_and_fits_the_schema(part: str, tmp_path: Path) -> None:
+    name, value, written = PARTS[part]
+    content = made(**written)
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(content)))
+    assert getattr(read_back(content, tmp_path), name) == value
+
+
+def test_without_it_a_certificate_is_as_before(tmp_path: Path) -> None:
+    names = {name for name, _, _ in PARTS.values()}
+    assert not names & made()["predicate"].keys()
+    assert {name: getattr(read_back(made(), tmp_path), name) for name in names} == dict.fromkeys(names)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("many runs", None),
+        ("many runs", {"epsilon_lower": 1}),
+        ("many runs", {"errors": [], "claim": None}),
+        ("dp-sgd", 3),
+        ("dp-sgd", {"epsilon": 1}),
+        ("search", None),
+        ("search", SEARCH | {"trials": 0}),
+        ("search", SEARCH | {"trials": True}),
+        ("search", SEARCH | {"digest": "x"}),
+        ("search", SEARCH | {"seed": 1}),
+        ("fine-tuning", "training"),
+        ("fine-tuning", ["pre-training"]),
+        ("noise stream", None),
+        ("noise stream", ["v3"]),
+    ],
+)
+def test_anything_else_is_refused(part: str, other: Any, tmp_path: Path) -> None:
+    name, _, written = PARTS[part]
+    content = made(**written)
+    content["predicate"][name] = other
+    with pytest.raises(CertificateError, match="canar" if name == "canaries" else name):
+        read_back(sealed(content), tmp_path)
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(sealed(content))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        ("many runs", {"epsilon_lower": 0.1}, "canaries: .*epsilon_lower says 0.1"),
+        ("many runs", {"verdict": "as claimed"}, "canaries: .*verdict says"),
+        ("many runs", {"epsilon_add_remove": 30.0}, "canaries: .*epsilon_add_remove says"),
+        ("many runs", {"detectable": 9.0}, "canaries: .*detectable says 9.0"),
+        (
+            "dp-sgd",
+            {"epsilon": STATED.to_dict()["epsilon"] | {"substitute": 1.0}},
+            r"privacy: .*substitute says 1\.0, but 10\.0",
+        ),
+    ],
+)
+def test_what_does_not_follow_is_found_though_the_checksum_fits(
+    part: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    name, _, written = PARTS[part]
+    content = made(**written)
+    content["predicate"][name] = content["predicate"][name] | change
+    with pytest.raises(CertificateError, match=says):
+        read_back(sealed(content), tmp_path)
+
+
+def test_without_noise_there_is_no_stream_to_name(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="noise_stream"):
+        read_back(made(noise_stream=STREAM["noise_stream"]), tmp_path)
+
+
+def test_another_name_of_the_data_is_found_by_the_checksum_and_each_has_its_sentence(tmp_path: Path) -> None:
+    content = made(subject_data="pre-training")
+    content["predicate"]["subject_data"] = "fine-tuning"
+    with pytest.raises(CertificateError, match="changed after it was written"):
+        read_back(content, tmp_path)
+    assert {"training", *SUBJECT_DATA} == set(SubjectData.__args__)
+    assert all(f"who was in the {named} data" in said for named, said in SUBJECT_DATA.items())
