@@ -9,7 +9,7 @@ import pytest
 from scipy import linalg
 from scipy import stats as distributions
 
-from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LikelihoodRatio, joint
+from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, joint
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -155,11 +155,6 @@ def test_a_shift_hidden_by_correlated_noise_is_found():
     assert best - 0.08 < auc_of(ATTACK, case) < best + 0.02
 
 
-def test_columns_together_find_more_than_one_by_one():
-    case = world(leak=(0.0, 0.0, 1.0) @ np.linalg.inv(MIX))
-    assert auc_of(JointLikelihoodRatio("identity"), case) > auc_of(LikelihoodRatio("identity"), case) + 0.02
-
-
 def test_calmer_members_are_found_by_their_calm():
     assert auc_of(JointLikelihoodRatio(), world(leak=(0, 0, 0), calm=0.5)) > 0.65
 
@@ -225,10 +220,9 @@ def test_a_mix_of_many_columns_scores_as_the_columns():
     assert np.allclose(ATTACK(target @ mix, shadows @ mix, membership), ATTACK(target, shadows, membership), atol=1e-4)
 
 
-@pytest.mark.parametrize(("directions", "more"), [(10, 0.1), (40, 0.01)])
-def test_of_a_hundred_correlated_columns_more_is_found_together_than_one_by_one(directions, more):
-    case = wide(directions=directions)
-    assert auc_of(ATTACK, case) > auc_of(LikelihoodRatio("identity"), case) + more
+def test_of_a_hundred_correlated_columns_more_is_found_together_than_one_by_one():
+    case = wide(directions=10)
+    assert auc_of(ATTACK, case) > auc_of(LikelihoodRatio("identity"), case) + 0.1
 
 
 def test_a_leak_in_all_of_a_hundred_directions_is_not_lost():
@@ -293,19 +287,6 @@ def test_scores_are_always_finite():
         assert np.isfinite(JointLikelihoodRatio()(signal[0], signal[1:], membership)).all()
 
 
-def test_single_precision_is_enough():
-    target, shadows, membership, _ = world(100, 12)
-    single = JointLikelihoodRatio()(target.astype(np.float32), shadows.astype(np.float32), membership)
-    assert np.allclose(single, JointLikelihoodRatio()(target, shadows, membership), atol=1e-3)
-
-
-def test_it_is_an_attack_that_compares_and_prints():
-    attack = JointLikelihoodRatio()
-    assert isinstance(attack, Attack)
-    assert attack == JointLikelihoodRatio()
-    assert eval(repr(attack)) == attack
-
-
 # ------------------------------------------------------------------------------------------------------- errors
 
 
@@ -326,8 +307,5 @@ def test_references_on_one_side_only_and_logarithms_of_negative_signals_are_refu
         JointLikelihoodRatio("log")(target, shadows, membership)
     with pytest.raises(InputError, match="expected target"):
         JointLikelihoodRatio()(target[:5], shadows, membership)
-
-
-def test_another_transform_is_refused():
     with pytest.raises(ConfigurationError):
         JointLikelihoodRatio("sqrt")

@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain.audit import Policy, Recipe, certify
-from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
+from safexplain.audit.attacks import LikelihoodRatio, Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
-from safexplain.audit.attacks.suite import RECOURSE, SUITE, fitting
+from safexplain.audit.attacks.suite import RECOURSE, fitting
 from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recourse, margins, ridge_boundaries
 from safexplain.audit.references.training import train_one
 from safexplain.audit.signals import Signals
@@ -131,26 +131,6 @@ def test_the_likelihood_ratio_is_that_of_a_loop_over_examples(variance):
     assert found[0] == 0.0
 
 
-@pytest.mark.parametrize("variance", ["global", "local"])
-def test_references_trained_on_the_example_are_not_looked_at(variance):
-    rng = np.random.default_rng(2)
-    shadows, target = np.exp(rng.normal(size=(8, 50))), np.exp(rng.normal(size=50))
-    member = rng.random((8, 50)) < 0.5
-    changed = np.where(member, shadows * 1e3, shadows)
-    attack = CounterfactualLRT(variance)
-    assert np.array_equal(attack(target, shadows, member), attack(target, changed, member))
-    assert not np.array_equal(attack(target, shadows, member), attack(target, changed, ~member))
-
-
-@pytest.mark.parametrize("variance", ["global", "local"])
-def test_farther_than_unseen_says_member(variance):
-    shadows = np.exp(np.random.default_rng(3).normal(size=(6, 3)))
-    none = np.zeros((6, 3), dtype=bool)
-    scores = CounterfactualLRT(variance)(np.array([0.01, 1.0, 100.0]), np.repeat(shadows[:, :1], 3, axis=1), none)
-    assert scores[0] < scores[1] < scores[2]
-    assert scores[0] < 0 < scores[2]
-
-
 def test_scores_are_a_normal_ones_whatever_the_number_of_references():
     rng = np.random.default_rng(4)
     logs, level = rng.normal(size=(9, 20_000)), rng.normal(size=20_000) * 3
@@ -232,10 +212,9 @@ def test_one_answer_tells_the_weights_of_a_linear_model():
     assert offset == pytest.approx(model.b / size, abs=1e-9)
 
 
-@pytest.mark.parametrize("noise", [0.5, 2.0, 20.0])
-def test_noise_on_the_length_hides_nothing_of_the_direction(noise):
+def test_noise_on_the_length_hides_nothing_of_the_direction():
     x, y = data()
-    model = Linear.fitted(x, y, noise=noise, rng=np.random.default_rng(0))
+    model = Linear.fitted(x, y, noise=20.0, rng=np.random.default_rng(0))
     direction, _ = Answers.asked(model, x).boundary(x)
     assert direction @ model.w / np.linalg.norm(model.w) == pytest.approx(1.0, abs=1e-12)
 
@@ -395,13 +374,6 @@ def test_of_overfitted_networks_the_sign_of_the_distance_tells_more_than_the_dis
     signed = [found.pop(n) for n in ("SignedDistance", "SignedDistanceLRT", "SignedDistanceDensity")]
     distance = [found.pop(n) for n in list(found) if n.startswith("Counterfactual")]
     assert min(signed) > max(distance) + 0.05
-
-
-def test_attacks_are_attacks_and_know_their_orientation():
-    for row in SUITE:
-        assert isinstance(row.attack, Attack)
-    assert CounterfactualDistance()(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
-    assert Threshold()(np.array([1.0, 2.0])).tolist() == [-1.0, -2.0]
 
 
 def test_noise_on_lengths_stops_the_distance_and_not_the_direction():

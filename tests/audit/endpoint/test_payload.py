@@ -125,14 +125,9 @@ def test_listed_probabilities_are_read_and_make_the_label() -> None:
     ("body", "said"),
     [
         ({"explanations": [[1.0, float("nan")], [1.0, 2.0]]}, "not finite numbers .the first in row 0"),
-        ({"explanations": [[1.0, 2.0], [1.0, 1e300]]}, "the first in row 1"),
-        ({"explanations": [[1.0, None], [1.0, 2.0]]}, "null"),
         ({"explanations": [[1.0, 2.0], [1.0]]}, "different lengths"),
         ({"explanations": [[1.0, 2.0]]}, "about 2 rows: expected one for each row"),
-        ({"explanations": [1.0, 2.0]}, "a map for each row"),
         ({"explanations": [["1", "2"], ["3", "4"]]}, "no lists of numbers"),
-        ({"explanations": "none"}, "a text"),
-        ({"explanations": [[], []]}, "expected"),
         ({"error": "no"}, "no explanations at 'explanations': found an object with error"),
         ([[1.0, 2.0]] * 2, "found"),
         ({"explanations": [{"a": 1.0}, {"a": 2.0}]}, "answer.features"),
@@ -147,11 +142,8 @@ def test_explanations_that_cannot_be_read_say_why(body: object, said: str) -> No
     ("labels", "said"),
     [
         ([0, 3], "a class from 0 to 2"),
-        ([0, -1], "a class from 0 to 2"),
-        ([0, 0.5], "a class from 0 to 2"),
         (["cat", "dog"], "answer.classes"),
         ([True, False], "a class from 0 to 2"),
-        ([0], "expected a list of 2"),
         ([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], "List them as answer.probabilities"),
         (None, "null"),
     ],
@@ -166,7 +158,6 @@ def test_labels_that_cannot_be_read_say_why(labels: object, said: str) -> None:
     [
         ([{"name": "other", "shape": [2, 1], "data": [1, 2]}], "no output 'explanation'.*found other"),
         ([{"name": "explanation", "shape": [2, 2], "data": [1.0, 2.0]}], "has 2 numbers, and its shape"),
-        ([{"name": "explanation", "shape": "2", "data": [1.0, 2.0]}], "the shape '2'"),
         ("none", "no V2 answer"),
     ],
 )
@@ -178,17 +169,12 @@ def test_tensors_that_cannot_be_read_say_why(outputs: object, said: str) -> None
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"formats": "json"}, "unknown formats"),
         ({"format": "v3"}, "one of json, kserve-v1, v2"),
         ({"request": {"input": "x"}}, "unknown"),
-        ({"request": {"channels": "middle"}}, "first"),
         ({"request": {"headers": {"A": 1}}}, "each value text"),
-        ({"request": []}, "must be a table"),
         ({"answer": {"labels": "a", "probabilities": "b"}}, "list one of them"),
         ({"answer": {"classes": ["a", "a"]}}, "twice"),
         ({"asking": {"rate": 0}}, "greater than 0"),
-        ({"asking": {"budget": 0}}, "budget"),
-        ({"asking": {"batch": 1.5}}, "whole number"),
     ],
 )
 def test_a_payload_that_makes_no_sense_is_refused(content: dict[str, object], said: str) -> None:

@@ -233,12 +233,11 @@ def test_progress_is_told_and_so_are_waits(
 # --- interruptions, budgets -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails_at", [1, 5])
 def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
-    service: Any, run: Callable[..., AuditRun], tmp_path: Path, fails_at: int
+    service: Any, run: Callable[..., AuditRun], tmp_path: Path
 ) -> None:
     store = tmp_path / "answers.sqlite"
-    service.before = lambda path, number: (400, {}, b'{"error": "away"}') if number == fails_at else None
+    service.before = lambda path, number: (400, {}, b'{"error": "away"}') if number == 5 else None
     first = endpoint(service, store)
     with pytest.raises(EndpointError, match="'away'"):
         run(first)
@@ -367,9 +366,7 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
     ("spoiled", "said"),
     [
         ({"explanations": [[float("nan")] * 6] * 32}, "not finite"),
-        ({"labels": [7] * 32}, "a class from 0 to 2"),
         ({"labels": [0]}, "expected a list of 32"),
-        ({"explanations": None}, "null|a text|no lists"),
     ],
 )
 def test_a_malformed_answer_loses_nothing_that_came_before(
