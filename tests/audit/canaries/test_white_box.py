@@ -39,7 +39,8 @@ def failed(result: Any) -> set[str]:
     return {check.name for check in result.checks if check.passed is False}
 
 
-RIGHT_ONES = [case.name for case in RIGHT]
+QUICK = ("by_hand:Loop", "by_hand:AutoS", "with_engines:FineTunedHead", "with_engines:Opacus")
+RIGHT_ONES = [case.name if case.name in QUICK else pytest.param(case.name, marks=pytest.mark.slow) for case in RIGHT]
 
 
 @pytest.mark.parametrize("name", RIGHT_ONES)
@@ -52,27 +53,27 @@ def test_a_right_training_is_as_claimed(name):
     ("name", "check"),
     [
         ("by_hand:DecayingNoise", "size of the noise"),
-        ("by_hand:NoNoiseOnBias", "size of the noise"),
+        pytest.param("by_hand:NoNoiseOnBias", "size of the noise", marks=pytest.mark.slow),
         ("by_hand:NoNoiseInLastStep", "size of the noise"),
         ("by_hand:UniformNoise", "distribution of the noise"),
         ("by_hand:SameNoiseEveryStep", "independence of the noise"),
         ("by_hand:QuantileBound", "noise apart from the records"),
         ("by_hand:MicroBatchesScaledBack", "sensitivity"),
-        ("by_hand:WeightsAndBiasEach", "sensitivity"),
+        pytest.param("by_hand:WeightsAndBiasEach", "sensitivity", marks=pytest.mark.slow),
         ("by_hand:BoundOfLabel", "sensitivity"),
-        ("by_hand:Mixup", "sensitivity"),
-        ("by_hand:ActualBatchSize", "sensitivity"),
+        pytest.param("by_hand:Mixup", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("by_hand:ActualBatchSize", "sensitivity", marks=pytest.mark.slow),
         ("with_engines:EachLayerAtFullBound", "sensitivity"),
-        ("with_engines:FourViews", "sensitivity"),
+        pytest.param("with_engines:FourViews", "sensitivity", marks=pytest.mark.slow),
         ("by_hand:SecondMomentFromCleanSums", "released by the sums alone"),
-        ("by_hand:StartsAtClassMeans", "released by the sums alone"),
+        pytest.param("by_hand:StartsAtClassMeans", "released by the sums alone", marks=pytest.mark.slow),
         ("by_hand:BestCheckpoint", "released by the sums alone"),
-        ("by_hand:RateByPrivateLoss", "released by the sums alone"),
-        ("with_engines:BatchNormOutside", "released by the sums alone"),
+        pytest.param("by_hand:RateByPrivateLoss", "released by the sums alone", marks=pytest.mark.slow),
+        pytest.param("with_engines:BatchNormOutside", "released by the sums alone", marks=pytest.mark.slow),
         ("with_engines:InnerOptimizerSteps", "released by the sums alone"),
         ("by_hand:Shuffled", "batches drawn anew"),
-        ("by_hand:FixedOrder", "batches drawn anew"),
-        ("with_engines:NotPoisson", "batches drawn anew"),
+        pytest.param("by_hand:FixedOrder", "batches drawn anew", marks=pytest.mark.slow),
+        pytest.param("with_engines:NotPoisson", "batches drawn anew", marks=pytest.mark.slow),
         ("with_engines:Resumed", "steps"),
     ],
 )
@@ -225,8 +226,7 @@ def test_sums_may_be_arrays_in_dictionaries():
     assert torch.equal(both["b"][0], torch.tensor([2.0]))
 
 
-@pytest.mark.parametrize("bound", [0.3, 4.0])
-@pytest.mark.parametrize("name", ["Opacus", "NoNoiseOnBias"])
+@pytest.mark.parametrize(("bound", "name"), [(0.3, "Opacus"), (4.0, "NoNoiseOnBias")])
 def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
     case = case_named(f"with_engines:{name}")
     init = DPOptimizer.__init__

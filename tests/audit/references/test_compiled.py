@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from safexplain.audit import Recipe
 from safexplain.audit.references import batches, compiled
 from safexplain.audit.references.training import train_models, train_one, train_together
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError
 
 RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")
 
@@ -125,13 +125,6 @@ def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_bu
     assert [p.data_ptr() for p in other.parameters()] == addresses
 
 
-def test_channels_last_is_for_images():
-    with pytest.raises(InputError, match=r"channels_last is for images .* got \(40, 128\)"):
-        train_one(
-            replace(RECIPE, channels_last=True, augmentation="none"), network(), X.flatten(1)[:40], Y[:40], seeded()
-        )
-
-
 # ------------------------------------------------------------------------------------------------------ compilation
 
 
@@ -174,11 +167,6 @@ def test_what_is_frozen_and_what_trains_is_the_same_in_a_compiled_model(traced):
     assert torch.allclose(state(plain), state(fast), atol=1e-5)
     assert torch.equal(fast[0].weight, network()[0].weight)
     assert [p.requires_grad for p in fast.parameters()] == [False, False, True, True, True, True]
-
-
-def test_models_without_a_full_batch_are_not_compiled(traced):
-    trained(replace(RECIPE, batch_size=64, compile=True), [network()])
-    assert traced() == 0
 
 
 def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):

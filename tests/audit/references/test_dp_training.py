@@ -15,7 +15,6 @@ from safexplain.audit import Population, Recipe, train_shadows
 from safexplain.audit.references import dp_training
 from safexplain.audit.references.dp_recipe import DPTraining
 from safexplain.audit.references.dp_training import FrozenAs
-from safexplain.audit.references.fine_tuning import replace_head
 from safexplain.audit.references.shadows import Repeated, mixed_seed
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import InputError
@@ -98,8 +97,7 @@ def test_heads_train_together_and_without_noise_they_are_those_of_dpfinetuner(mo
         assert torch.equal(model[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize(("claimed", "right"), [(2.0, True), (1.7, False), (2.3, False)])
-def test_each_head_has_noise_of_its_own_and_of_the_right_scale(claimed, right):
+def test_each_head_has_noise_of_its_own_and_of_the_right_scale():
     population = pool(40)
     dp = {"delta": 1e-3, "noise_multiplier": 2.0, "sample_rate": 0.25, "steps": 1, "trainable": "head",
           "clipping": "flat", "clip": 1e-3}  # fmt: skip
@@ -107,20 +105,9 @@ def test_each_head_has_noise_of_its_own_and_of_the_right_scale(claimed, right):
     shadows = train_shadows(population, recipe, build=lambda _: shared(1), models=60, members=20)
     moved = torch.stack([m[2].weight.detach() - shared(1)[2].weight.detach() for m in shadows.models])
     scale = float(moved.std()) * 5 / 1e-3  # lr C / expected batch of 5; what is clipped is small beside it
-    assert (abs(scale / claimed - 1) < 0.1) == right
+    assert scale == pytest.approx(2.0, rel=0.06)  # of 900 numbers: two and a half standard deviations
     correlation = np.corrcoef(moved.flatten(1).numpy())[np.triu_indices(60, 1)]
     assert abs(correlation.mean()) < 0.1
-
-
-def test_other_optimizers_are_those_of_the_recipe():
-    population = pool()
-    one, other = (
-        train_shadows(
-            population, replace(RECIPE, optimizer="sgd", momentum=m), build=build, models=1, members=40
-        ).models[0]
-        for m in (0.0, 0.9)
-    )
-    assert not torch.allclose(state(one), state(other))
 
 
 def test_finished_references_are_not_trained_again(tmp_path, monkeypatch):
@@ -169,14 +156,6 @@ def test_what_did_not_train_is_the_targets_also_behind_a_wrapper():
 def test_a_target_of_another_architecture_is_refused():
     with pytest.raises(InputError, match=r"has no 0\.weight of shape"):
         FrozenAs(build, nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), HEAD.dp)(0)
-
-
-def test_a_fresh_head_on_the_target_itself():
-    target = build(9)
-    one, other, again = (replace_head(target, seed=seed) for seed in (1, 2, 1))
-    assert torch.equal(one[0].weight, target[0].weight)
-    assert not torch.equal(one[2].weight, other[2].weight)
-    assert torch.equal(one[2].weight, again[2].weight)
 
 
 def test_batch_norm_that_trains_becomes_group_norm_before_anything_is_compared():

@@ -110,21 +110,26 @@ LAST_2 = LAST_1 | NORM_2 | {"4.weight", "4.bias"}
 
 
 @pytest.mark.parametrize(
-    ("trainable", "expected"),
-    [("head", HEAD), (1, LAST_1), (2, LAST_2), (3, None), ("all", None), ("lora", HEAD | {"8.weight"})],
+    ("trainable", "expected", "augmentation"),
+    [
+        ("head", HEAD, "none"),
+        (1, LAST_1, "crop-flip"),
+        (2, LAST_2, "none"),
+        (3, None, "none"),
+        ("all", None, "crop-flip"),
+        ("lora", HEAD | {"8.weight"}, "crop-flip"),
+    ],
 )
-@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
 def test_what_is_frozen_stays_bit_for_bit_and_what_trains_moves(pretrained, trainable, expected, augmentation):
     recipe = Recipe(lr=0.02, epochs=1, batch_size=16, augmentation=augmentation)
     tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, recipe, trainable))
     for before, after in zip(pretrained.models, tuned.models, strict=True):
         assert moved(before, after) == (set(before.state_dict()) if expected is None else expected)
-
-
-def test_running_statistics_of_trained_blocks_move_and_of_frozen_ones_do_not(pretrained):
-    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, 2)).models[0]
-    assert torch.equal(tuned[1].running_mean, pretrained.models[0][1].running_mean)
-    assert not torch.equal(tuned[5].running_mean, pretrained.models[0][5].running_mean)
+        assert {type(m) for m in after.modules()} == {type(m) for m in cnn().modules()}
+        assert not after.training
+        assert all(p.requires_grad for p in after.parameters())
+        assert after(DOWNSTREAM.x).shape == (50, 3)
+    assert np.array_equal(tuned.membership, pretrained.membership)
 
 
 def test_dropout_acts_where_a_block_trains_and_nowhere_else(pretrained, monkeypatch):
@@ -153,18 +158,7 @@ def test_pretrained_models_are_left_as_they_are(pretrained):
     assert all(p.requires_grad and p.grad is None for m in pretrained.models for p in m.parameters())
 
 
-@pytest.mark.parametrize("trainable", ["head", 2, "all", "lora"])
-def test_results_are_plain_models_with_the_membership_of_the_pretraining(pretrained, trainable):
-    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, trainable))
-    assert np.array_equal(tuned.membership, pretrained.membership)
-    for model in tuned.models:
-        assert not model.training
-        assert all(p.requires_grad for p in model.parameters())
-        assert {type(m) for m in model.modules()} == {type(m) for m in cnn().modules()}
-        assert model(DOWNSTREAM.x).shape == (50, 3)
-
-
-@pytest.mark.parametrize("trainable", ["head", 1, "all", "lora"])
+@pytest.mark.parametrize("trainable", ["head", "lora"])
 def test_models_learn_the_downstream_task(pretrained, trainable):
     how = FineTune(DOWNSTREAM, Recipe(lr=0.03, epochs=40, batch_size=16), trainable)
     least = 0.5 if trainable == "head" else 0.8
@@ -175,9 +169,8 @@ def test_models_learn_the_downstream_task(pretrained, trainable):
 # ---------------------------------------------------------------------------------------------- heads on features
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_network(pretrained, monkeypatch, optimizer):
-    how = FineTune(DOWNSTREAM, Recipe(optimizer, lr=0.02, epochs=5, batch_size=7, weight_decay=0.01), "head")
+def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_network(pretrained, monkeypatch):
+    how = FineTune(DOWNSTREAM, Recipe("sgd", lr=0.02, epochs=5, batch_size=7, weight_decay=0.01), "head")
     fast = fine_tune(pretrained, how)
     monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
     slow = fine_tune(pretrained, how)
@@ -200,16 +193,6 @@ def test_heads_of_unequal_shares_train_in_groups(pretrained, monkeypatch):
     fast = fine_tune(pretrained, how)
     monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
     assert near(fast, fine_tune(pretrained, how))
-
-
-def test_a_head_whose_output_is_changed_trains_through_the_network(monkeypatch):
-    def build(seed):
-        return nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.ReLU(), nn.Linear(6, 4), nn.Softplus())
-
-    tuned = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
-    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
-    again = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
-    assert same(tuned, again)
 
 
 # ----------------------------------------------------------------------------------------------- shares and seeds
@@ -287,25 +270,21 @@ def test_blocks_of_sequentials_and_of_stacks():
     assert blocks(nn.Linear(3, 2), "") == []
 
 
-@pytest.mark.parametrize("name", ["torchvision resnet", "timm resnet", "timm vit", "timm convnext", "linear"])
+@pytest.mark.parametrize("name", ["torchvision resnet", "timm vit", "timm convnext"])
 def test_heads_of_known_families_are_found_and_blocks_below_them_stay(name):
     pytest.importorskip("timm")
     pytest.importorskip("torchvision")
-    from timm.models import convnext, resnet, vision_transformer
+    from timm.models import convnext, vision_transformer
     from torchvision.models import resnet as torch_resnet
 
     def build(seed):
         match name:
             case "torchvision resnet":
                 return torch_resnet.ResNet(torch_resnet.BasicBlock, [1, 1, 1, 2], num_classes=4)
-            case "timm resnet":
-                return resnet.ResNet(resnet.BasicBlock, (1, 1, 1, 1), num_classes=4, channels=(8, 8, 8, 8))
             case "timm vit":
                 return vision_transformer.VisionTransformer(16, 8, embed_dim=16, depth=3, num_heads=2, num_classes=4)
-            case "timm convnext":
-                return convnext.ConvNeXt(num_classes=4, depths=(1, 1, 1, 2), dims=(4, 8, 8, 8), patch_size=1)
             case _:
-                return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
+                return convnext.ConvNeXt(num_classes=4, depths=(1, 1, 1, 2), dims=(4, 8, 8, 8), patch_size=1)
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -319,8 +298,6 @@ def test_heads_of_known_families_are_found_and_blocks_below_them_stay(name):
     assert {n.rpartition(".")[0] for n in moved(made, tuned)} == {head}
     assert tuned(x).shape == (12, 5)
     names = blocks(made, head)
-    if not names:
-        return
     tuned = fine_tune(pool, FineTune(down, Recipe(epochs=1, lr=0.01), 1, sample=1.0)).models[0]
     order = [n for n, _ in made.named_modules()]
     frozen = [n for n in order[: order.index(names[-1])] if n and not names[-1].startswith(n + ".") and n != head]
@@ -347,7 +324,7 @@ def test_adapters_change_weights_by_a_matrix_of_low_rank():
 # ------------------------------------------------------------------------------------------------------------- dp
 
 
-@pytest.mark.parametrize(("trainable", "expected"), [("head", HEAD), (1, LAST_1), ("lora", HEAD | {"8.weight"})])
+@pytest.mark.parametrize(("trainable", "expected"), [("head", HEAD), ("lora", HEAD | {"8.weight"})])
 def test_with_dp_only_what_trains_moves_and_noise_is_in_it(two, trainable, expected):
     how = FineTune(DOWNSTREAM, PRIVATE, trainable)
     tuned = fine_tune(two, how)
@@ -441,14 +418,6 @@ def test_nothing_else_is_reused(pretrained, tmp_path):
         assert same(found, fine_tune(models, other, seed=seed))
 
 
-def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
-    before = train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path)
-    tuned = fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path)
-    assert len([p for p in tmp_path.iterdir() if p.suffix == ".pt"]) == 4
-    assert same(before, train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path))
-    assert same(tuned, fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path, progress=only_loads))
-
-
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
@@ -456,15 +425,10 @@ def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
     ("arguments", "message"),
     [
         ({"trainable": "heads"}, "trainable"),
-        ({"trainable": 0}, "trainable"),
-        ({"trainable": True}, "trainable"),
         ({"trainable": 1.5}, "trainable"),
-        ({"sample": 0.0}, "sample"),
         ({"sample": 1.2}, "sample"),
-        ({"sample": float("nan")}, "sample"),
         ({"sample": "half"}, "sample"),
         ({"recipe": None}, "recipe"),
-        ({"downstream": (1, 2)}, "downstream"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

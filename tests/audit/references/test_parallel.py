@@ -88,7 +88,9 @@ def done(work, tasks, **options):
     return dict(each(work, tasks, **{"stage": "summing", "progress": ignore, **options}))
 
 
-@pytest.mark.parametrize("engine", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine", ["loky", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("dask", "ray"))]
+)
 def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, caplog):
     work, tasks, seen = Sums(tmp_path / "killed"), [(i,) for i in range(5)], []
     with ENGINES[engine]():
@@ -157,7 +159,7 @@ def test_progress_moves_within_tasks_of_this_process():
     assert seen == [("s", 4, 9, "task 0"), ("s", 5, 9), ("s", 7, 9, "task 1"), ("s", 9, 9)]
 
 
-@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 4), ("sequential", 1), ("loky", 1)])
+@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 4), ("loky", 1)])
 def test_threads_and_single_workers_are_this_process(backend, n_jobs):
     with joblib.parallel_config(backend, n_jobs=n_jobs):
         assert not parallel.parallel()

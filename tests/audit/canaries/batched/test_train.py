@@ -84,7 +84,7 @@ def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_ca
         assert (theta[0] - wrong).abs().max() > 1e-3, "the canary of the other data set would be seen"
 
 
-@pytest.mark.parametrize(("name", "rate"), [("one logit", 0.3), ("ten classes", 1.0), ("MLP", 0.9), ("MLP", 0.3)])
+@pytest.mark.parametrize(("name", "rate"), [("one logit", 0.3), ("MLP", 0.9)])
 def test_rows_taken_a_few_at_a_time_give_the_same_weights(name, rate):
     network = NETWORKS[name]
     x, y = data(network)
@@ -112,8 +112,9 @@ class Twins(KeyedDraws):
         return super().noise(like[:1], std).expand_as(like)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("kind", ["gradient", "crafted"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("one logit", "gradient"), ("one logit", "crafted"), ("MLP", "gradient"), ("MLP", "crafted")]
+)
 def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
     network = NETWORKS[name]
     x, y = data(network)
@@ -137,7 +138,7 @@ def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
             assert moved.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("name", "kind", "how"), PAIRS)
+@pytest.mark.parametrize(("name", "kind", "how"), PAIRS[:3])
 def test_scores_are_higher_on_d(name, kind, how):
     network = NETWORKS[name]
     x, y = data(network)
@@ -364,9 +365,8 @@ def test_an_error_in_one_thread_ends_all_and_is_raised(many_blocks):
         )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_weights_that_diverge_are_an_error_and_not_a_score(name):
-    network = NETWORKS[name]
+def test_weights_that_diverge_are_an_error_and_not_a_score():
+    network = NETWORKS["MLP"]
     x, y = data(network)
     canary, made_by = canary_of("gradient", network, x, y), recipe(network, lr=3e38, momentum=0.9)
     with pytest.raises(InputError, match="learning rate"):

