@@ -155,10 +155,6 @@ def test_a_shift_hidden_by_correlated_noise_is_found():
     assert best - 0.08 < auc_of(ATTACK, case) < best + 0.02
 
 
-def test_calmer_members_are_found_by_their_calm():
-    assert auc_of(JointLikelihoodRatio(), world(leak=(0, 0, 0), calm=0.5)) > 0.65
-
-
 def test_without_a_leak_nothing_is_found():
     for seed in range(3):
         target, shadows, membership, member = world(1500, 16, leak=(0, 0, 0), seed=seed)
@@ -197,21 +193,6 @@ def test_columns_that_only_mix_fewer_numbers_score_as_these():
     found = ATTACK(target @ mix, shadows @ mix, membership)
     assert np.allclose(found, ATTACK(target, shadows, membership), atol=1e-4)
     assert found[3] == found[4] == 0
-
-
-def test_columns_that_membership_hardly_moves_change_little():
-    """Ten numbers and ninety of noise, rotated."""
-    rng = np.random.default_rng(0)
-    n, m = 1500, 24
-    member = rng.random((m + 1, n)) < 0.5
-    own = rng.normal(0, 2, (n, 100)) + rng.normal(size=(m + 1, n, 100)) * np.where(np.arange(100) < 10, 1.0, 0.01)
-    own[..., :10] += member[..., None] * rng.normal(size=(n, 10))
-    turned = own @ linalg.qr(rng.normal(size=(100, 100)))[0]
-    attack = JointLikelihoodRatio("identity")
-    plain = attack(own[0, :, :10], own[1:, :, :10], member[1:])
-    found = attack(turned[0], turned[1:], member[1:])
-    assert np.corrcoef(plain, found)[0, 1] > 0.85
-    assert roc(found, member[0]).auc > roc(plain, member[0]).auc - 0.03 > 0.8
 
 
 def test_a_mix_of_many_columns_scores_as_the_columns():

@@ -46,13 +46,6 @@ def test_tokens_and_bytes_get_a_record_that_the_training_can_take():
     assert image.dtype == torch.uint8
 
 
-def test_half_precision_holds_it():
-    x, y = records()
-    far, _ = far_record((1000 * x).half(), y, 0)
-    assert far.dtype == torch.half
-    assert bool(far.isfinite().all())
-
-
 @pytest.mark.parametrize(
     ("y", "says"),
     [

@@ -124,15 +124,6 @@ def test_adam_has_no_drift_to_take_off():
     assert found.drift is None
 
 
-def test_progress_names_each_training():
-    told = []
-    x, y = data()
-    reference(
-        LinearHead(D, CLASSES), x, y, RECIPE, generator=seeded(), progress=lambda s, done, total: told.append((s, done))
-    )
-    assert [(s, STEPS) for s in ("reference", "movement", "drift")] == [t for t in told if t[1] == STEPS]
-
-
 class Branching(nn.Module):
     """Reads a number out of its input, which vmap refuses."""
 

@@ -99,10 +99,6 @@ def test_other_levels_spreads_and_effects_are_told_apart():
     assert looked_at(changed(stronger)).numbers["effect"] > 1.2
 
 
-def test_references_that_memorise_nothing_are_found():
-    assert failures(10, share=0.0, effect=0.7, n=3000) == 10
-
-
 def test_a_difference_that_hardly_matters_is_let_pass_however_sure_it_is():
     exact = world(effect=2.0, share=0.97, n=20_000, signals=1, varied=0.0)
     assert not looked_at(exact).failed

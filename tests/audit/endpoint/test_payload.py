@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +34,6 @@ def test_each_format_writes_questions_and_reads_answers() -> None:
     ]
     np.testing.assert_array_equal(v2.maps({"outputs": outputs}, 2), np.float32(rows))
     np.testing.assert_array_equal(v2.labels({"outputs": outputs}, 2, 3)[0], [2, 0])
-
-
-def test_numbers_arrive_as_they_are() -> None:
-    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-    sent = json.loads(json.dumps(Payload.of("json").body(x)))
-    np.testing.assert_array_equal(np.array(sent["instances"], np.float32), x)
 
 
 def test_labels_of_kserve_are_asked_of_the_sibling_unless_said_otherwise() -> None:
@@ -180,11 +173,6 @@ def test_tensors_that_cannot_be_read_say_why(outputs: object, said: str) -> None
 def test_a_payload_that_makes_no_sense_is_refused(content: dict[str, object], said: str) -> None:
     with pytest.raises((ConfigurationError, ConfigurationTypeError), match=said):
         Payload.from_dict(content)
-
-
-def test_a_payload_is_a_format_or_a_file() -> None:
-    with pytest.raises(ConfigurationError, match="json, kserve-v1, v2 or a TOML file"):
-        Payload.read("kserve")
 
 
 def test_neither_url_nor_digest_hold_a_secret() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,22 +213,6 @@ def test_the_digest_is_that_of_the_answers(service: Any, world: SimpleNamespace)
     assert first == second != digest()
 
 
-def test_progress_is_told_and_so_are_waits(
-    service: Any, run: Callable[..., AuditRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("safexplain.audit.endpoint.client.time.sleep", lambda seconds: None)
-    service.before = lambda path, number: (429, {"Retry-After": "9"}, b"") if number in (0, 3) else None
-    told: list[tuple[str, float, float, str]] = []
-    run(
-        endpoint(service, asking={"retries": 1}),
-        progress=lambda stage, done, total, note="": told.append((stage, done, total, note)),
-    )
-    said = [one for one in told if one[0].startswith("asking the endpoint")]
-    assert ("asking the endpoint once", 0, N, "busy, asked again in 9 s") in said
-    assert [one[3] for one in said].count("busy, asked again in 9 s") == 2
-    assert said[-1][:3] == ("asking the endpoint", N * EACH + TWICE, N * EACH + TWICE)
-
-
 # --- interruptions, budgets -------------------------------------------------------------------------------------------
 
 
@@ -424,10 +407,3 @@ def test_references_have_noise_of_their_own_where_the_service_declares_noise(
     found = run(endpoint(service), hardening=Hardening(clip=NormClip(0.8), noise=GaussianNoise(Relative(0.3))))
     assert found.stated["noise_stream"]
     assert any("knew the hardening but not the key" in says for _, says in found.report.limits)
-
-
-def test_without_references_only_thresholds_are_tried(service: Any, run: Callable[..., AuditRun]) -> None:
-    found = run(endpoint(service), build=None, references=0)
-    assert {a.attack for a in found.result.attacks if "explanation" in a.role} == {"Threshold"}
-    assert found.verdict != "certified"
-    json.dumps(found.to_dict())

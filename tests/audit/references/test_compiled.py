@@ -13,8 +13,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from safexplain.audit import Recipe
-from safexplain.audit.references import batches, compiled
-from safexplain.audit.references.training import train_models, train_one, train_together
+from safexplain.audit.references import compiled
+from safexplain.audit.references.training import train_models, train_one
 from safexplain.errors import ConfigurationError
 
 RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")
@@ -45,11 +45,6 @@ def network(seed=0, width=6, by=1.0, dropout=0.0):
         *(nn.Conv2d(2, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), Scaled(by)),
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(4 * width, 3)),
     )
-
-
-def mlp(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(128, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
 def state(model):
@@ -90,18 +85,6 @@ def test_the_forward_pass_and_the_loss_are_in_the_precision_of_the_recipe():
     train_one(RECIPE, model, X, Y, seeded())
     assert set(seen[:6]) == {torch.bfloat16}
     assert set(seen[6:]) == {torch.float32}
-
-
-def test_models_that_train_together_do_so_in_bfloat16_too():
-    recipe = replace(RECIPE, augmentation="none")
-    half = replace(recipe, precision="bf16")
-    members = [torch.arange(0, 40), torch.arange(8, 48)]
-    exact, coarse = (train_together(r, [mlp(0), mlp(1)], X, Y, members, [seeded(0), seeded(1)]) for r in (recipe, half))
-    for i in range(2):
-        alone = train_one(half, mlp(i), X[members[i]], Y[members[i]], seeded(i))
-        far = (state(exact[i]) - state(mlp(i))).abs().max()
-        assert 0 < (state(exact[i]) - state(coarse[i])).abs().max() < 0.1 * far
-        assert (state(alone) - state(coarse[i])).abs().max() < 0.1 * far
 
 
 def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_built():
@@ -217,17 +200,3 @@ def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
         assert (state(exact) - state(model)).abs().max() < 0.2 * far
         assert all(p.is_contiguous() and p.dtype == torch.float32 for p in model.parameters())
     compiled.forget()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("augmentation", ["none", "flip", "crop-flip"])
-def test_on_a_gpu_data_that_does_not_fit_is_copied_batch_by_batch(augmentation, monkeypatch):
-    recipe = replace(RECIPE, augmentation=augmentation)
-    near = trained(recipe, [network()], "cuda")[0]
-    monkeypatch.setattr(batches, "SHARE", 0.0)
-    assert not batches.fits(X, torch.device("cuda", 0))
-    far = trained(recipe, [network()], "cuda")[0]
-    assert torch.allclose(state(near), state(far), atol=1e-5)
-    on_cpu = trained(recipe, [network()])[0]
-    assert torch.allclose(state(near), state(on_cpu), atol=1e-3)

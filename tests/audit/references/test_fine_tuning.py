@@ -15,7 +15,7 @@ from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
 from safexplain.audit.references import fine_tuning
-from safexplain.audit.references.fine_tuning import FineTune, fine_tune, replace_head
+from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.dp.models.parameters import blocks, head_modules
 from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.dp.sgd import finetune
@@ -223,25 +223,6 @@ def test_a_seed_makes_the_same_models_and_another_makes_others(pretrained):
         assert same(first, fine_tune(pretrained, how, seed=3))
         assert torch.equal(torch.get_rng_state(), state)
         assert not same(first, fine_tune(pretrained, how, seed=4))
-
-
-def test_new_heads_differ_between_models():
-    heads = [replace_head(cnn(), 3, seed=s)[10] for s in (0, 0, 1)]
-    assert torch.equal(heads[0].weight, heads[1].weight)
-    assert not torch.equal(heads[0].weight, heads[2].weight)
-    assert heads[0].weight.shape == (3, 8)
-
-
-def test_progress_ends_at_the_number_of_models(pretrained):
-    for trainable, dp in (("head", None), (1, None), ("head", DP)):
-        seen = []
-        fine_tune(
-            pretrained,
-            FineTune(DOWNSTREAM, replace(RECIPE, dp=dp), trainable),
-            progress=lambda *call: seen.append(call),  # noqa: B023
-        )
-        assert seen[-1] == ("fine-tuning", 3, 3)
-        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
 
 
 # ------------------------------------------------------------------------------------------- architectures, blocks

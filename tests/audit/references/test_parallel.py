@@ -204,17 +204,6 @@ def test_large_arrays_are_sent_once_and_can_be_written_to():
     assert not torch.equal(found["tensor"], values["tensor"])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_on_a_gpu_is_on_the_gpu_of_the_worker():
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)).cuda().to(memory_format=torch.channels_last)
-    found, _ = sent(model)
-    for (name, a), b in zip(found.state_dict().items(), model.state_dict().values(), strict=True):
-        assert a.device == b.device, name
-        assert a.stride() == b.stride(), name
-        assert torch.equal(a, b), name
-
-
 def test_a_worker_of_another_version_is_refused():
     raw, arrays = parallel._packed(len, [("a",)])[0]
     _, raised, error = parallel._do(0, {**parallel.VERSIONS, "torch": "1.0"}, raw, *arrays)

@@ -125,14 +125,6 @@ def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained
     assert sorted(trained) == [1, 2, 2, 3]
 
 
-def test_progress_ends_at_the_number_of_models():
-    for train, build in ((RECIPE, mlp), (RECIPE, normed), (lambda x, y, g: mlp(0), None), (GaussianNB(), None)):
-        seen = []
-        train_shadows(POOL, train, build=build, models=3, progress=lambda *call: seen.append(call))  # noqa: B023
-        assert seen[-1] == ("training", 3, 3)
-        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
-
-
 def test_progress_names_the_model_and_the_epoch():
     seen, recipe = [], Recipe(epochs=2, batch_size=40)
     train_shadows(POOL, recipe, build=normed, models=2, progress=lambda *told: seen.append(told))
@@ -251,13 +243,6 @@ def test_a_function_may_train_and_gets_the_members_only():
         assert torch.equal(y, POOL.y[torch.from_numpy(member)])
 
 
-def test_a_function_without_build_is_not_stored(tmp_path, counting):
-    for _ in range(2):
-        train_shadows(POOL, counting(1.0), models=2, cache=str(tmp_path))
-    assert counting.calls == 4
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_function_with_build_resumes(tmp_path, counting):
     whole = train_shadows(POOL, counting(1.0), build=mlp, models=5)
     counting.calls = 0
@@ -267,37 +252,6 @@ def test_a_function_with_build_resumes(tmp_path, counting):
     resumed = train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path))
     assert counting.calls == 5
     assert equal(resumed, whole)
-
-
-def test_a_changed_value_inside_of_a_function_is_not_reused(tmp_path):
-    calls = []
-
-    def training(rate):
-        def train(x, y, generator):
-            model = mlp(0)
-            with torch.no_grad():
-                model[0].weight.mul_(rate)
-            return model
-
-        return train
-
-    def run(rate):
-        before = len(os.listdir(tmp_path))
-        found = train_shadows(POOL, training(rate), build=mlp, models=2, cache=str(tmp_path))
-        calls.append(len(os.listdir(tmp_path)) - before)
-        return found
-
-    first, same, other = run(0.5), run(0.5), run(0.25)
-    assert calls == [2, 0, 2]
-    assert equal(first, same)
-    assert not equal(first, other)
-
-
-def test_a_function_whose_identity_is_unknown_trains_without_being_stored(tmp_path):
-    lines = {"mlp": mlp}
-    exec("def train(x, y, generator): return mlp(0)", lines)
-    assert len(train_shadows(POOL, lines["train"], build=mlp, models=2, cache=str(tmp_path)).models) == 2
-    assert os.listdir(tmp_path) == []
 
 
 # ------------------------------------------------------------------------------------------------ scikit-learn
@@ -333,13 +287,6 @@ def test_a_class_that_the_estimator_never_saw_gets_probability_0():
     assert out.shape == (80, 3)
     assert bool((out[:, 1] == 0).all())
     assert torch.allclose(out.sum(1), torch.ones(80))
-
-
-def test_images_are_flattened_for_estimators():
-    images = Population(POOL.x.reshape(80, 1, 5, 1), POOL.y)
-    found = train_shadows(images, GaussianNB(), models=1, seed=0)
-    flat = train_shadows(POOL, GaussianNB(), models=1, seed=0)
-    assert torch.equal(found.models[0](images.x), flat.models[0](POOL.x))
 
 
 # -------------------------------------------------------------------------------------------------------- misuse

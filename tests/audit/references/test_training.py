@@ -105,19 +105,6 @@ def test_a_last_batch_of_one_joins_the_batch_before_it_in_both_ways_of_training(
     train_one(recipe, normed, x[:33], y[:33], generator(0))
 
 
-def test_the_comparison_of_the_two_ways_can_fail():
-    recipe = OPTIMIZERS[0]
-    index = members(36)[0]
-    expected = plain(recipe, index, 0)
-    x, y = data()
-    other_order = weights(train_one(recipe, mlp(0), x[index], y[index], generator(1)))
-    other_start = weights(train_one(recipe, mlp(1), x[index], y[index], generator(0)))
-    one_less = weights(train_one(recipe, mlp(0), x[index[1:]], y[index[1:]], generator(0)))
-    for other in (other_order, other_start, one_less):
-        assert not torch.allclose(other, expected, atol=1e-3)
-    assert torch.equal(plain(recipe, index, 0), expected)
-
-
 def test_only_members_influence_a_model():
     x, y = data()
     recipe, index = OPTIMIZERS[0], members(36, 40)
@@ -140,21 +127,6 @@ def test_steps_that_differ_cannot_be_batched():
     x, y = data()
     with pytest.raises(InputError, match="equal steps per epoch"):
         train_together(Recipe(batch_size=16), [mlp(0), mlp(1)], x, y, members(16, 40), [generator(0), generator(1)])
-
-
-def test_progress_counts_up_to_one():
-    x, y = data()
-    recipe = Recipe(epochs=13, batch_size=16)
-    for train in (
-        lambda tick: train_one(recipe, mlp(0), x, y, generator(0), tick),
-        lambda tick: train_together(recipe, [mlp(0)], x, y, members(90), [generator(0)], tick),
-    ):
-        seen = []
-        train(lambda share, note="", seen=seen: seen.append((share, note)))
-        shares = [share for share, _ in seen]
-        assert shares == sorted(shares)
-        assert shares[-1] == 1
-        assert [f"epoch {k} of 13" for k in range(1, 14)] == list(dict.fromkeys(note for _, note in seen))
 
 
 def test_divergence_is_said_in_one_line():

@@ -90,15 +90,6 @@ def test_logits_are_those_of_the_module_with_these_parameters(network):
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
-@every_network
-def test_gradients_are_those_of_autograd_one_example_at_a_time(network):
-    x, y, theta = data(network)
-    for run in range(RUNS):
-        slow = slow_gradients(network, theta[run], x, y)
-        assert (gradients(network, theta[run], x, y) - slow).abs().max() < 1e-12
-        assert slow.abs().max() > 0.1
-
-
 @pytest.mark.parametrize(
     ("network", "clipping"),
     [*((network, FlatClipping(0.9)) for network in NETWORKS),

@@ -1,9 +1,6 @@
 """A user's own training function is audited as it is: what it breaks shows, what it keeps does not, nothing is lost."""
 
-import multiprocessing
-import os
 import random
-import signal
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
-from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
@@ -173,15 +170,6 @@ def test_another_training_function_data_canary_or_seed_does_not_reuse_runs(tmp_p
     )
 
 
-def test_a_crafted_canary_is_kept_with_the_runs(tmp_path):
-    made = probe(cache=tmp_path, scenario="crafted").canary
-    again = probe(cache=tmp_path, scenario="crafted")
-    assert isinstance(made, RecordCanary)
-    assert (again.folder / "canary.pt").is_file()
-    assert torch.equal(again.canary.x, made.x)
-    assert again.canary.target == made.target
-
-
 @pytest.mark.parametrize(("scenario", "wrapped"), [("mislabelled", False), ("crafted", True), ("natural", False)])
 def test_a_canary_is_made_on_what_the_function_trains(scenario, wrapped):
     x, y = data()
@@ -288,47 +276,9 @@ def test_a_function_that_cannot_be_told_from_others_needs_a_version(tmp_path):
     probe(train, cache=tmp_path, version="1")
 
 
-def test_progress_is_told():
-    told = []
-    made = probe(runs=30)
-    made.run(lambda *args: told.append(args))
-    assert told[-1] == ("training", 30, 30)
-    assert [row for row in told if row[0] == "training"] == [("training", i, 30) for i in range(31)]
-
-
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives(tmp_path):
     one = probe(runs=12).run(silent)
     two = probe(runs=12, workers=2, cache=tmp_path, version="1").run(silent)
     assert one.errors == two.errors
     assert one.epsilon_lower == two.epsilon_lower
-
-
-@pytest.mark.slow
-def test_runs_of_a_worker_that_died_are_taken_again(tmp_path):
-    def train(dataset, generator):
-        if multiprocessing.parent_process() and not (tmp_path / "killed").exists():
-            (tmp_path / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return quick(dataset, generator)
-
-    one = probe(runs=12).run(silent)
-    assert probe(train, runs=12, workers=2, cache=tmp_path / "runs", version="1").run(silent).errors == one.errors
-    assert (tmp_path / "killed").exists()
-
-
-@pytest.mark.slow
-def test_an_error_in_a_worker_says_which_run_and_keeps_the_others(tmp_path):
-    def train(dataset, generator):
-        if generator.initial_seed() == bad:
-            raise Stops("no more")
-        return quick(dataset, generator)
-
-    bad = 0
-    seeds = []
-    probe(lambda d, g: (seeds.append(g.initial_seed()), quick(d, g))[1], runs=12).run(silent)
-    bad = seeds[9]
-    made = probe(train, runs=12, workers=2, cache=tmp_path, version="1")
-    with pytest.raises(InputError, match=r"run 4 on D' .* Stops: no more; \d+ of 12 runs are finished and kept"):
-        made.run(silent)
-    assert len(list(made.folder.glob("run-*.npz"))) >= 7

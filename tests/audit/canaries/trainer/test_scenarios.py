@@ -201,12 +201,3 @@ def test_a_target_of_every_class_takes_no_record_of_ones_own():
     for wrong, says in (({"canary": (torch.zeros(D), 0)}, "replaces one record"), ({"target": "class"}, "classes")):
         with pytest.raises(ConfigurationError, match=says):
             CanaryProbe(right, data(), claim=CLAIM, **{"target": "classes", **wrong})
-
-
-def test_several_scores_of_ones_own_are_chosen_from():
-    def score(model):
-        return [0.0, float(model.mean.norm())]
-
-    found = CanaryProbe(standardised, data(), claim=CLAIM, scenario="outlier", runs=40, score=score).run(silent)
-    assert found.setting["score"] == "score 1, low on D"
-    assert found.verdict == BUG
