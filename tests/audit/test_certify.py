@@ -190,20 +190,9 @@ def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     assert leaking.verdict == "leak"
     by_name = {a.code: a.at(0.05).tpr for a in leaking.attacks}
     for attack in leaking.judged:
+        assert attack.pair.only - attack.pair.missed == attack.found - leaking.baseline(1).found
         low, high = leaking.added(attack)
         assert low < by_name[attack.code] - by_name["LabelPatience on label"] < high
-
-
-def test_what_explanations_add_is_found_by_hand_too():
-    """Members above the rank of the policy, by the stack and not by the labels, one by one."""
-    signals = with_label(synthetic(leak=1.0, examples=2000))
-    result = certify(signals, EXCESS)
-    assert result.baseline(1).is_baseline
-    for attack in result.judged:
-        more = attack.pair.only - attack.pair.missed
-        assert more == attack.found - result.baseline(1).found
-        low, high = result.added(attack)
-        assert low < more / result.members < high
 
 
 @pytest.mark.parametrize("models", [1, 2])

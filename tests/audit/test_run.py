@@ -74,7 +74,11 @@ def run(case):
         "policy": POLICY,
         "options": AuditOptions(dither=Dither()),
     }
-    return lambda recipe=RECIPE, **changes: audit(model, population, recipe, **{**given, **changes})
+
+    def call(recipe=RECIPE, population=population, **changes):
+        return audit(model, population, recipe, **{**given, **changes})
+
+    return call
 
 
 def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, monkeypatch, capfd):
@@ -402,21 +406,10 @@ def test_a_sample_is_scored_and_references_train_on_everything(case, run):
 
 
 def test_groups_and_slices_reach_the_signals_and_split_groups_are_noted(case, run):
-    population, model, member = case
+    population, _, member = case
     region = np.arange(80) % 3
     together = replace(population, groups=np.arange(80) // 2)
-    result = audit(
-        model,
-        together,
-        RECIPE,
-        build=build,
-        member=member,
-        explainer=OwnExplainer,
-        hardening=HARDENING,
-        references=4,
-        policy=POLICY,
-        options=AuditOptions(slices={"region": region}),
-    )
+    result = run(population=together, options=AuditOptions(slices={"region": region}))
     found = result.signals["custom"]
     assert np.array_equal(found.groups, together.groups)
     assert np.array_equal(found.slices["region"], region)
@@ -428,23 +421,12 @@ def test_groups_and_slices_reach_the_signals_and_split_groups_are_noted(case, ru
     assert not any("groups have" in note for note in run().notes)
 
 
-def test_copies_of_members_among_non_members_are_refused_before_anything_is_trained(case):
-    population, model, member = case
+def test_copies_of_members_among_non_members_are_refused_before_anything_is_trained(case, run):
+    population, _, member = case
     x = population.x.clone()
     x[np.flatnonzero(member)[0]] = x[np.flatnonzero(~member)[0]]
-
-    def never(x, y, generator):
-        raise AssertionError("trained")
-
     with pytest.raises(InputError, match="cop"):
-        audit(
-            model,
-            replace(population, x=x),
-            never,
-            member=member,
-            explainer=OwnExplainer,
-            hardening=HARDENING,
-        )
+        run(recipe=lambda x, y, generator: pytest.fail("trained"), population=replace(population, x=x))
 
 
 def test_reference_models_may_be_trained_beforehand(case, run):

@@ -262,12 +262,6 @@ def test_scores_are_always_finite(m, n, data, transform):
     assert np.isfinite(LabelLikelihoodRatio()(signal[0], signal[1:], membership)).all()
 
 
-def test_single_precision_is_enough():
-    target, shadows, membership, _ = world(100, 12, d=3)
-    single = LikelihoodRatio()(target.astype(np.float32), shadows.astype(np.float32), membership)
-    assert np.allclose(single, LikelihoodRatio()(target, shadows, membership), atol=1e-3)
-
-
 # ------------------------------------------------------------------------------------------------------- errors
 
 T, S, M = world(6, 4)[:3]

@@ -334,13 +334,6 @@ def test_noise_on_lengths_stops_the_distance_and_not_the_direction():
     assert auc(*against_first(signals, Threshold(member_when_low=False), "recovered_margin")) > 0.7
 
 
-def test_averaging_takes_the_noise_away_again():
-    x, y = data()
-    signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), x, y, models=9, repeats=100)
-    once = auc(*against_first(signals, CounterfactualLRT(), "distance"))
-    assert auc(*against_first(signals, CounterfactualLRT(), "averaged_distance")) > once + 0.03
-
-
 def test_models_that_were_never_trained_leak_nothing():
     x, y = data(n=3000, d=20)
     signals = collect_recourse(repeated_noise, x, y, models=9, repeats=2)
@@ -379,14 +372,6 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
         "SignedDistance",
         "DirectionAttack",
         "Threshold",
-    }
-
-
-def test_signals_of_the_same_names_that_are_no_recourse_get_the_general_attacks(overfitted):
-    elsewhere = Signals(overfitted.membership, {name: overfitted.values[name] for name in ("score", "distance")})
-    assert {(r.name, r.signal) for r in fitting(elsewhere)} == {
-        *(("LikelihoodRatio", signal) for signal in ("score", "distance")),
-        *(("Stacked", signal) for signal in ("explanation", "explanation@32")),
     }
 
 

@@ -181,14 +181,6 @@ def test_a_loop_that_hands_over_no_steps_is_refused_with_what_to_write():
         WhiteBox(train, records(), SAMPLED).run()
 
 
-def test_noise_of_another_shape_than_the_sum_is_refused():
-    def train(dataset, generator, step=add_noise):
-        return loop(dataset, generator, lambda c, n, b: step(c, n[0], b))
-
-    with pytest.raises(InputError, match="expected noise of the shapes of the sums"):
-        WhiteBox(train, records(), SAMPLED).run()
-
-
 @pytest.mark.parametrize("claim", [Claim(None, 1e-5, epsilon=3.0), Claim(Steps(0.0, 0.5, 4), 1e-5)])
 def test_a_claim_without_a_mechanism_is_refused(claim):
     with pytest.raises(ConfigurationError, match="the white box checks the steps of a mechanism with noise"):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy import stats as distributions
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -15,6 +16,7 @@ from safexplain.audit.controls.accuracy import (
     accuracy,
     below_references,
     below_stated,
+    measured,
 )
 from safexplain.audit.references.training import train_one
 from safexplain.audit.run import trained
@@ -68,6 +70,66 @@ def test_a_model_as_good_as_stated_is_accused_as_rarely_as_promised_and_a_worse_
     assert np.mean([bool(said) for said in right]) <= HIGHEST
     wrong = [below_stated(Hits(int(rng.binomial(n, 0.286)), n, n), 0.858, RISK) for _ in range(100)]
     assert all("28" in said or "85.8%" in said for said in wrong)
+
+
+def test_the_shortfall_that_counts_is_that_of_a_t_test_by_hand():
+    """Standard error .0289 of one more draw: 5.84 times that at 3 degrees of freedom; of equal ones the binomial's."""
+    unequal = [Hits(right, 1000, 1000) for right in (700, 720, 740, 760)]
+    assert below_references(Hits(562, 1000, 1000), unequal) == ""  # .168 below .730, of .1686
+    assert "on 56.1% of its non-members" in below_references(Hits(561, 1000, 1000), unequal)
+    assert "on 73.0% of theirs" in below_references(Hits(561, 1000, 1000), unequal)
+    equal = [Hits(700, 1000, 1000)] * 8
+    assert below_references(Hits(247, 400, 400), equal) == ""  # .0825 below .7, of .0830
+    assert below_references(Hits(246, 400, 400), equal) != ""
+    assert below_references(Hits(246, 400, 200), equal) == ""  # half as many independent ones
+    assert below_references(Hits(0, 0, 0), equal) == ""
+
+
+def test_an_accuracy_is_below_what_is_stated_where_its_upper_bound_is_by_two_points():
+    hits = Hits(70, 100, 100)
+    highest = distributions.beta.ppf(1 - 0.005, 71, 30)  # Clopper and Pearson, .811
+    assert hits.highest(0.005) == pytest.approx(highest)
+    assert Hits(70, 100, 10).highest(0.005) == pytest.approx(distributions.beta.ppf(1 - 0.005, 8, 3))
+    assert Hits(1, 3, 3).share == 1 / 3
+    assert below_stated(hits, highest + 0.0199) == below_stated(hits, None) == ""
+    assert below_stated(hits, highest + 0.0201).startswith("the model is right on 70.0%")
+
+
+def test_batch_statistics_are_the_divergence_of_normal_distributions_by_hand():
+    """Means .5 and -1, variances 1 and 4, against 0, 1 and 1, 1; 300 rows are two batches."""
+    norm = nn.BatchNorm1d(2, eps=0.0)
+    norm.running_mean[:] = torch.tensor([0.0, 1.0])
+    norm.num_batches_tracked += 50
+    sign = torch.where(torch.arange(300) % 2 == 0, 1.0, -1.0)
+    found = Statistics.of(norm.eval(), torch.stack([0.5 + sign, 2 * sign - 1.0], 1))
+    each = 0.5 * (1 + 0.25 - 1), 0.5 * (np.log(1 / 4) + (4 + 4) - 1)
+    assert found.divergence == pytest.approx(np.mean(each), rel=1e-6)
+    assert found.ratio == pytest.approx(2.0, rel=1e-6)  # the geometric mean of 1 and 4
+    norm.num_batches_tracked -= 1
+    assert Statistics.of(norm, torch.randn(300, 2)) is None
+    assert [Statistics(0.0, ratio).impossible for ratio in (15.9, 16.1, 1 / 15.9, 1 / 16.1, 0.0)] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_the_control_says_what_it_compared_in_numbers():
+    few = {"hits": [[90, 100, 100], [80, 100, 100]], "stated": 0.5, "statistics": [0.3, 2.0]}
+    (passed,) = accuracy({META: few})
+    assert passed.failed is False
+    assert passed.numbers == {"accuracy": 0.9, "references": 0.8, "stated": 0.5, "divergence": 0.3}
+    assert passed.says.endswith("90.0% of its non-members, compared with what is stated and reference models")
+    (failed,) = accuracy({META: {**few, "stated": 1.0}})
+    assert failed.failed
+    assert "where 100.0% is stated: the data do not look like" in failed.says
+    assert "trained better" not in failed.says
+    (behind,) = accuracy({META: {"hits": [[40, 100, 100], *[[90, 100, 100]] * 4]}})
+    assert behind.says.endswith(", or the references were trained better than the model")
+    (impossible,) = accuracy({META: {"hits": [[90, 100, 100]], "statistics": [9.0, 17.0]}})
+    assert impossible.failed
+    assert "17 times the variance" in impossible.says
+    labels, member = np.array([[0, 1, 1, 0], [1, 1, 0, 0]]), np.array([[1, 0, 0, 1], [0, 0, 1, 0]]) == 1
+    said = measured(labels, np.array([0, 1, 0, 0]), member, np.array([0, 1, 1, 2]), 0.7, Statistics(0.1, 2.0))
+    assert said == {"hits": [[1, 2, 1], [2, 3, 3]], "stated": 0.7, "statistics": [0.1, 2.0]}
 
 
 def test_of_examples_that_belong_together_the_groups_count():

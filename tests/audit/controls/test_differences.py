@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import beta
 
 from safexplain.audit import Policy
 from safexplain.audit.controls.differences import (
@@ -13,6 +14,8 @@ from safexplain.audit.controls.differences import (
     one_of_each,
     shuffled_membership,
 )
+from safexplain.verdict.stats import auc_interval, roc
+from safexplain.verdict.thresholds import lower_bound_rank
 
 POLICY = Policy(fpr=0.05, max_tpr=0.15)
 N = 800
@@ -85,6 +88,20 @@ def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
     assert null_model({}, member, POLICY, "x").failed is None
 
 
+def test_the_bounds_of_a_control_share_its_risk_by_hand():
+    """One percent, shared by two attacks: half of each for the AUC, a quarter for the threshold and for the count."""
+    rng = np.random.default_rng(2)
+    member = rng.random(N) < 0.5
+    worse, better = rng.normal(size=N), rng.normal(size=N) + 0.5 * member
+    found = null_model({"A": worse, "B": better}, member, POLICY, "x")
+    curve = roc(better, member)
+    rank, share = lower_bound_rank(curve.non_members, 0.05, 0.01 / 2 / 4)
+    above = (better[member] > np.sort(better[~member])[::-1][rank - 1]).sum()
+    low = beta.ppf(0.01 / 2 / 4, above, curve.members - above + 1) * share
+    expected = {"auc": curve.auc, "auc_low": auc_interval(curve, 1 - 0.01 / 2)[0], "tpr_low": pytest.approx(low)}
+    assert found.numbers == expected
+
+
 def test_a_null_model_that_treats_each_person_alike_is_let_pass():
     """Scores that are a person's own, and persons who are in or out together: independent persons, not examples."""
     groups = np.arange(N) // 20
@@ -115,7 +132,9 @@ def test_alarms_are_counted_over_members_drawn_at_random():
     assert len(seen) == SHUFFLES
     assert {int(drawn.sum()) for drawn in seen} == {300}
     assert np.abs(np.mean(seen, axis=0) - 300 / N).max() < 0.2
-    assert not shuffled_membership(lambda drawn: False, member, POLICY, 0).failed
+    for alarms, failed in ((18, False), (19, True)):  # of 200: lower bounds of .048 and .052, where .05 are expected
+        turn = iter([True] * alarms + [False] * SHUFFLES)
+        assert shuffled_membership(lambda drawn, turn=turn: next(turn), member, POLICY, 0).failed is failed
     assert shuffled_membership(None, member, POLICY, 0).failed is None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 from safexplain.audit import Recipe
 from safexplain.audit.references import batches
 from safexplain.audit.references.batches import Batches, padding, shift_and_flip
-from safexplain.audit.references.training import train_models, train_one
+from safexplain.audit.references.training import train_one
 from safexplain.errors import InputError
 
 CPU = torch.device("cpu")
@@ -117,18 +115,6 @@ def test_data_goes_to_a_gpu_where_it_takes_at_most_a_third_of_what_is_free_there
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**12))
         assert batches.fits(x, gpu) is expected
     assert batches.fits(x, CPU)
-
-
-def test_a_memory_mapped_pool_trains_the_models_of_one_in_memory(tmp_path):
-    x, y = pictures(60)
-    (tmp_path / "x.bin").write_bytes(x.numpy().tobytes())
-    mapped = torch.from_file(str(tmp_path / "x.bin"), size=x.numel(), dtype=torch.float32).view(x.shape)
-    members = [torch.arange(0, 40), torch.arange(20, 60)]
-    recipe, models = Recipe(epochs=1, batch_size=16), [network(0), network(1)]
-    expected = copy.deepcopy(models)
-    train_models(recipe, expected, x, y, members, [seeded(0), seeded(1)])
-    train_models(recipe, models, mapped, y, members, [seeded(0), seeded(1)])
-    assert all(torch.equal(state(a), state(b)) for a, b in zip(models, expected, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ augmentation

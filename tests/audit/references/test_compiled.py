@@ -130,28 +130,6 @@ def test_another_architecture_is_compiled_anew_even_where_only_a_setting_differs
         assert torch.allclose(state(model), state(trained(RECIPE, [network(**options)])[0]), atol=1e-5)
 
 
-@pytest.mark.slow
-def test_more_architectures_than_dynamo_keeps_of_one_function_are_all_compiled(traced):
-    for width in range(2, 14):
-        trained(replace(RECIPE, epochs=1, compile=True), [network(width=width)])
-    assert traced() == 12
-
-
-def test_what_is_frozen_and_what_trains_is_the_same_in_a_compiled_model(traced):
-    def tuned(recipe):
-        model = network()
-        for p in model[0].parameters():
-            p.requires_grad_(False)
-        train_one(recipe, model, X, Y, seeded(), parts=[model[1], model[7]])
-        return model
-
-    plain, fast = tuned(RECIPE), tuned(replace(RECIPE, compile=True))
-    assert traced() == 1
-    assert torch.allclose(state(plain), state(fast), atol=1e-5)
-    assert torch.equal(fast[0].weight, network()[0].weight)
-    assert [p.requires_grad for p in fast.parameters()] == [False, False, True, True, True, True]
-
-
 def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no compiler found")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -110,25 +109,6 @@ def test_each_head_has_noise_of_its_own_and_of_the_right_scale():
     assert abs(correlation.mean()) < 0.1
 
 
-def test_finished_references_are_not_trained_again(tmp_path, monkeypatch):
-    population, told = pool(), []
-    real = dp_training.train_alone
-
-    def counted(*args):
-        told.append(args[-1])
-        return real(*args)
-
-    monkeypatch.setattr(dp_training, "train_alone", counted)
-    once = train_shadows(population, RECIPE, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 2
-    again = train_shadows(population, RECIPE, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 2
-    assert torch.equal(state(once.models[1]), state(again.models[1]))
-    other = replace(RECIPE, dp=replace(RECIPE.dp, epsilon=4))
-    train_shadows(population, other, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 4
-
-
 # ------------------------------------------------------------------------------------------------- where it starts
 
 
@@ -156,17 +136,6 @@ def test_what_did_not_train_is_the_targets_also_behind_a_wrapper():
 def test_a_target_of_another_architecture_is_refused():
     with pytest.raises(InputError, match=r"has no 0\.weight of shape"):
         FrozenAs(build, nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), HEAD.dp)(0)
-
-
-def test_batch_norm_that_trains_becomes_group_norm_before_anything_is_compared():
-    def normed(seed):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (model,) = train_shadows(pool(), RECIPE, build=normed, models=1, members=40).models
-    assert isinstance(model[1], nn.GroupNorm)
 
 
 def test_as_many_members_as_the_target_and_whole_groups():

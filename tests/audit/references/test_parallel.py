@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import os
 import pickle
@@ -120,31 +119,6 @@ def test_workers_that_always_die_are_given_up(monkeypatch):
     with loky(), pytest.raises(Exception, match="unexpectedly terminated") as raised:
         done(dies, [(), ()])
     assert "workers were lost 1 times in a row" in raised.value.__notes__[0]
-
-
-class DaskDistributedBackend:
-    """A backend of this name, whose cluster has one worker and gives up a task."""
-
-    supports_return_generator = True
-
-    def submit(self, func, callback):
-        self.future = concurrent.futures.Future()
-        return self.future
-
-    def effective_n_jobs(self, n_jobs):
-        return 1
-
-
-def test_tasks_that_dask_gives_up_are_told_to_joblib():
-    backend, told = DaskDistributedBackend(), []
-    parallel._prepare(backend)
-    backend.submit(None, told.append)
-    backend.future.set_exception(lost := RuntimeError("4 workers died"))
-    assert told == [lost]
-    backend.submit(None, told.append)
-    backend.future.set_result("joblib's own callback is told of this")
-    assert told == [lost]
-    assert backend.effective_n_jobs(-1) == 2  # for one worker, joblib would do everything in this process
 
 
 def test_progress_moves_within_tasks_of_this_process():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -125,14 +124,6 @@ def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained
     assert sorted(trained) == [1, 2, 2, 3]
 
 
-def test_progress_names_the_model_and_the_epoch():
-    seen, recipe = [], Recipe(epochs=2, batch_size=40)
-    train_shadows(POOL, recipe, build=normed, models=2, progress=lambda *told: seen.append(told))
-    notes = list(dict.fromkeys(told[3] for told in seen if len(told) == 4 and told[3]))
-    assert notes == [f"model {m} of 2, epoch {e} of 2" for m in (1, 2) for e in (1, 2)]
-    assert seen[-1] == ("training", 2, 2)
-
-
 # ------------------------------------------------------------------------------------------- resuming and reuse
 
 
@@ -197,36 +188,7 @@ def test_what_changed_is_trained_again(tmp_path, trained, change):
     assert trained == []
 
 
-def test_more_models_reuse_the_first_ones(tmp_path, trained):
-    train_shadows(POOL, RECIPE, build=normed, models=2, cache=str(tmp_path))
-    trained.clear()
-    train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
-    assert trained == [1] * 3
-
-
 # -------------------------------------------------------------------------------------------- any callable
-
-
-class Counting:
-    """A training function whose calls are counted outside of it."""
-
-    calls = 0
-
-    def __init__(self, rate):
-        self.rate = rate
-
-    def __call__(self, x, y, generator):
-        type(self).calls += 1
-        model = mlp(0)
-        with torch.no_grad():
-            model[0].weight.add_(torch.randn(5, generator=generator) * self.rate + x.mean(0))
-        return model
-
-
-@pytest.fixture
-def counting(monkeypatch):
-    monkeypatch.setattr(Counting, "calls", 0)
-    return Counting
 
 
 def test_a_function_may_train_and_gets_the_members_only():
@@ -241,17 +203,6 @@ def test_a_function_may_train_and_gets_the_members_only():
     for (x, y), member in zip(seen, found.membership, strict=True):
         assert torch.equal(x, POOL.x[torch.from_numpy(member)])
         assert torch.equal(y, POOL.y[torch.from_numpy(member)])
-
-
-def test_a_function_with_build_resumes(tmp_path, counting):
-    whole = train_shadows(POOL, counting(1.0), build=mlp, models=5)
-    counting.calls = 0
-    with pytest.raises(KeyboardInterrupt):
-        train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path), progress=interrupted_at(2))
-    assert counting.calls == 2
-    resumed = train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path))
-    assert counting.calls == 5
-    assert equal(resumed, whole)
 
 
 # ------------------------------------------------------------------------------------------------ scikit-learn
@@ -314,14 +265,3 @@ def test_a_target_stands_in_front_of_its_references():
     together = found.behind(target, member)
     assert together.models == (target, *found.models)
     assert np.array_equal(together.membership, np.vstack([member, found.membership]))
-
-
-def test_estimators_fitted_on_other_data_have_other_digests() -> None:
-
-    from safexplain._digest import model_digest
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 3)), np.arange(60) % 2
-    one, again, other = (EstimatorModule(LogisticRegression().fit(x[:n], y[:n]), 2) for n in (40, 40, 50))
-    assert model_digest(one) == model_digest(again)
-    assert model_digest(one) != model_digest(other)

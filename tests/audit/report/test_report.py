@@ -20,7 +20,6 @@ from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
-from safexplain import Hardening
 from safexplain.audit.report import figures, maps
 from safexplain.audit.report.model import Configuration, Pictures, ReportData
 from safexplain.audit.report.page import render, write_report
@@ -32,7 +31,6 @@ from safexplain.faithfulness import Faithfulness
 from safexplain.verdict import words as phrases
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
@@ -500,13 +498,6 @@ def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None
         "Insertion": ["0.25", "0.38"],
     }
     assert not [row for row in Page(standard()).rows if "Deletion" in row or "Insertion" in row]
-
-
-def test_without_noise_nothing_is_said_of_noise_or_keys() -> None:
-    plain = Hardening.recommended().to_dict()
-    quiet = replace(hardened(), description=as_written(plain), says=in_words(plain))
-    text = Page(render(report(native(), quiet, notes=()))).text
-    assert re.findall(r"(?i)\b(?:noise|noised|keys?|keyed)\b", text) == []
 
 
 def limits_of(found: AuditResult, keyed: bool = False) -> str:

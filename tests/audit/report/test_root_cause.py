@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -177,19 +176,6 @@ def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> Non
     member = signals.membership[target, np.arange(EXAMPLES)]
     with pytest.raises(InputError, match="need both"):
         root_cause(signals, rows=member, target=target)
-
-
-def test_many_numbers_are_thinned_out_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("safexplain.audit.report.root_cause.MOST_NUMBERS", 300 * MODELS * FEATURES)
-    fewer = root_cause(planted("norm"), fpr=0.05)
-    assert fewer != found("norm")
-    assert fewer == root_cause(planted("norm"), fpr=0.05)
-    assert width(fewer[0]) > 1.2 * width(found("norm")[0])
-    assert sentence(fewer).startswith("The norm carries the leak")
-
-
-def width(a: Ablation) -> float:
-    return math.log(a.auc_high / (1 - a.auc_high)) - math.log(a.auc_low / (1 - a.auc_low))
 
 
 def test_examples_of_the_verdict_are_left_alone_where_others_are_enough() -> None:

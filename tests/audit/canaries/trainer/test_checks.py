@@ -98,21 +98,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(options, message):
         probe(never, **options)
 
 
-def in_single_precision(dataset, generator):
-    x = torch.stack([x for x, _ in dataset])
-    assert x.dtype == torch.float64  # what training gets is what was given
-    model = quick(dataset, generator)
-    model(x.float())
-    return model
-
-
-@pytest.mark.parametrize("scenario", ["outlier", "crafted"])
-def test_records_may_be_more_precise_than_the_model(scenario):
-    wide = data()[0].double(), data()[1].int()
-    found = probe(in_single_precision, wide, scenario=scenario, canary=None, target=None).run()
-    assert found.runs == 8
-
-
 @pytest.mark.parametrize("train", [lambda dataset: None, "train"])
 def test_what_cannot_be_called_with_data_and_a_generator_is_refused(train):
     with pytest.raises(ConfigurationError, match=r"train\(dataset, generator\)"):
