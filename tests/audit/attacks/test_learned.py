@@ -159,6 +159,28 @@ def test_the_epoch_kept_is_the_best_on_references_that_were_not_trained_on(monke
     assert short.auc == long.auc > 0.6
 
 
+def test_a_fifth_of_the_references_chooses_the_epoch_by_a_quarter_of_the_maps(monkeypatch):
+    drawn, draw = [], TrainingPairs.draw
+
+    def seen(membership, models, most, rng):
+        drawn.append((len(models), most))
+        return draw(membership, models, most, rng)
+
+    monkeypatch.setattr(TrainingPairs, "draw", seen)
+    for models, watching in ((10, 2), (3, 1)):
+        drawn.clear()
+        replace(QUICK, epochs=1, most_examples=100).fit(*world(60, models)[1:3])
+        assert drawn == [(models - watching, 100), (watching, 25)]
+
+
+def test_members_and_others_weigh_the_same_and_so_do_an_examples_maps_on_both_sides():
+    """Example 0: once with, twice without; 1: twice with, once without; 2: with alone."""
+    example, member = np.array([0, 0, 0, 1, 1, 1, 2]), np.array([1, 0, 0, 1, 1, 0, 1]) == 1
+    found = TrainingPairs(np.arange(7), example, member).weights()
+    raw = np.array([1.5, 0.75, 0.75, 0.75, 0.75, 1.5, 1.0])
+    assert found == pytest.approx(raw * np.where(member, 3.5 / raw[member].sum(), 3.5 / raw[~member].sum()))
+
+
 def test_the_cap_on_examples_holds():
     membership = world(300, 8)[2]
     rng = np.random.default_rng(0)

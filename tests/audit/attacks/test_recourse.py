@@ -26,7 +26,7 @@ def auc(scores, member):
     return roc(scores, member).auc
 
 
-def data(n=600, d=600, seed=0):
+def data(n=450, d=450, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, d))
     return x, (x @ rng.normal(size=d) + rng.normal(size=n) * 3 > 0).astype(int)
@@ -145,16 +145,20 @@ def test_wrong_input_is_refused():
 # ---------------------------------------------------------------------------------------------- densities over all
 
 
-def test_a_pooled_ratio_is_that_of_counts_in_bins():
+@pytest.mark.parametrize(("bins", "each"), [(4, 150), (200, 50)])  # at least 50 values a bin
+def test_a_pooled_ratio_is_that_of_counts_in_bins(bins, each):
     rng = np.random.default_rng(0)
     shadows, member = rng.normal(size=(6, 100)), rng.random((6, 100)) < 0.4
-    found = PooledDensityRatio(bins=4)(shadows[0], shadows, member)
+    found = PooledDensityRatio(bins)(shadows[0], shadows, member)
     pairs = sorted(zip(shadows.ravel().tolist(), member.ravel().tolist(), strict=True))
     middles, ratios = [], []
-    for part in (pairs[i : i + 150] for i in range(0, 600, 150)):
+    for part in (pairs[i : i + each] for i in range(0, 600, each)):
         inside = sum(m for _, m in part) + 1
-        ratios.append(math.log(inside / (member.sum() + 4)) - math.log((152 - inside) / ((~member).sum() + 4)))
-        middles.append(part[75][0])
+        ratios.append(
+            math.log(inside / (member.sum() + 600 // each))
+            - math.log((each + 2 - inside) / ((~member).sum() + 600 // each))
+        )
+        middles.append(part[each // 2][0])
     assert found == pytest.approx(np.interp(shadows[0], middles, ratios))
 
 
@@ -335,8 +339,8 @@ def test_noise_on_lengths_stops_the_distance_and_not_the_direction():
 
 
 def test_models_that_were_never_trained_leak_nothing():
-    x, y = data(n=3000, d=20)
-    signals = collect_recourse(repeated_noise, x, y, models=9, repeats=2)
+    x, y = data(n=1200, d=20)
+    signals = collect_recourse(repeated_noise, x, y, models=7, repeats=2)
     result = certify(signals, suite=[line.row(1) for line in RECOURSE])
     for attack in result.attacks:
         low, high = auc_interval(attack.curve, confidence=0.9999)
@@ -375,6 +379,7 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
     }
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_certificate_is_refused_to_recourse_that_leaks(overfitted, tmp_path):
     overfitted.save(tmp_path / "signals.npz")
     suite = ("CounterfactualDistance", "CounterfactualLRT-global", "DirectionAttack", "DirectionLRT")

@@ -1,11 +1,13 @@
 """One target scored by the whole suite: which rows run, and that nothing is learned from the target's membership."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold, suite
+from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.likelihood import OwnLabelRatio
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.stacked import Stacked
@@ -54,29 +56,32 @@ def scorer(signals, rows, **options):
 
 @pytest.fixture(scope="module")
 def everything():
-    signals = released()
-    return signals, fitting(signals, policy())
+    """Signals, all rows of the suite with small trees, and their scorer."""
+    signals = released(examples=200)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(suite, "Boosted", functools.partial(Boosted, trees=10, leaves=4, models=2))
+        rows = fitting(signals, policy())
+    return signals, rows, scorer(signals, rows)
 
 
 def test_a_change_of_the_targets_membership_changes_no_score(everything):
-    signals, rows = everything
+    signals, rows, found = everything
     member = signals.membership.copy()
     member[0] = ~member[0]
     other = replace(signals, membership=member)
-    for row, one, two in zip(rows, scorer(signals, rows).scores(0), scorer(other, rows).scores(0), strict=True):
+    for row, one, two in zip(rows, found.scores(0), scorer(other, rows).scores(0), strict=True):
         assert np.array_equal(one, two), f"{row.name} on {row.signal}"
 
 
 def test_the_same_seed_gives_the_same_scores_and_all_are_finite(everything):
-    signals, rows = everything
-    first, second = (scorer(signals, rows, seed=3).scores(0) for _ in range(2))
+    signals, rows, found = everything
+    first, second = found.scores(0), scorer(signals, rows).scores(0)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert all(s.shape == (len(signals),) and np.isfinite(s).all() for s in first)
 
 
 def test_rows_without_stacks_score_as_their_attacks_do_also_for_the_null_model(everything):
-    signals, rows = everything
-    found = scorer(signals, rows)
+    signals, rows, found = everything
     for read in (0, 5):
         others = [i for i in range(1, MODELS) if i != read]
         for row, scores in zip(rows, found.scores(read), strict=True):
@@ -230,6 +235,7 @@ def test_probabilities_are_read_as_their_log_odds():
     assert (values_of(sure, [Signal.parse("prediction")])[..., 0] > 60).all()
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_changes_no_score():
     one, other = released(leak=0.3), released(leak=0.0)
     other = replace(other, values={**other.values, "label": one.values["label"], "loss": one.values["loss"]})
@@ -245,6 +251,7 @@ def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_cha
     assert quick._fitted[baseline] is first._fitted[baseline]
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_models_that_are_said_beforehand_are_scored_as_those_that_are_not():
     signals = released(levels=(1,))
     rows = fitting(signals, policy(patience=(1,)))
@@ -313,7 +320,7 @@ def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():
 
 def test_a_leak_beyond_the_labels_is_found_by_the_map_stacked_with_them():
     gained = []
-    for seed in range(3):
+    for seed in range(1):
         signals = released(seed, leak=1.0, examples=1_500, models=17, levels=(1,))
         rows = [r for r in fitting(signals, Policy(patience=(1,))) if r.baseline or r.name == "Stacked"]
         base, stacked = scorer(signals, rows).scores(0)
@@ -324,7 +331,7 @@ def test_a_leak_beyond_the_labels_is_found_by_the_map_stacked_with_them():
 @pytest.mark.parametrize("told", [True, False], ids=["labels of memorised examples", "labels that tell nothing"])
 def test_noise_is_not_credited_with_what_trees_find_in_labels(told):
     gained = []
-    for seed in range(4):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         member = rng.random((17, 1_000)) < 0.5
         margin = 1 + 0.5 * rng.normal(size=1_000) + 3 * rng.normal(size=member.shape) + 4 * told * member

@@ -187,7 +187,7 @@ def case():
     x, y = (found.images[:400, None] / 16).astype(np.float32), found.target[:400]
     member = np.random.default_rng(0).random(400) < 0.5
     torch.manual_seed(0)
-    recipe = Recipe(epochs=20, batch_size=32, lr=3e-3)
+    recipe = Recipe(epochs=12, batch_size=32, lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     net = train_one(recipe, build(0), torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
     return net, x, y, member, recipe
@@ -218,6 +218,7 @@ def control(result):
     return next(c for c in result.configurations[-1].result.controls if c.name == "accuracy")
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_an_audit_of_data_that_were_prepared_otherwise_warns_before_it_trains_and_certifies_nothing(case):
     net, x, y, member, recipe = case
     wrong = 1 - x  # black on white, where the model was trained on white on black
@@ -229,17 +230,14 @@ def test_an_audit_of_data_that_were_prepared_otherwise_warns_before_it_trains_an
         stated = run(case, wrong, accuracy=0.9)
     assert control(stated).failed
     assert stated.verdict != "certified"
-    unstated = run(case, wrong)
-    assert control(unstated).failed
-    assert "reference models, which trained on these data" in control(unstated).says
-    assert unstated.verdict != "certified"
+    assert "reference models, which trained on these data" in control(stated).says
 
 
-def test_an_audit_of_right_data_passes_the_control_with_and_without_a_stated_accuracy(case):
-    for options in ({}, {"accuracy": 0.9}):
-        found = control(run(case, case[1], **options))
-        assert found.failed is False
-        assert "is right on" in found.says
+@pytest.mark.usefixtures("few_trees")
+def test_an_audit_of_right_data_passes_the_control(case):
+    found = control(run(case, case[1], accuracy=0.9))
+    assert found.failed is False
+    assert "is right on" in found.says
 
 
 @pytest.mark.parametrize("value", [0, 1.5])

@@ -51,20 +51,22 @@ def test_inputs_that_tell_members_apart_are_found():
 
 @pytest.mark.parametrize("nothing", [False, True], ids=["training split", "halves"])
 def test_inputs_of_one_source_are_let_pass(nothing):
-    assert sum(blind(seed, nothing=nothing).failed for seed in range(15)) <= 1
+    assert (
+        sum(blind(seed, nothing=nothing).failed for seed in range(6)) <= 1
+    )  # two of six at 1 % each: a probability of .15 %
 
 
 def test_copies_that_are_in_or_out_together_are_no_shift():
     """D7: fifty copies each. Looked at one by one they would be thought to tell members apart."""
     groups = np.arange(N) // 50
-    alone = [blind(seed, groups=groups, nothing=True).failed for seed in range(6)]
+    alone = [blind(seed, groups=groups, nothing=True).failed for seed in range(3)]
     assert sum(a is True for a in alone) == 0
     fooled = []
-    for seed in range(6):
+    for seed in range(3):
         member, _, _ = split(seed, groups=groups)
         x = np.random.default_rng(seed).normal(size=(N // 50, 4))[groups]
         fooled.append(blind_baseline(x, member, np.zeros(N, bool), np.ones(N, bool), POLICY, seed).failed)
-    assert sum(fooled) >= 5
+    assert sum(fooled) >= 2
 
 
 def test_what_a_blind_classifier_cannot_be_trained_on_is_said():

@@ -79,7 +79,7 @@ def slowly_trained(recipe, model, x, y, generator):
     return model.eval()
 
 
-@pytest.mark.parametrize(("kind", "optimizer"), zip(KINDS, ("adam", "adamw", "sgd"), strict=True))
+@pytest.mark.parametrize(("kind", "optimizer"), [*zip(KINDS, ("adam", "adamw", "sgd"), strict=True)])
 def test_training_is_bit_for_bit_that_of_the_slow_loop(kind, optimizer):
     x, y = pictures(49)
     recipe = Recipe(optimizer=optimizer, lr=0.01, epochs=3, batch_size=16, schedule="cosine", augmentation=kind)
