@@ -324,10 +324,7 @@ class Broken(OwnExplainer):
 
 def test_native_maps_that_cannot_be_right_are_in_the_notes_the_report_and_the_json(run, tmp_path, caplog):
     result = run(explainer=Broken)
-    assert [(f.kind, f.method, f.of) for f in result.findings] == [
-        ("not finite", "Broken", 80),
-        ("huge", "Broken", 80),
-    ]
+    assert [(f.kind, f.method, f.of) for f in result.findings] == [("not finite", "Broken", 80), ("huge", "Broken", 80)]
     assert 0 < result.findings[0].maps < 80
     said = [note for note in result.notes if "cannot be right" in note]
     assert len(said) == 2

@@ -255,14 +255,7 @@ def test_training_that_diverges_says_so(monkeypatch):
         replace(QUICK, lr=1e30)(T, S, M)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shape": (3, 8)},
-        {"lr": 0.0},
-        {"device": "no such device"},
-    ],
-)
+@pytest.mark.parametrize("options", [{"shape": (3, 8)}, {"lr": 0.0}, {"device": "no such device"}])
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigurationError):
         Learned(**options)

@@ -31,11 +31,7 @@ def oracle(attack, values, member, read):
 
 @pytest.mark.parametrize(
     ("shape", "attack"),
-    [
-        ((9, 200), LikelihoodRatio()),
-        ((9, 200), LikelihoodRatio("identity")),
-        ((9, 200, 5), LikelihoodRatio()),
-    ],
+    [((9, 200), LikelihoodRatio()), ((9, 200), LikelihoodRatio("identity")), ((9, 200, 5), LikelihoodRatio())],
     ids=["numbers", "as they are", "vectors"],
 )
 def test_each_model_is_scored_as_by_the_attack_itself_with_the_others_as_references(shape, attack):

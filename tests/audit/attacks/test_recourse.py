@@ -15,7 +15,7 @@ from safexplain.audit.attacks import LikelihoodRatio, Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.suite import RECOURSE, fitting
-from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recourse, margins, ridge_boundaries
+from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recourse, margins
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
 from safexplain.recourse.found import Found
@@ -214,15 +214,6 @@ def test_offsets_are_read_through_noise_by_averaging_over_questions():
     assert abs(answers.boundary(x)[1] - true) < 0.2 * spread
     without = replace(answers, score=np.zeros(len(x)))
     assert abs(without.boundary(x)[1] - true) > 0.5 * spread  # one answer's length is noise
-
-
-def test_regression_reads_the_weights_from_scores_alone():
-    x, y = data(n=2000, d=30)
-    model = Linear.fitted(x, y)
-    for noise, least in ((0.0, 1 - 1e-9), (1.0, 0.9)):
-        score = x @ model.w + model.b + np.random.default_rng(6).laplace(size=len(x)) * noise
-        ((direction, _),) = ridge_boundaries(x, score[None])
-        assert direction @ model.w / np.linalg.norm(model.w) > least
 
 
 def test_margins_are_signed_by_the_true_label():

@@ -90,15 +90,6 @@ def test_a_leak_is_found_and_no_leak_is_not(offline):
         assert (low > 0.6) if leak else (low < 0.5 < high)
 
 
-def test_offline_looks_at_references_without_the_example_only():
-    target, shadows, membership, _ = world(50, 6)
-    other = np.where(membership, 123.0, shadows)
-    assert np.array_equal(
-        RMIA(offline=True)(target, other, membership), RMIA(offline=True)(target, shadows, membership)
-    )
-    assert not np.array_equal(RMIA()(target, other, membership), RMIA()(target, shadows, membership))
-
-
 def test_what_it_cannot_use_is_refused():
     target, shadows, membership, _ = world(6, 4)
     membership[:2] = [[True], [False]]

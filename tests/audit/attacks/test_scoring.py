@@ -11,7 +11,7 @@ from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.likelihood import OwnLabelRatio
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import Signal, SuiteRow, families_allowed, fitting, log_odds, values_of
+from safexplain.audit.attacks.suite import Signal, SuiteRow, families_allowed, fitting, gaps, log_odds, values_of
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
@@ -310,6 +310,32 @@ def test_a_suite_of_names_keeps_the_baselines_of_its_levels():
     assert {c.name for r in rows if r.name == "Stacked" for c in r.columns} == {"LikelihoodRatio", "LabelPatience"}
     with pytest.raises(ConfigurationError, match="unknown attacks"):
         fitting(released(), policy(suite=("Guess",)))
+
+
+def test_what_is_missing_or_unread_stands_against_a_certificate_by_its_name():
+    def said(signals, rows=None, **changes):
+        asked = policy(**changes)
+        return gaps(signals, fitting(signals, asked) if rows is None else rows, asked)
+
+    def without(*names):
+        return replace(signals, values={k: v for k, v in signals.values.items() if k not in names})
+
+    signals = released()
+    assert said(signals) == said(signals, release="explanation+prediction") == ()
+    assert said(without("l1@20", "attributions@20")) == ("attributions@20 is missing", "l1@20 is missing")
+    assert said(without("kept@20")) == ("kept@20 is missing", "shares@20 is read by no attack")
+    assert said(without("loss@20")) == ()
+    assert said(without("loss@20"), release="explanation+prediction") == ("loss@20 is missing",)
+    assert said(without("loss@20"), patience=(1,)) == tuple(
+        f"{name} is read by no attack" for name in ("l1@20", "shares@20", "kept@20", "attributions@20")
+    )
+    assert said(without(*(n for n in signals.values if "@" in n)), rows=[], patience=(1,)) == (
+        "label is read by no attack", "loss is read by no attack", "l1 is read by no attack",
+        "attributions is read by no attack",
+    )  # fmt: skip
+    constant = replace(signals, values={**signals.values, "peak": np.ones((MODELS, EXAMPLES))})
+    assert said(constant, patience=(1, 20)) == ("peak@20 is missing",)
+    assert said(foreign(), patience=(1, 4, 20), release="prediction") == ()
 
 
 def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():

@@ -96,9 +96,6 @@ def test_an_epsilon_below_what_the_steps_spend_is_refuted():
     assert failed(result) == {"accounting"}
 
 
-# ------------------------------------------------------------------------------------ hand-written loops
-
-
 def loop(dataset, generator, step=add_noise, *, steps=16, rate=0.25, sigma=2.0, told=True):
     """DP-SGD as people write it, Poisson batches."""
     x, y = (torch.stack(part) for part in zip(*dataset, strict=True))
@@ -212,9 +209,6 @@ def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
     result = WhiteBox(case.trainer.train, records(), case.claim).run()
     assert result.setting["clip"] == bound
     assert failed(result) == ({"size of the noise"} if name == "NoNoiseOnBias" else set()), result.sentence
-
-
-# ------------------------------------------------------------------------------------ DPFineTuner
 
 
 def tuner(**options) -> DPFineTuner:

@@ -50,10 +50,7 @@ def test_audited_steps_end_with_the_last():
 
 @pytest.mark.parametrize(
     ("mechanism", "runs", "every", "says"),
-    [
-        (MECHANISM, 3, None, "even number"),
-        (Steps(0.0, 0.25, 5), 10, None, "noise"),
-    ],
+    [(MECHANISM, 3, None, "even number"), (Steps(0.0, 0.25, 5), 10, None, "noise")],
 )
 def test_what_cannot_be_drawn_is_refused(mechanism, runs, every, says):
     with pytest.raises(ConfigurationError, match=says):

@@ -7,13 +7,7 @@ import pytest
 from scipy.stats import beta
 
 from safexplain.audit import Policy
-from safexplain.audit.controls.differences import (
-    SHUFFLES,
-    blind_baseline,
-    null_model,
-    one_of_each,
-    shuffled_membership,
-)
+from safexplain.audit.controls.differences import SHUFFLES, blind_baseline, null_model, one_of_each, shuffled_membership
 from safexplain.verdict.stats import auc_interval, roc
 from safexplain.verdict.thresholds import lower_bound_rank
 
@@ -29,9 +23,6 @@ def split(seed=0, n=N, groups=None):
     many = int(groups.max()) + 1
     train = (rng.random(many) < 0.3)[groups]
     return (rng.random(many) < 0.5)[groups], train, ~train
-
-
-# ------------------------------------------------------------------------------------------------- blind baseline
 
 
 def blind(seed, shift=0.0, groups=None, nothing=False, **changes):
@@ -76,9 +67,6 @@ def test_what_a_blind_classifier_cannot_be_trained_on_is_said():
     assert blind_baseline(np.ones((N, 2)), member, few & False, few, POLICY, 0).failed is None
 
 
-# ----------------------------------------------------------------------------------------------------- null model
-
-
 def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
     rng = np.random.default_rng(0)
     member = rng.random(N) < 0.5
@@ -117,9 +105,6 @@ def test_a_null_model_that_treats_each_person_alike_is_let_pass():
     assert fooled >= 10
 
 
-# -------------------------------------------------------------------------------------------- shuffled membership
-
-
 def test_alarms_are_counted_over_members_drawn_at_random():
     member = np.arange(N) < 300
     seen = []
@@ -153,9 +138,6 @@ def test_groups_are_drawn_whole():
     everyone = shuffled_membership(alarm, member, POLICY, 0, np.zeros(N, int))
     assert everyone.failed is None
     assert "too few groups" in everyone.says
-
-
-# ----------------------------------------------------------------------------------------------------------- groups
 
 
 def test_one_member_and_one_non_member_of_each_group_are_looked_at():

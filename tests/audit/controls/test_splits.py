@@ -38,9 +38,6 @@ def which(splits):
     return found
 
 
-# ------------------------------------------------------------------------------------------------ by the content
-
-
 def test_each_set_holds_about_its_share():
     sizes = Splits.of(signals(), THREE, trains=True).sizes
     expected = {"selection": 800, "training": 1200, "certification": 2000}
@@ -78,9 +75,6 @@ def test_the_spread_is_one_to_one_and_the_published_function():
     # first outputs of SplitMix64 seeded with 0 and with 1234567, as reference implementations give them
     assert int(spread(np.array([0], np.uint64))[0]) == 0xE220A8397B1DCDAF
     assert int(spread(np.array([1234567], np.uint64))[0]) == 6457827717110365317
-
-
-# -------------------------------------------------------------------------------------------------------- groups
 
 
 @pytest.mark.parametrize("examples", [HASHES, None])
@@ -132,9 +126,6 @@ def test_without_hashes_the_shares_are_exact_and_no_seed_draws_another_split():
     leaking = replace(plain, values={"l1": plain.membership * 1.0})
     assert np.array_equal(which(Splits.of(leaking, THREE, trains=True)), which(splits))
     assert not np.array_equal(which(Splits.of(signals(examples=None, seed=1), THREE, trains=True)), which(splits))
-
-
-# -------------------------------------------------------------------------------------------------------- copies
 
 
 def with_copies(member, pairs, **fields):

@@ -61,11 +61,7 @@ def test_references_whose_effect_is_70_percent_of_the_targets_are_found_in_95_pe
 
 @pytest.mark.parametrize(
     "case",
-    [
-        {"effect": 0.0, "signals": 6},
-        {"tails": 1.2, "n": 300, "effect": 2.0},
-        {"between": 0.2, "n": 300},
-    ],
+    [{"effect": 0.0, "signals": 6}, {"tails": 1.2, "n": 300, "effect": 2.0}, {"between": 0.2, "n": 300}],
     ids=str,
 )
 def test_references_of_the_same_recipe_are_seldom_refused(case):

@@ -330,10 +330,7 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
 
 @pytest.mark.parametrize(
     ("spoiled", "said"),
-    [
-        ({"explanations": [[float("nan")] * 6] * 32}, "not finite"),
-        ({"labels": [0]}, "expected a list of 32"),
-    ],
+    [({"explanations": [[float("nan")] * 6] * 32}, "not finite"), ({"labels": [0]}, "expected a list of 32")],
 )
 def test_a_malformed_answer_loses_nothing_that_came_before(
     service: Any,

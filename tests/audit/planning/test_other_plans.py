@@ -93,10 +93,7 @@ def test_a_search_is_planned_with_its_confirmation() -> None:
     for name in ("training reference models", "searching", "confirming: asking for labels"):
         assert counts[name] == told[name]
     if found.confirmed is not None:
-        assert (plan.members, plan.non_members) == (
-            found.confirmed.result.members,
-            found.confirmed.result.non_members,
-        )
+        assert (plan.members, plan.non_members) == (found.confirmed.result.members, found.confirmed.result.non_members)
     with pytest.raises(InputError, match="at least 4"):
         plan_tune(replace(question, references=3))
 

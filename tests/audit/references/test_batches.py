@@ -38,9 +38,6 @@ def state(model):
     return torch.cat([t.detach().flatten().double() for t in model.state_dict().values()])
 
 
-# ---------------------------------------------------------------------------------------- the slow loop, as an oracle
-
-
 def slowly_cropped(x, rows, columns, mirrored):
     pad, (_, _, h, w) = padding(x), x.shape
     found = []
@@ -115,9 +112,6 @@ def test_data_goes_to_a_gpu_where_it_takes_at_most_a_third_of_what_is_free_there
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**12))
         assert batches.fits(x, gpu) is expected
     assert batches.fits(x, CPU)
-
-
-# ------------------------------------------------------------------------------------------------------ augmentation
 
 
 @pytest.mark.parametrize(

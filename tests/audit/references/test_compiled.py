@@ -67,9 +67,6 @@ def traced(monkeypatch):
     compiled.forget()
 
 
-# ------------------------------------------------------------------------------------- precision and memory format
-
-
 def test_bfloat16_gives_nearly_the_same_float32_weights():
     exact, coarse = trained(RECIPE, [network()])[0], trained(replace(RECIPE, precision="bf16"), [network()])[0]
     assert {t.dtype for t in coarse.state_dict().values()} == {torch.float32, torch.int64}
@@ -106,9 +103,6 @@ def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_bu
     assert torch.allclose(state(one), state(other), atol=1e-5)
     assert all(p.is_contiguous() for p in other.parameters())
     assert [p.data_ptr() for p in other.parameters()] == addresses
-
-
-# ------------------------------------------------------------------------------------------------------ compilation
 
 
 def test_one_compilation_serves_all_models_and_all_sizes_of_the_last_batch(traced):
@@ -159,9 +153,6 @@ def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
     for a, b in zip(plain, fast, strict=True):
         assert torch.allclose(state(a), state(b), atol=1e-4)
     compiled.forget()
-
-
-# ------------------------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu

@@ -59,10 +59,7 @@ def test_what_a_file_leaves_out_is_as_dpfinetuner_has_it():
     assert of("epochs = 3") == Recipe(epochs=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [("auto-s", AutoSClipping(2.0)), ("per-layer", PerLayerClipping(2.0))],
-)
+@pytest.mark.parametrize(("name", "rule"), [("auto-s", AutoSClipping(2.0)), ("per-layer", PerLayerClipping(2.0))])
 def test_clipping_goes_by_name(name, rule):
     assert DPTraining(1e-5, 8, clip=2.0, clipping=name).rule == rule
 
@@ -84,9 +81,6 @@ def test_clipping_goes_by_name(name, rule):
 def test_a_table_that_makes_no_sense_is_refused_by_its_name(text, kind, message):
     with pytest.raises(kind, match=message):
         of(text)
-
-
-# ----------------------------------------------------------------------------------------------- from a statement
 
 
 def test_a_statement_fills_the_table_exactly():

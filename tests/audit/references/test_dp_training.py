@@ -109,9 +109,6 @@ def test_each_head_has_noise_of_its_own_and_of_the_right_scale():
     assert abs(correlation.mean()) < 0.1
 
 
-# ------------------------------------------------------------------------------------------------- where it starts
-
-
 def test_what_did_not_train_is_the_targets_also_behind_a_wrapper():
     target = build(9)
     member = np.arange(N) < 30

@@ -210,10 +210,7 @@ def test_a_function_may_train_and_gets_the_members_only():
 
 @pytest.mark.parametrize(
     "estimator",
-    [
-        RandomForestClassifier(5),
-        make_pipeline(StandardScaler(), RandomForestClassifier(5)),
-    ],
+    [RandomForestClassifier(5), make_pipeline(StandardScaler(), RandomForestClassifier(5))],
     ids=lambda e: type(e).__name__,
 )
 def test_an_estimator_is_fitted_on_the_members_and_explained_as_a_module(estimator):

@@ -118,17 +118,7 @@ def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
     x, y = torch.tensor([[1.0, 0.0]]).expand(N, 2).clone(), torch.arange(N) % 2
     made_by = recipe(network, steps=40, clipping=FlatClipping(3.0), sample_rate=0.25, lr=0.5, expected_batch_size=10)
     canary = GradientCanary(0, 1)
-    found = train_runs(
-        network,
-        x,
-        y,
-        canary,
-        made_by,
-        noise_multiplier=2.0,
-        runs=8000,
-        every=40,
-        generator=seeded(),
-    )
+    found = train_runs(network, x, y, canary, made_by, noise_multiplier=2.0, runs=8000, every=40, generator=seeded())
     unit = 0.5 * 3.0 / 10
     spread = unit * (40 * 0.25 * 0.75 + 40 * 4.0) ** 0.5
     for scores, sign in ((found.d, 1), (found.d_prime, -1)):
