@@ -50,11 +50,9 @@ CHANCE = replace(ONCE, max_tpr=0.05)
 ADDED = replace(EXCESS, suite=("LikelihoodRatio",), max_excess=0.001)
 
 
-@pytest.mark.parametrize(
-    ("policy", "examples"), [(ONCE, 300), (CHANCE, 300), (replace(ONCE, fpr=0.01, max_tpr=0.03), 100)], ids=str
-)
+@pytest.mark.parametrize(("policy", "examples"), [(CHANCE, 300), (replace(ONCE, fpr=0.01, max_tpr=0.03), 100)], ids=str)
 def test_without_a_leak_a_leak_is_proven_in_at_most_5_percent_of_audits(policy, examples):
-    assert false_alarms(proven(policy), 60, examples=examples, names=THREE) <= 0.05
+    assert false_alarms(proven(policy), 40, examples=examples, names=THREE) <= 0.05
 
 
 def test_a_label_that_leaks_is_not_held_against_an_explanation_that_adds_nothing():
@@ -75,8 +73,8 @@ def test_a_verdict_that_forgets_an_interval_would_not_pass():
         rates = [a.at(0.05) for a in result.judged]
         return any(lower_bound(r.true_positives, r.members, 0.05 / len(rates)) > 0.05 for r in rates)
 
-    assert false_alarms(without_any, 50, names=THREE) > 0.5
-    assert false_alarms(without_that_of_the_threshold, 100, names=THREE) > 0.1
+    assert false_alarms(without_any, 20, names=THREE) > 0.5
+    assert false_alarms(without_that_of_the_threshold, 50, names=THREE) > 0.1
 
 
 @pytest.mark.slow
@@ -169,7 +167,7 @@ def test_losses_without_explanations_are_judged_by_themselves_too():
 
 def test_without_a_leak_predictions_prove_one_in_at_most_5_percent_of_audits():
     policy = replace(ONCE, suite=("JointLikelihoodRatio",))
-    alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(40)]
+    alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(20)]
     assert np.mean(alarms) <= 0.05
 
 
@@ -532,8 +530,8 @@ def test_signals_that_cannot_be_judged_are_refused():
 
 # ---------------------------------------------------------------------------------------------------- real models
 
-MODELS = 17
-RECIPE = Recipe(lr=3e-3, epochs=60, batch_size=32)
+MODELS = 13
+RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)
 
 
 def build(seed):

@@ -338,6 +338,23 @@ def test_what_is_missing_or_unread_stands_against_a_certificate_by_its_name():
     assert said(foreign(), patience=(1, 4, 20), release="prediction") == ()
 
 
+def test_what_reads_one_number_an_example_is_not_run_on_vectors():
+    rng = np.random.default_rng(0)
+    pairs = {name: rng.random((6, 40, 2)) for name in ("l1", "variance", "loss", "peak", "distance", "signed_distance")}
+    pairs |= {f"{name}_margin": rng.random((6, 40, 2)) for name in ("recovered", "regressed")}
+    pairs |= {"averaged_distance": rng.random((6, 40, 2)), "label": rng.integers(0, 2, (6, 40)) * 1.0}
+    member, once = rng.random((6, 40)) < 0.5, Policy(patience=(1,))
+    without = {name: values[:2] for name, values in pairs.items() if name != "label"}
+    assert fitting(Signals(member[:2], without, None, {"recourse": {}}), once) == []
+    rows = fitting(Signals(member, pairs, None, {"recourse": {}}), once)
+    read = {(r.name, r.signal) for r in rows if not r.columns}
+    assert {name for name, _ in read} == {
+        "LikelihoodRatio", "JointLikelihoodRatio", "LabelLikelihoodRatio", "SignedDistanceLRT", "DirectionLRT",
+    }  # fmt: skip
+    named = replace(once, suite=("Threshold", "RMIA"))
+    assert "Threshold" not in {r.name for r in fitting(Signals(member, pairs), named)}
+
+
 def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():
     whole = families_allowed(released(), policy())
     assert whole == families_allowed(released(), policy(suite=("Threshold", "RMIA")))

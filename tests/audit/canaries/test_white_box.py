@@ -38,7 +38,7 @@ def failed(result: Any) -> set[str]:
     return {check.name for check in result.checks if check.passed is False}
 
 
-QUICK = ("by_hand:Loop", "by_hand:AutoS", "with_engines:FineTunedHead", "with_engines:Opacus")
+QUICK = ("by_hand:Loop", "with_engines:Opacus")
 RIGHT_ONES = [case.name if case.name in QUICK else pytest.param(case.name, marks=pytest.mark.slow) for case in RIGHT]
 
 
@@ -53,23 +53,23 @@ def test_a_right_training_is_as_claimed(name):
     [
         ("by_hand:DecayingNoise", "size of the noise"),
         pytest.param("by_hand:NoNoiseOnBias", "size of the noise", marks=pytest.mark.slow),
-        ("by_hand:NoNoiseInLastStep", "size of the noise"),
-        ("by_hand:UniformNoise", "distribution of the noise"),
+        pytest.param("by_hand:NoNoiseInLastStep", "size of the noise", marks=pytest.mark.slow),
+        pytest.param("by_hand:UniformNoise", "distribution of the noise", marks=pytest.mark.slow),
         ("by_hand:SameNoiseEveryStep", "independence of the noise"),
-        ("by_hand:QuantileBound", "noise apart from the records"),
+        pytest.param("by_hand:QuantileBound", "noise apart from the records", marks=pytest.mark.slow),
         ("by_hand:MicroBatchesScaledBack", "sensitivity"),
         pytest.param("by_hand:WeightsAndBiasEach", "sensitivity", marks=pytest.mark.slow),
-        ("by_hand:BoundOfLabel", "sensitivity"),
+        pytest.param("by_hand:BoundOfLabel", "sensitivity", marks=pytest.mark.slow),
         pytest.param("by_hand:Mixup", "sensitivity", marks=pytest.mark.slow),
         pytest.param("by_hand:ActualBatchSize", "sensitivity", marks=pytest.mark.slow),
-        ("with_engines:EachLayerAtFullBound", "sensitivity"),
+        pytest.param("with_engines:EachLayerAtFullBound", "sensitivity", marks=pytest.mark.slow),
         pytest.param("with_engines:FourViews", "sensitivity", marks=pytest.mark.slow),
         ("by_hand:SecondMomentFromCleanSums", "released by the sums alone"),
         pytest.param("by_hand:StartsAtClassMeans", "released by the sums alone", marks=pytest.mark.slow),
-        ("by_hand:BestCheckpoint", "released by the sums alone"),
+        pytest.param("by_hand:BestCheckpoint", "released by the sums alone", marks=pytest.mark.slow),
         pytest.param("by_hand:RateByPrivateLoss", "released by the sums alone", marks=pytest.mark.slow),
         pytest.param("with_engines:BatchNormOutside", "released by the sums alone", marks=pytest.mark.slow),
-        ("with_engines:InnerOptimizerSteps", "released by the sums alone"),
+        pytest.param("with_engines:InnerOptimizerSteps", "released by the sums alone", marks=pytest.mark.slow),
         ("by_hand:Shuffled", "batches drawn anew"),
         pytest.param("by_hand:FixedOrder", "batches drawn anew", marks=pytest.mark.slow),
         pytest.param("with_engines:NotPoisson", "batches drawn anew", marks=pytest.mark.slow),
@@ -201,7 +201,9 @@ def test_sums_may_be_arrays_in_dictionaries():
     assert torch.equal(both["b"][0], torch.tensor([2.0]))
 
 
-@pytest.mark.parametrize(("bound", "name"), [(0.3, "Opacus"), (4.0, "NoNoiseOnBias")])
+@pytest.mark.parametrize(
+    ("bound", "name"), [(0.3, "NoNoiseOnBias"), pytest.param(4.0, "Opacus", marks=pytest.mark.slow)]
+)
 def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
     case = case_named(f"with_engines:{name}")
     init = DPOptimizer.__init__
@@ -224,9 +226,14 @@ def tuner(**options) -> DPFineTuner:
     "options",
     [
         {"trainable": "head"},
-        {"mode": "ghost"},
-        {"mode": "hooks", "clipping": FlatClipping(0.5), "optimizer": "sgd"},
-        {"groups": np.arange(60) // 3, "batch_size": 5},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"mode": "ghost"},
+                {"mode": "hooks", "clipping": FlatClipping(0.5), "optimizer": "sgd"},
+                {"groups": np.arange(60) // 3, "batch_size": 5},
+            )
+        ),
     ],
 )
 def test_a_tuner_trains_as_it_claims(options):
@@ -234,7 +241,7 @@ def test_a_tuner_trains_as_it_claims(options):
     assert result.verdict == "as claimed", result.sentence
 
 
-@pytest.mark.parametrize("options", [{"trainable": "head"}, {"mode": "ghost"}])
+@pytest.mark.parametrize("options", [{"trainable": "head"}, pytest.param({"mode": "ghost"}, marks=pytest.mark.slow)])
 def test_a_tuner_with_less_noise_than_planned_is_refuted(options, monkeypatch):
     from safexplain.dp.heads import closed_form
     from safexplain.dp.sgd import optimizers, sampling

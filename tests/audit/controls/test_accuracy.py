@@ -22,7 +22,7 @@ from safexplain.audit.references.training import train_one
 from safexplain.audit.run import trained
 from safexplain.errors import ConfigurationError, DataWarning
 
-SIMULATIONS = 2000
+SIMULATIONS = 1000
 RISK = 0.01
 HIGHEST = RISK + 4 * (RISK * (1 - RISK) / SIMULATIONS) ** 0.5
 """Rate that a test of this risk stays below, but for four standard deviations."""
@@ -50,10 +50,10 @@ def test_a_model_like_its_references_is_accused_as_rarely_as_promised(references
 def test_a_model_that_falls_short_of_its_references_is_told(references, shortfall):
     rng = np.random.default_rng(references)
     found = 0
-    for _ in range(500):
+    for _ in range(200):
         target, *others = drawn(rng, references + 1, mean=0.8, spread=0.02, n=500, shortfall=shortfall)
         found += bool(below_references(target, others, RISK))
-    assert found / 500 > 0.95
+    assert found / 200 > 0.95
 
 
 def test_small_shortfalls_and_few_references_say_nothing():

@@ -87,9 +87,8 @@ def done(work, tasks, **options):
     return dict(each(work, tasks, **{"stage": "summing", "progress": ignore, **options}))
 
 
-@pytest.mark.parametrize(
-    "engine", ["loky", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("dask", "ray"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, caplog):
     work, tasks, seen = Sums(tmp_path / "killed"), [(i,) for i in range(5)], []
     with ENGINES[engine]():
@@ -102,6 +101,7 @@ def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, cap
     assert seen == [("summing", float(i), 5.0) for i in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_done_in_this_process(caplog):
     where = lambda _, tick: os.getpid()  # noqa: E731  # which cloudpickle sends
     with loky():
@@ -110,6 +110,7 @@ def test_what_cannot_be_sent_is_done_in_this_process(caplog):
     assert "task 1 is done in this process" in caplog.text
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_are_given_up(monkeypatch):
     monkeypatch.setattr(parallel, "TRIES", 1)
 
