@@ -230,6 +230,9 @@ def test_probabilities_are_read_as_their_log_odds():
     assert np.allclose(values_of(found, [Signal.parse("prediction")]), odds[:, :, 0], rtol=1e-6)
     assert np.allclose(values_of(found, [Signal.parse("predictions@2")]), odds.reshape(3, 50, 8), rtol=1e-6)
     assert values_of(found, [Signal.parse("prediction@2")]) is found.values["prediction@2"]
+    one = Signals(member, {"l1": odds[:, :, 0, :1], "class_l1": odds[:, :, 0, :2]})
+    assert np.array_equal(values_of(one, [Signal.parse("l1")]), odds[:, :, 0, 0])  # one number, however it is written
+    assert values_of(one, [Signal.parse("class_l1")]).shape == (3, 50, 2)
     sure = Signals(member, {"prediction": np.broadcast_to([1.0, 0.0, 0.0], (3, 50, 3)).astype(np.float32)})
     assert np.isfinite(values_of(sure, [Signal.parse("prediction")])).all()
     assert (values_of(sure, [Signal.parse("prediction")])[..., 0] > 60).all()
