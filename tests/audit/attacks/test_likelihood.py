@@ -101,6 +101,12 @@ def test_the_likelihood_ratio_equals_the_slow_one():
         assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership), rtol=1e-6, atol=1e-6)
 
 
+def test_one_example_alone_is_compared_with_its_own_references():
+    target, shadows, membership, _ = world(1, 12)
+    found = LikelihoodRatio()(target, shadows, membership)
+    assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership), rtol=1e-6)
+
+
 def test_the_likelihood_ratio_of_a_vector_is_the_sum_over_its_features():
     target, shadows, membership, _ = world(40, 12, d=5)
     membership[:, 3], membership[:, 4] = True, False

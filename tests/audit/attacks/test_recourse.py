@@ -145,18 +145,19 @@ def test_wrong_input_is_refused():
 # ---------------------------------------------------------------------------------------------- densities over all
 
 
-@pytest.mark.parametrize(("bins", "each"), [(4, 150), (200, 50)])  # at least 50 values a bin
-def test_a_pooled_ratio_is_that_of_counts_in_bins(bins, each):
+@pytest.mark.parametrize(("bins", "each", "n"), [(4, 150, 100), (200, 50, 100), (200, 30, 10)])
+def test_a_pooled_ratio_is_that_of_counts_in_bins(bins, each, n):
+    """At least 50 values a bin, where there are so many, and at least two bins."""
     rng = np.random.default_rng(0)
-    shadows, member = rng.normal(size=(6, 100)), rng.random((6, 100)) < 0.4
+    shadows, member = rng.normal(size=(6, n)), rng.random((6, n)) < 0.4
     found = PooledDensityRatio(bins)(shadows[0], shadows, member)
     pairs = sorted(zip(shadows.ravel().tolist(), member.ravel().tolist(), strict=True))
     middles, ratios = [], []
-    for part in (pairs[i : i + each] for i in range(0, 600, each)):
+    for part in (pairs[i : i + each] for i in range(0, 6 * n, each)):
         inside = sum(m for _, m in part) + 1
         ratios.append(
-            math.log(inside / (member.sum() + 600 // each))
-            - math.log((each + 2 - inside) / ((~member).sum() + 600 // each))
+            math.log(inside / (member.sum() + 6 * n // each))
+            - math.log((each + 2 - inside) / ((~member).sum() + 6 * n // each))
         )
         middles.append(part[each // 2][0])
     assert found == pytest.approx(np.interp(shadows[0], middles, ratios))

@@ -304,6 +304,7 @@ def test_an_explanation_that_never_differs_adds_nothing_and_is_judged_all_the_sa
     (baseline,) = (r for r in rows if r.baseline)
     stacked = [r for r in rows if r.role == "explanation+label"]
     assert stacked
+    assert [r.signal for r in rows if r.role == "explanation"] == ["l1"]
     assert all(np.array_equal(found[r], found[baseline]) for r in stacked)
 
 
@@ -354,6 +355,8 @@ def test_what_reads_one_number_an_example_is_not_run_on_vectors():
     assert {name for name, _ in read} == {
         "LikelihoodRatio", "JointLikelihoodRatio", "LabelLikelihoodRatio", "SignedDistanceLRT", "DirectionLRT",
     }  # fmt: skip
+    numbers = Signals(member, {"peak": pairs["peak"][..., 0]})
+    assert {r.name for r in fitting(numbers, once)} == {"LikelihoodRatio"}
     named = replace(once, suite=("Threshold", "RMIA"))
     assert "Threshold" not in {r.name for r in fitting(Signals(member, pairs), named)}
 
