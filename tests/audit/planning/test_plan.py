@@ -169,11 +169,15 @@ def test_a_quick_look_is_planned_as_no_certificate(arguments) -> None:
 
 
 def test_a_plan_is_json(arguments) -> None:
-    with joblib.parallel_config("loky", n_jobs=2):
-        found = json.loads(json.dumps(planned(arguments).to_dict(), allow_nan=False))
+    found = json.loads(json.dumps(planned(arguments).to_dict(), allow_nan=False))
     assert {"seconds", "memory_bytes", "disk_bytes", "best_certifiable", "stages"} <= found.keys()
     assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]), abs=0.05)
-    assert "those of one process" in found["notes"][0]
+
+
+@pytest.mark.slow
+def test_where_workers_train_the_seconds_are_said_to_be_those_of_one_process(arguments) -> None:
+    with joblib.parallel_config("loky", n_jobs=2):
+        assert "those of one process" in planned(arguments).notes[0]
 
 
 @pytest.mark.parametrize(("changes", "error", "said"), [
