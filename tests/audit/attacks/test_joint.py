@@ -221,8 +221,9 @@ def slow_many(target, shadows, membership):
     return scores
 
 
-def test_the_joint_ratio_of_many_columns_equals_the_slow_one():
-    target, shadows, membership, _ = wide(150, 16, 40)
+@pytest.mark.parametrize("leak", [2.5, 10.0])  # of which the second is in the last directions too, beyond their noise
+def test_the_joint_ratio_of_many_columns_equals_the_slow_one(leak):
+    target, shadows, membership, _ = wide(150, 16, 40, leak)
     assert ((membership.sum(0) > 0) & ~membership.all(0)).all()
     found = ATTACK(target, shadows, membership)
     assert np.allclose(found, slow_many(target, shadows, membership), rtol=1e-5, atol=1e-5)

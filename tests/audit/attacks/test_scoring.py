@@ -8,6 +8,7 @@ import pytest
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold, suite
 from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.learned import Learned
 from safexplain.audit.attacks.likelihood import OwnLabelRatio
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.stacked import Stacked
@@ -392,6 +393,14 @@ def test_noise_is_not_credited_with_what_trees_find_in_labels(told):
         gained.append(stacked - base)
         assert (base > label + 0.005) if told else (base == label)
     assert abs(np.mean(gained)) < 0.005
+
+
+def test_maps_that_are_images_are_learned_by_their_shape():
+    for shape, used in (([3, 4, 4], (3, 4, 4)), ([48], None), ([3, 16, 1], None)):
+        signals = released(models=6, examples=40, levels=(1,), d=48)
+        signals = replace(signals, meta={**signals.meta, "shape": shape})
+        (row,) = (r for r in fitting(signals, policy(patience=(1,))) if r.name == "Learned")
+        assert scorer(signals, [replace(row, attack=Learned(epochs=1))])._fitted.popitem()[1].network.shape == used
 
 
 def test_half_of_the_references_play_the_target_and_learners_see_the_others():
