@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from certificates import made, read_back
-from scipy import stats as distributions
 from sklearn.datasets import load_digits
 from torch import nn
 from worlds import EXCESS, LOOSE, recognised, synthetic, with_label
@@ -51,11 +50,9 @@ CHANCE = replace(ONCE, max_tpr=0.05)
 ADDED = replace(EXCESS, suite=("LikelihoodRatio",), max_excess=0.001)
 
 
-@pytest.mark.parametrize(
-    ("policy", "examples"), [(ONCE, 300), (CHANCE, 300), (replace(ONCE, fpr=0.01, max_tpr=0.03), 100)], ids=str
-)
+@pytest.mark.parametrize(("policy", "examples"), [(CHANCE, 300), (replace(ONCE, fpr=0.01, max_tpr=0.03), 100)], ids=str)
 def test_without_a_leak_a_leak_is_proven_in_at_most_5_percent_of_audits(policy, examples):
-    assert false_alarms(proven(policy), 60, examples=examples, names=THREE) <= 0.05
+    assert false_alarms(proven(policy), 40, examples=examples, names=THREE) <= 0.05
 
 
 def test_a_label_that_leaks_is_not_held_against_an_explanation_that_adds_nothing():
@@ -76,8 +73,8 @@ def test_a_verdict_that_forgets_an_interval_would_not_pass():
         rates = [a.at(0.05) for a in result.judged]
         return any(lower_bound(r.true_positives, r.members, 0.05 / len(rates)) > 0.05 for r in rates)
 
-    assert false_alarms(without_any, 50, names=THREE) > 0.5
-    assert false_alarms(without_that_of_the_threshold, 100, names=THREE) > 0.1
+    assert false_alarms(without_any, 20, names=THREE) > 0.5
+    assert false_alarms(without_that_of_the_threshold, 50, names=THREE) > 0.1
 
 
 @pytest.mark.slow
@@ -90,37 +87,29 @@ def test_without_a_leak_a_leak_is_seldom_proven_whatever_the_size(policy, exampl
 # ---------------------------------------------------------------------------------------------------- the verdict
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_large_leak_is_proven(seed):
-    result = certify(synthetic(leak=3.0, seed=seed), LOOSE)
+def test_a_large_leak_is_proven():
+    result = certify(synthetic(leak=3.0), LOOSE)
     assert result.verdict == "leak"
     assert result.exit_code == 1
     assert result.sentence.startswith("Leak proven: asking once, an attack on explanations finds at least ")
     assert result.strongest.at(0.05).tpr > 0.5
 
 
-def test_a_moderate_leak_is_proven_with_enough_data():
-    found = [certify(synthetic(leak=0.6, examples=1500, models=17, seed=s), LOOSE).verdict for s in range(5)]
-    assert found == ["leak"] * 5
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_enough_data_without_a_leak_is_certified(seed):
-    result = certify(synthetic(examples=3000, seed=seed), LOOSE)
+def test_enough_data_without_a_leak_is_certified():
+    result = certify(synthetic(examples=3000), LOOSE)
     assert result.verdict == "certified"
     assert result.exit_code == 0
     assert ": asking once, no judged attack on explanations finds more than " in result.sentence
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_little_data_decides_nothing(seed):
-    result = certify(synthetic(examples=30, seed=seed), LOOSE)
+def test_little_data_decides_nothing():
+    result = certify(synthetic(examples=30), LOOSE)
     assert result.verdict == "inconclusive"
     assert result.exit_code == 3
     assert "too wide to decide" in str(result)
 
 
-@pytest.mark.parametrize("name", ["l1", "l2", "variance", "attributions", "my_own_signal"])
+@pytest.mark.parametrize("name", ["variance", "attributions", "my_own_signal"])
 def test_one_leaking_signal_is_enough(name):
     calm = synthetic(names=("mean", "peak"))
     assert certify(calm, LOOSE).verdict != "leak"
@@ -178,7 +167,7 @@ def test_losses_without_explanations_are_judged_by_themselves_too():
 
 def test_without_a_leak_predictions_prove_one_in_at_most_5_percent_of_audits():
     policy = replace(ONCE, suite=("JointLikelihoodRatio",))
-    alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(40)]
+    alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(20)]
     assert np.mean(alarms) <= 0.05
 
 
@@ -199,20 +188,9 @@ def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     assert leaking.verdict == "leak"
     by_name = {a.code: a.at(0.05).tpr for a in leaking.attacks}
     for attack in leaking.judged:
+        assert attack.pair.only - attack.pair.missed == attack.found - leaking.baseline(1).found
         low, high = leaking.added(attack)
         assert low < by_name[attack.code] - by_name["LabelPatience on label"] < high
-
-
-def test_what_explanations_add_is_found_by_hand_too():
-    """Members above the rank of the policy, by the stack and not by the labels, one by one."""
-    signals = with_label(synthetic(leak=1.0, examples=2000))
-    result = certify(signals, EXCESS)
-    assert result.baseline(1).is_baseline
-    for attack in result.judged:
-        more = attack.pair.only - attack.pair.missed
-        assert more == attack.found - result.baseline(1).found
-        low, high = result.added(attack)
-        assert low < more / result.members < high
 
 
 @pytest.mark.parametrize("models", [1, 2])
@@ -425,15 +403,6 @@ def test_a_leak_is_proven_however_often_the_examples_were_used(tmp_path):
     assert [f.uses for f in found] == [1, 2]
 
 
-def test_uses_that_cannot_be_counted_are_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="SAFEXPLAIN_USES"):
-        certify(recognised(synthetic()), COUNTED, uses=Uses(tmp_path / "file" / "uses.sqlite", "one"))
-    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
-    with pytest.raises(InputError, match="cannot count uses"):
-        certify(recognised(synthetic()), COUNTED, uses=Uses(tmp_path / "broken.sqlite", "one"))
-
-
 def test_examples_that_nobody_can_recognise_certify_nothing_unless_the_policy_says_so():
     calm = synthetic(examples=1500)
     result = certify(calm, COUNTED)
@@ -444,20 +413,6 @@ def test_examples_that_nobody_can_recognise_certify_nothing_unless_the_policy_sa
     assert (allowed.uses, allowed.verdict) == (None, "certified")
     assert "), uses not counted: asking" in words.sentence(allowed)
     assert certify(synthetic(leak=3.0), COUNTED).verdict == "leak"
-
-
-def test_examples_from_another_source_are_not_scored():
-    rng = np.random.default_rng(0)
-    outside = np.zeros(600, dtype=bool)
-    outside[400:] = True
-    member = (rng.random((9, 600)) < 0.5) & ~outside
-    maps = rng.normal(size=(9, 600, 5)).astype(np.float32)
-    inputs = rng.normal(size=(600, 4)) + 2.0 * outside[:, None]
-    signals = Signals(member, {"l1": np.abs(maps).sum(2)}, maps, {"targets": [0]}, out_of_distribution=outside)
-    learned = SuiteRow("Learned", Learned(), "attributions", "explanation")
-    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs, suite=[learned])
-    assert result.sizes["selection"] == 0
-    assert result.sizes["training"] + result.sizes["certification"] == 400
 
 
 # ------------------------------------------------------------------------------------------- who is scored, and how
@@ -556,20 +511,6 @@ def test_what_certify_says_can_be_certified_and_read_back(tmp_path):
         assert found.verdict == result.verdict
 
 
-def test_a_rate_of_the_policy_is_among_those_shown():
-    result = certify(synthetic(), replace(ONCE, fpr=0.07, max_tpr=0.2))
-    assert [r.fpr for r in result.attacks[0].rates] == sorted({*SHOWN_FPRS, 0.07})
-
-
-def test_progress_counts_the_attacks_of_each_target():
-    seen = []
-    certify(synthetic(targets=(0, 3)), ONCE, progress=lambda *call: seen.append(call))
-    assert seen == [(f"model {t}, fitting attacks", i, 3, "") for t in (0, 3) for i in range(1, 4)]
-    seen.clear()
-    certify(synthetic(), ONCE, progress=lambda *call: seen.append(call))
-    assert [stage for stage, *_ in seen] == ["fitting attacks"] * 3
-
-
 # -------------------------------------------------------------------------------------------------------- misuse
 
 
@@ -589,8 +530,8 @@ def test_signals_that_cannot_be_judged_are_refused():
 
 # ---------------------------------------------------------------------------------------------------- real models
 
-MODELS = 17
-RECIPE = Recipe(lr=3e-3, epochs=60, batch_size=32)
+MODELS = 13
+RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)
 
 
 def build(seed):
@@ -649,10 +590,3 @@ def test_the_recommended_hardening_takes_the_leak_from_its_norm(digits, overfitt
     for attack, signal in found.keys() & {("LikelihoodRatio", "variance"), ("Threshold", "variance")}:
         low, high = auc_interval(found[attack, signal].curve, 0.99)
         assert low < 0.5 < high, (attack, signal)
-
-
-def test_the_likelihood_ratio_finds_what_a_known_shift_allows():
-    signals = synthetic(leak=0.5, examples=4000, models=33)
-    result = certify(signals, LOOSE, suite=[SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation")])
-    best = float(distributions.norm.cdf(1 / np.sqrt(2)))
-    assert best - 0.05 < result.attacks[0].auc < best + 0.02

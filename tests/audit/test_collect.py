@@ -43,7 +43,7 @@ def explain(model, x, target):
     return x * model.weight.T[target].reshape(x.shape)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 40, 256])
+@pytest.mark.parametrize("batch_size", [7, 256])
 def test_the_signals_are_what_numpy_makes_of_the_explanations(batch_size):
     found = collect_signals(SHADOWS, POOL, explain, batch_size=batch_size)
     assert np.array_equal(found.membership, MEMBER)
@@ -129,13 +129,9 @@ def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
     [
         (lambda m, x, t: x[:3], "must be finite, of shape"),
         (lambda m, x, t: x / 0, "must be finite, of shape"),
-        (lambda m, x, t: x.log(), "must be finite, of shape"),
-        (lambda m, x, t: None, "got NoneType from model 0"),
-        (lambda m, x, t: (), "got tuple from model 0"),
         (lambda m, x, t: (x, None), "got NoneType from model 0"),
         (lambda m, x, t: (x, x) if m is SHADOWS.models[1] else x, "must all have one shape"),
         (lambda m, x, t: x[:, :0], "must all have one shape, not empty"),
-        (lambda m, x, t: x.flatten(1) if m is SHADOWS.models[2] else x, "must all have one shape"),
     ],
 )
 def test_explanations_that_cannot_be_attacked_are_refused(function, message):
@@ -143,7 +139,7 @@ def test_explanations_that_cannot_be_attacked_are_refused(function, message):
         collect_signals(SHADOWS, POOL, function)
 
 
-@pytest.mark.parametrize("spoil", [lambda out: out / 0, lambda out: out[:, :1], lambda out: out[..., None]])
+@pytest.mark.parametrize("spoil", [lambda out: out / 0, lambda out: out[:, :1]])
 def test_models_whose_outputs_are_no_logits_are_refused(spoil):
     class Spoilt(Linear):
         def forward(self, x):
@@ -178,15 +174,13 @@ def test_each_model_is_explained_by_its_own_explainer():
     assert np.allclose(one.values["l1"], np.outer([10, 10, 10], l1))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 4])
-def test_too_few_or_too_many_explainers_are_refused(number):
-    with pytest.raises(InputError, match=f"one for each of 3 models; got {number}"):
-        collect_signals(SHADOWS, POOL, [explain] * number)
+def test_too_few_or_too_many_explainers_are_refused():
+    with pytest.raises(InputError, match="one for each of 3 models; got 2"):
+        collect_signals(SHADOWS, POOL, [explain] * 2)
 
 
-@pytest.mark.parametrize("batch_size", [7, 256])
-def test_several_classes_are_explained_for_every_example(batch_size):
-    found = collect_signals(SHADOWS, POOL, explain, classes=(2, 0), batch_size=batch_size)
+def test_several_classes_are_explained_for_every_example():
+    found = collect_signals(SHADOWS, POOL, explain, classes=(2, 0), batch_size=7)
     for i, model in enumerate(SHADOWS.models):
         for k, c in enumerate((2, 0)):
             maps = (POOL.x.flatten(1) * model.weight.detach().T[c]).double().numpy()
@@ -201,16 +195,11 @@ def test_several_classes_are_explained_for_every_example(batch_size):
     assert np.array_equal(found.values["l1"], without.values["l1"])  # of the predicted class as ever
 
 
-@pytest.mark.parametrize("classes", [(3,), (0, -1)])
-def test_classes_that_the_model_does_not_have_are_refused(classes):
-    with pytest.raises(InputError, match=rf"outputs 0 .. 2 of the model, got \[{classes[-1]}\]"):
-        collect_signals(SHADOWS, POOL, explain, classes=classes)
-
-
-def test_labels_that_the_model_does_not_have_are_refused():
-    pool = Population(POOL.x, torch.arange(40) % 4)
+def test_classes_and_labels_that_the_model_does_not_have_are_refused():
+    with pytest.raises(InputError, match=r"outputs 0 .. 2 of the model, got \[-1\]"):
+        collect_signals(SHADOWS, POOL, explain, classes=(0, -1))
     with pytest.raises(InputError, match=r"labels must be outputs 0 .. 2 of the model, got 3"):
-        collect_signals(SHADOWS, pool, explain)
+        collect_signals(SHADOWS, Population(POOL.x, torch.arange(40) % 4), explain)
 
 
 def test_null_models_and_examples_out_of_distribution_are_marked():
@@ -231,9 +220,7 @@ def test_null_models_and_examples_out_of_distribution_are_marked():
     ("wrong", "message"),
     [
         ({"null": (1,)}, "null models, but have members"),
-        ({"null": (3,)}, "must name models"),
         ({"out_of_distribution": np.ones(40, bool)}, "out of distribution are members"),
-        ({"targets": (5,)}, "must name models"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
@@ -328,11 +315,6 @@ def test_without_an_explainer_what_is_predicted_is_all_that_is_kept(labels):
         collect(SHADOWS, POOL, None, classes=(0,), **options)
 
 
-def test_labels_are_own_or_foreign():
-    with pytest.raises(ConfigurationError, match="labels are own or foreign; got 'none'"):
-        collect(SHADOWS, POOL, released, patience=(1,), labels="none")
-
-
 def test_references_answer_without_noise_and_only_a_few_queries():
     asked = {"with": [], "without": []}
 
@@ -355,15 +337,6 @@ def test_references_answer_without_noise_and_only_a_few_queries():
     mean = sum(queries(range(40), k).double() for k in range(DITHERS_WITHOUT_NOISE)) / DITHERS_WITHOUT_NOISE
     assert np.allclose(found.values["attributions@10"][1], mean.flatten(1), atol=1e-6)
     assert not np.allclose(found.values["attributions@10"][0], mean.flatten(1), atol=1e-2)
-
-
-def test_the_noise_of_the_target_falls_as_one_over_the_root_of_the_queries():
-    def noisy(model, x, target):
-        return 1 + torch.randn(x.shape, generator=GENERATOR)
-
-    found = collect(SHADOWS, POOL, noisy, patience=(1, 4, 64), without_noise=noisy)
-    for level in (4, 64):
-        assert found.values[f"attributions@{level}"].std() == pytest.approx(level**-0.5, rel=0.1)
 
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -425,10 +398,9 @@ def test_groups_classes_slices_and_hashes_are_in_the_signals():
     assert collect_signals(SHADOWS, POOL, explain).groups is None
 
 
-@pytest.mark.parametrize("patience", [(0,), (1, 2.5)])
-def test_levels_are_whole_numbers(patience):
+def test_levels_are_whole_numbers():
     with pytest.raises(ConfigurationError, match="patience: expected a whole number"):
-        collect(SHADOWS, POOL, explain, patience=patience)
+        collect(SHADOWS, POOL, explain, patience=(1, 2.5))
 
 
 def test_progress_counts_every_query_and_ends_at_the_total():

@@ -106,19 +106,13 @@ def test_the_digest_tells_populations_apart():
     ("call", "message"),
     [
         (lambda: Population(X, Y[:-1]), r"expected x \(n, ...\) and y \(n,\)"),
-        (lambda: Population(X, Y[:, None]), "expected x"),
-        (lambda: Population(X[:, 0], Y), "expected x"),
-        (lambda: Population(X / 0, Y), "NaN or infinity"),
         (lambda: Population(X.index_fill(0, torch.tensor([3]), torch.nan), Y), "NaN or infinity"),
         (lambda: Population(X, torch.full((50,), 2)), "one class only"),
         (lambda: Population(X, Y - 1), "from 0, got -1"),
-        (lambda: Population(X[:0], Y[:0]), "one class only"),
         (lambda: Population.of(X, Y + 0.5), "whole numbers"),
         (lambda: Population(X, Y, np.arange(49)), r"groups must be int64 of shape \(50,\)"),
-        (lambda: Population(X, Y, np.arange(50.0)), "groups must be int64"),
         (lambda: Population.of(X, Y, np.zeros((50, 2))), "groups must be .n,. numbers or texts"),
         (lambda: Population.of(X, Y, np.where(Y == 1, np.nan, 0.0)), "13 examples have no group"),
-        (lambda: Population.of(X, np.where(Y == 1, np.nan, 0.0)), "whole numbers"),
     ],
 )
 def test_a_pool_that_cannot_be_audited_is_refused(call, message):

@@ -11,10 +11,8 @@ from safexplain._digest import model_digest
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit.asked import predict
 from safexplain.audit.queries import Queries, with_channels_last
-from safexplain.audit.references.batches import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds
-from safexplain.verdict.policy import Policy
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = Population(torch.rand(70, 2, 8, 9, generator=GENERATOR), torch.arange(70) % 3)
@@ -39,8 +37,7 @@ SHADOWS = Shadows(tuple(Linear(seed) for seed in range(3)), MEMBER)
 # ----------------------------------------------------------------------------------------------------- the queries
 
 
-@BOTH
-@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
+@pytest.mark.parametrize(("pool", "kind"), [(IMAGES, "multiplicative"), (TABLE, "additive")], ids=["images", "table"])
 def test_a_query_is_a_function_of_seed_example_and_number_alone(pool, kind):
     queries = Queries.of(pool, Dither(kind, 0.2, seed=3))
     torch.manual_seed(1)
@@ -80,7 +77,7 @@ def test_without_amplitude_the_plain_query_is_asked_again():
         assert torch.equal(Queries.of(TABLE, Dither(kind, 0.0))(range(70), 1), TABLE.x)
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 20), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 2, 2)])
 def test_a_crop_or_flip_is_the_same_for_every_subset_of_examples_and_every_longer_pool(shape):
     x = torch.rand(150, *shape, generator=torch.Generator().manual_seed(1))
     pool = Population(x, torch.arange(150) % 3)
@@ -116,18 +113,11 @@ def test_crops_are_of_the_image_padded_by_an_eighth_and_half_of_them_are_mirrore
         assert (abs(count - 640 / len(count)) < 5 * np.sqrt(640 / len(count))).all()
 
 
-@pytest.mark.parametrize("shape", [(6,), (3, 8), (1, 1, 8), (1, 64, 8), (2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(6,), (1, 64, 8)])
 def test_crops_and_flips_of_what_is_no_image_or_too_small_are_refused(shape):
     pool = Population(torch.rand(10, *shape), torch.arange(10) % 3)
     with pytest.raises(InputError, match="crop-flip is for images"):
         Queries.of(pool, Dither("crop-flip"))
-
-
-def test_images_are_cropped_as_they_are_in_training():
-    x = torch.rand(4, 3, 8, 8, generator=GENERATOR)
-    middle = shift_and_flip(x, torch.ones(4, dtype=int), torch.ones(4, dtype=int), torch.tensor([0, 1, 0, 1]).bool())
-    assert torch.equal(middle[::2], x[::2])
-    assert torch.equal(middle[1::2], x[1::2].flip(3))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +125,7 @@ def test_images_are_cropped_as_they_are_in_training():
     [
         ({"kind": "shift"}, ConfigurationError),
         ({"amplitude": -0.1}, ConfigurationError),
-        ({"amplitude": float("nan")}, ConfigurationError),
-        ({"amplitude": float("inf")}, ConfigurationError),
         ({"amplitude": "0.1"}, ConfigurationTypeError),
-        ({"seed": -1}, ConfigurationError),
-        ({"seed": 1.5}, ConfigurationError),
     ],
 )
 def test_a_dither_that_makes_no_sense_is_refused(options, error):
@@ -150,7 +136,7 @@ def test_a_dither_that_makes_no_sense_is_refused(options, error):
 # ------------------------------------------------------------------------------------------ predictions, asked once
 
 
-@pytest.mark.parametrize("batch_size", [1, 13, 70, 1000])
+@pytest.mark.parametrize("batch_size", [13, 1000])
 def test_labels_losses_and_margins_are_those_of_a_slow_loop(batch_size):
     dither = Dither("additive", 0.4, seed=2)
     found = predict(SHADOWS, TABLE, patience=(1, 3, 8), dither=dither, batch_size=batch_size)
@@ -189,33 +175,11 @@ def test_margins_are_those_of_the_probabilities():
     assert (found.values["kept@2"] == 1).all()
 
 
-def test_every_model_is_asked_the_same_queries():
-    seen = {}
-
-    class Watched(Linear):
-        def forward(self, x):
-            seen.setdefault(self, []).append(x.clone())
-            return super().forward(x)
-
-    models = (Watched(0), Watched(1))
-    predict(Shadows(models, MEMBER[:2]), TABLE, patience=(1, 5), batch_size=32)
-    one, other = (seen[model] for model in models)
-    assert len(one) == len(other)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def test_shares_of_many_classes_are_not_kept():
     many = Shadows((Linear(0, classes=33),), MEMBER[:1])
     assert "shares@2" not in predict(many, TABLE, patience=(1, 2)).values
     fewer = Shadows((Linear(0, classes=32),), MEMBER[:1])
     assert predict(fewer, TABLE, patience=(2,)).values["shares@2"].shape == (1, 70, 32)
-
-
-def test_progress_counts_every_query_and_ends_at_the_total():
-    seen = []
-    predict(SHADOWS, TABLE, patience=(1, 4, 9), batch_size=20, progress=lambda *call: seen.append(call))
-    assert [d for _, d, _ in seen] == sorted(d for _, d, _ in seen)
-    assert seen[-1] == ("labels", 3 * 70 * 10, 3 * 70 * 10)
 
 
 def test_whoever_asks_once_is_not_asked_for_more():
@@ -233,8 +197,7 @@ def log_odds_in_numpy(p):
     return np.log(p) - np.log(others)
 
 
-@pytest.mark.parametrize("probabilities", [False, True], ids=["logits", "probabilities"])
-@pytest.mark.parametrize("batch_size", [13, 1000])
+@pytest.mark.parametrize(("probabilities", "batch_size"), [(False, 13), (True, 1000)], ids=["logits", "probabilities"])
 def test_foreign_predictions_are_those_of_a_slow_loop(batch_size, probabilities):
     class Answering(Linear):
         def forward(self, x):
@@ -301,8 +264,7 @@ def test_log_odds_of_classes_are_exact_where_probabilities_round_to_0_and_1():
     assert np.isfinite(class_log_odds(torch.tensor([[1.7e308, -1.7e308]], dtype=torch.float64)).numpy()).all()
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
-@pytest.mark.parametrize("probabilities", [False, True], ids=["logits", "probabilities"])
+@pytest.mark.parametrize(("scale", "probabilities"), [(1e30, False), (1e4, True)], ids=["logits", "probabilities"])
 def test_predictions_are_finite_however_sure_a_model_is(scale, probabilities):
     class Sure(Linear):
         def forward(self, x):
@@ -313,19 +275,6 @@ def test_predictions_are_finite_however_sure_a_model_is(scale, probabilities):
     assert all(np.isfinite(values).all() for values in found.values())
     label, prediction = found["label"][0].astype(int), found["prediction"][0]
     assert np.array_equal(prediction.argmax(1), label)
-
-
-@pytest.mark.parametrize("patience", [(0,), (1, 2.5), (-3, 1), (True,)])
-def test_levels_are_whole_numbers(patience):
-    with pytest.raises(ConfigurationError, match="patience: expected a whole number of at least 1"):
-        predict(SHADOWS, TABLE, patience=patience)
-
-
-def test_where_a_release_has_noise_the_default_patience_is_hundreds():
-    assert Policy().patience == (1, 32)
-    assert Policy().patient(noise=False) == Policy()
-    assert Policy().patient(noise=True).patience == (1, 32, 200)
-    assert Policy(patience=(1, 5)).patient(noise=True).patience == (1, 5)
 
 
 class Viewed(nn.Module):

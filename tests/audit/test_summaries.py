@@ -49,8 +49,7 @@ def maps(d, scale=1.0):
     return rows
 
 
-@pytest.mark.parametrize("d", [1, 2, 7, 300])
-@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize(("d", "scale"), [(1, 1.0), (7, 1e-6), (300, 1e6)])
 def test_the_summaries_are_what_a_slow_loop_finds(d, scale):
     rows = maps(d, scale)
     found = summarise(torch.from_numpy(rows))
@@ -62,13 +61,8 @@ def test_the_summaries_are_what_a_slow_loop_finds(d, scale):
         assert values.tolist() == pytest.approx([e[name] for e in expected], rel=1e-9, abs=floor), name
 
 
-def test_every_summary_tells_either_size_or_shape():
-    assert (*SIZE, *SHAPE) == tuple(SUMMARIES)
-
-
-@pytest.mark.parametrize("factor", [1e-3, 0.5, 7.0, 1e4])
-def test_what_tells_the_shape_survives_scaling_and_what_tells_the_size_does_not(factor):
-    rows = torch.from_numpy(maps(50))[1:]
+def test_what_tells_the_shape_survives_scaling_and_what_tells_the_size_does_not():
+    rows, factor = torch.from_numpy(maps(50))[1:], 7.0
     before, after = summarise(rows), summarise(rows * factor)
     for name in SHAPE:
         assert after[name].tolist() == pytest.approx(before[name].tolist(), rel=1e-9), name
@@ -88,7 +82,7 @@ def test_the_bounds_are_reached():
     assert [found[name][3] for name in SUMMARIES] == [0] * len(SUMMARIES)
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 6), (4, 3, 2), (4, 1, 2, 3)])
+@pytest.mark.parametrize("shape", [(4,), (4, 1, 2, 3)])
 def test_maps_of_any_shape_are_flattened(shape):
     a = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     found, flat = summarise(a), summarise(a.reshape(4, -1))

@@ -36,8 +36,7 @@ def slow_utility(native, released, fraction):
     return Utility(float(np.mean(overlaps)), fraction, *map(float, means))
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("noise", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("fraction", "noise"), [(0.01, 1.0), (0.1, 10.0), (0.5, 0.1), (1.0, 1.0)])
 def test_every_measure_equals_the_slow_one(fraction, noise):
     released = (NATIVE + noise * RNG.normal(size=NATIVE.shape)).round(1)
     found, expected = utility(NATIVE, released, top_fraction=fraction), slow_utility(NATIVE, released, fraction)
@@ -50,23 +49,6 @@ def test_an_unchanged_explanation_keeps_everything_at_any_size(size):
     expected = {"top_overlap": 1, "top_fraction": 0.1, "rank_correlation": 1, "cosine": 1, "sign_agreement": 1}
     expected |= {"sign_errors": 0, "sign_errors_top": 0}
     assert found.to_dict() == pytest.approx(expected)
-
-
-def test_an_unrelated_explanation_keeps_what_chance_gives():
-    native, released = RNG.normal(size=(2, 3000, 50))
-    found = utility(native, released)
-    assert found.top_overlap == pytest.approx(0.1, abs=0.02)
-    assert found.rank_correlation == pytest.approx(0, abs=0.02)
-    assert found.cosine == pytest.approx(0, abs=0.02)
-    assert found.sign_agreement == pytest.approx(0.5, abs=0.03)
-
-
-def test_more_noise_leaves_less():
-    measured = [utility(NATIVE, NATIVE + s * RNG.normal(size=NATIVE.shape)).to_dict() for s in (0, 0.3, 1, 5)]
-    for name in ("top_overlap", "rank_correlation", "cosine", "sign_agreement"):
-        values = [m[name] for m in measured]
-        assert values == sorted(values, reverse=True)
-        assert values[0] > values[-1] + 0.2
 
 
 def test_an_inverted_explanation_has_no_sign_right():
@@ -101,13 +83,6 @@ def test_a_wrong_sign_counts_among_the_released_top_only_where_it_is_in_it():
     assert utility(native, released).sign_errors_top == 0
     released[1, 90] *= -1  # tenth
     assert utility(native, released).sign_errors_top == 0.5
-
-
-def test_noise_as_large_as_the_numbers_of_a_table_flips_signs_among_its_top():
-    native, noise = RNG.normal(size=(2, 4000, 5))
-    small, large = utility(native, native + 0.01 * noise), utility(native, native + noise)
-    assert small.sign_errors < 0.01 < 0.2 < large.sign_errors
-    assert small.sign_errors_top < 0.02 < 0.5 < large.sign_errors_top
 
 
 @pytest.mark.parametrize(

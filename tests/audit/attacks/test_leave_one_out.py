@@ -31,11 +31,7 @@ def oracle(attack, values, member, read):
 
 @pytest.mark.parametrize(
     ("shape", "attack"),
-    [
-        ((9, 200), LikelihoodRatio()),
-        ((9, 200), LikelihoodRatio("identity")),
-        ((9, 200, 5), LikelihoodRatio()),
-    ],
+    [((9, 200), LikelihoodRatio()), ((9, 200), LikelihoodRatio("identity")), ((9, 200, 5), LikelihoodRatio())],
     ids=["numbers", "as they are", "vectors"],
 )
 def test_each_model_is_scored_as_by_the_attack_itself_with_the_others_as_references(shape, attack):
@@ -69,6 +65,15 @@ def test_a_view_made_of_a_few_examples_at_a_time_is_the_view_of_all(view, monkey
     found = ratios(LikelihoodRatio(), values, member, view=VIEWS[view])
     for scores, read in zip(found, READ, strict=True):
         np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), VIEWS[view](values), member, read), atol=1e-8)
+
+
+def test_the_share_that_is_done_is_told_in_both_passes(monkeypatch):
+    values, member = released((9, 60, 7))
+    monkeypatch.setattr(likelihood, "CHUNK", 7 * 8 * 5)  # five examples at a time, of eight models
+    monkeypatch.setattr(likelihood, "SILENT", 9 * 7 * 20)  # twenty before anything is told
+    told = []
+    likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, READ, None, told.append)
+    assert told == pytest.approx([20 / 60 / 2, 40 / 60 / 2, (1 + 20 / 60) / 2, (1 + 40 / 60) / 2])
 
 
 def test_an_example_without_references_on_both_sides_says_nothing():

@@ -30,16 +30,16 @@ def tpr(scores, member, fpr=0.01):
 
 def test_columns_that_add_nothing_leave_the_order_of_the_first_as_it_is():
     same = 0
-    for seed in range(20):
+    for seed in range(10):
         target, shadows, membership, _ = ratios([1.0, 0.0, 0.0], seed)
         same += np.array_equal(Stacked()(target, shadows, membership), target[:, 0])
-    assert same >= 18
+    assert same >= 9
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["calibrated", "overconfident"])
 def test_a_column_that_adds_is_used_whatever_its_scale(scale):
     gained = []
-    for seed in range(5):
+    for seed in range(3):
         target, shadows, membership, member = ratios([1.0, 1.0], seed, scale)
         scores = Stacked()(target, shadows, membership)
         gained.append(tpr(scores, member) - tpr(target[:, 0], member))

@@ -43,14 +43,13 @@ def test_the_gradient_of_a_head_is_left_to_the_white_box():
 
 def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     tuned = tuner(network(), trainable="head")
-    right = audit_training(tuned, runs=100)
+    right = audit_training(tuned, runs=40)
     assert right.scenario == "crafted"
     assert right.epsilon_lower <= right.claim.substitute
     arrays = OTHERS[0].numpy(), OTHERS[1].numpy()
-    assert audit_training(tuned, "natural", runs=40, auxiliary=arrays).scenario == "natural"
-    monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: torch.zeros_like(like))
+    assert audit_training(tuned, "natural", runs=20, auxiliary=arrays).scenario == "natural"
     monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: 0.1 * torch.randn_like(like))
-    assert audit_training(tuned, runs=400).verdict == "refuted"
+    assert audit_training(tuned, runs=120).verdict == "refuted"
 
 
 def test_a_training_by_persons_is_audited_through_its_own_code():
@@ -59,12 +58,6 @@ def test_a_training_by_persons_is_audited_through_its_own_code():
     assert found.claim.mechanism == tuned.plan.phase()
     with pytest.raises(ConfigurationError, match="none of single records"):
         audit_training(tuned, "gradient", runs=8)
-
-
-def test_coins_of_heads_are_their_own():
-    tuned = tuner(network(), trainable="head", batch_size=8, steps=4, epsilon=20.0)
-    found = [audit_training(tuned, "mislabelled", runs=60, seed=seed) for seed in range(3)]
-    assert {r.verdict for r in found} == {"not refuted"}
 
 
 def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
@@ -82,12 +75,6 @@ def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
 def test_a_gradient_canary_goes_through_the_tuners_own_loop(tmp_path):
     found = audit_training(tuner(network(), mode="hooks"), "gradient", runs=24, cache=tmp_path)
     assert found.epsilon_lower > 0
-
-
-def test_an_unknown_scenario_is_refused():
-    for name, says in (("S9", "scenario"), ("worst-case", "nothing of this training")):
-        with pytest.raises(ConfigurationError, match=says):
-            audit_training(tuner(network(), trainable="head"), name, runs=10)
 
 
 def test_the_same_training_on_other_data_has_the_same_plan():

@@ -11,7 +11,7 @@ from torch import nn
 from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import craft_input as similarity
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.craft_input import Box, Target, gradients, loss
+from safexplain.audit.canaries.craft_input import Box, Target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
@@ -21,7 +21,7 @@ from safexplain.errors import ConfigurationError, InputError
 
 N, D, CLASSES = 60, 12, 4
 HEAD = LinearHead(D, CLASSES)
-NETWORKS = [HEAD, LinearHead(D, CLASSES, bias=False), LinearHead(D, 2, one_logit=True), MLP(D, (8,), CLASSES)]
+NETWORKS = [HEAD, LinearHead(D, 2, bias=False, one_logit=True), MLP(D, (8,), CLASSES)]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -86,19 +86,6 @@ def test_a_crafted_input_opposes_its_target_within_the_range_of_the_data(network
     assert canary.norms[1] > 0.9  # fills the clipping bound
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_no_random_input_of_the_range_has_a_lower_loss_than_the_crafted_one(network):
-    x, y, found = trained(network)
-    canary = make_canary("crafted", network, x, y, found, generator=seeded())
-    target = Target(network, found.theta, x[found.target], int(y[found.target]))
-    low, high = x.amin(0), x.amax(0)
-    tried = low + (high - low) * torch.rand(5000, D, generator=seeded(5), dtype=torch.float64)
-    tried = torch.cat([tried, canary.x[None], Box(low, high).project(canary.x + 0.05 * (tried[:500] - canary.x))])
-    losses = loss(target.to_all(tried, target.label.expand(len(tried))), max(target.norm, 1.0))
-    assert int(losses.argmin()) >= 5000
-    assert losses[5000] < losses.min() + 1e-3
-
-
 @pytest.mark.parametrize("x", [records(CLASSES)[0], records(CLASSES)[0].relu()])
 def test_the_least_cosine_of_a_linear_head_lies_on_the_path_of_clamped_opposites(x):
     """The claim in `craft_input`, for (x, 1), where the cosine can be negative."""
@@ -116,45 +103,6 @@ def test_the_least_cosine_of_a_linear_head_lies_on_the_path_of_clamped_opposites
     least = float(cosine(slow.detach()).min())
     assert least < 0
     assert float(cosine(path).min()) == pytest.approx(least, abs=1e-4)
-
-
-def as_published(network, theta, z, steps, lr=0.01):
-    """Algorithm 3 as it is printed: from 0, by gradient descent on cosine plus mean squared difference, unbounded."""
-    made, g = torch.zeros_like(z[0]), slow_gradient(network, theta, *z)
-    for _ in range(steps):
-        leaf = made.clone().requires_grad_()
-        other = gradients(network, theta, leaf[None], z[1][None])[0]
-        value = nn.functional.cosine_similarity(g, other, 0) + nn.functional.mse_loss(other, g)
-        made = made - lr * torch.autograd.grad(value, leaf)[0]
-    return made
-
-
-def test_the_published_loss_works_against_itself():
-    x, y, found = trained(HEAD, clip=3.0)
-    z = x[found.target], y[found.target]
-    ours = make_canary("crafted", HEAD, x, y, found, generator=seeded())
-    theirs = as_published(HEAD, found.theta, z, steps=2000)
-    assert ours.cosine < slow_cosine(HEAD, found.theta, z, (theirs, z[1])) - 0.02
-    own, one, other = (slow_gradient(HEAD, found.theta, at, z[1]) for at in (z[0], ours.x, theirs))
-    clipped = [g * min(1.0, 3.0 / float(g.norm())) for g in (own, one, other)]
-    apart, theirs_apart = (float((g - clipped[0]).norm()) / 6.0 for g in clipped[1:])
-    assert apart > theirs_apart + 0.1, "as a share of the largest possible distance"
-    wanted = max(float(own.norm()), 3.0)
-    assert abs(float(one.norm()) / wanted - 1) < abs(float(other.norm()) / wanted - 1)
-
-
-def test_inputs_of_one_sign_are_opposed_as_far_as_the_range_lets_them():
-    x, y = records(CLASSES)
-    x = x.relu()
-    recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
-    found = reference(HEAD, x, y, recipe, generator=seeded())
-    canary = make_canary("crafted", HEAD, x, y, found, generator=seeded())
-    target = Target(HEAD, found.theta, x[found.target], canary.y)
-    tried = target.to_all(torch.cat([x, canary.x[None]]), torch.full((N + 1,), canary.y))
-    losses = loss(tried, max(target.norm, 1.0))
-    assert (canary.x >= 0).all()
-    assert losses[-1] < losses[:-1].min() - 0.02
-    assert canary.cosine < float(tried.cosine.median()) - 0.2
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -190,46 +138,18 @@ def test_a_gradient_canary_is_at_the_parameter_that_moves_least():
     assert canary.drift is found.drift
 
 
-def test_a_record_that_is_there_twice_can_be_the_target():
-    x, y, found = trained(HEAD)
-    x = torch.cat([x, x[found.target][None]])
-    y = torch.cat([y, y[found.target][None]])
-    for scenario in ("gradient", "crafted", "mislabelled", "natural"):
-        auxiliary = records(CLASSES, seed=2)
-        assert make_canary(scenario, HEAD, x, y, found, auxiliary=auxiliary).target == found.target
-
-
 def test_the_same_generator_crafts_the_same_canary():
     x, y, found = trained(HEAD)
     a, b = (make_canary("crafted", HEAD, x, y, found, generator=seeded(4)) for _ in range(2))
     assert torch.equal(a.x, b.x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_single_and_half_precision_craft_in_single_precision(dtype):
+def test_half_precision_crafts_in_single_precision():
     x, y = records(CLASSES)
-    x, recipe = x.to(dtype), HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
+    x, recipe = x.half(), HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
     canary = make_canary("crafted", HEAD, x, y, reference(HEAD, x, y, recipe, generator=seeded()))
     assert canary.x.dtype == torch.float32
     assert canary.cosine < -0.7
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("scenario", ["gradient", "crafted", "mislabelled", "natural"])
-def test_a_gpu_crafts_what_the_processor_crafts(scenario):
-    x, y, found = trained(HEAD)
-    auxiliary = records(CLASSES, seed=2)
-    slow = make_canary(scenario, HEAD, x, y, found, auxiliary=auxiliary)
-    recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
-    there, labels, generator = x.cuda(), y.cuda(), torch.Generator("cuda")
-    on_gpu = reference(HEAD, there, labels, recipe, generator=generator)
-    fast = make_canary(scenario, HEAD, there, labels, on_gpu, auxiliary=tuple(t.cuda() for t in auxiliary))
-    assert fast.target == slow.target
-    if scenario == "gradient":
-        assert fast.coordinate == slow.coordinate
-    else:
-        assert fast.y == slow.y
-        assert fast.cosine == pytest.approx(slow.cosine, abs=1e-6)
 
 
 def a_convolution() -> tuple[nn.Module, torch.Tensor, torch.Tensor, Reference]:
@@ -273,10 +193,8 @@ def test_any_module_gets_record_canaries(scenario):
             InputError,
             r"auxiliary: .*\(n, 12\)",
         ),
-        ("natural", {"auxiliary": (torch.full((2, D), torch.nan), torch.zeros(2).long())}, InputError, "finite"),
         ("natural", {"auxiliary": (torch.zeros(2, D), torch.full((2,), CLASSES))}, InputError, "labels 0 to 3"),
         ("worst-case", {}, ConfigurationError, "got 'worst-case'"),
-        ("S3", {}, ConfigurationError, "expected gradient, crafted, .*, outlier; got 'S3'"),
     ],
 )
 def test_what_cannot_be_crafted_is_named(scenario, arguments, error, says):

@@ -18,8 +18,7 @@ def records(n=30, shape=(4,), seed=0):
     return torch.randn(n, *shape, generator=g) + y.view(-1, *[1] * len(shape)), y
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 3, 3)])
-@pytest.mark.parametrize("unit", [1e-3, 1.0, 255.0])
+@pytest.mark.parametrize(("shape", "unit"), [((4,), 1e-3), ((1, 3, 3), 255.0)])
 def test_an_outlier_is_as_far_away_in_any_unit_and_of_the_rarest_other_class(shape, unit):
     x, y = records(shape=shape)
     far, label = far_record(unit * x, y, target=0)
@@ -47,21 +46,8 @@ def test_tokens_and_bytes_get_a_record_that_the_training_can_take():
     assert image.dtype == torch.uint8
 
 
-def test_half_precision_holds_it():
-    x, y = records()
-    far, _ = far_record((1000 * x).half(), y, 0)
-    assert far.dtype == torch.half
-    assert bool(far.isfinite().all())
-
-
 @pytest.mark.parametrize(
-    ("y", "says"),
-    [
-        (torch.zeros(6), "have one class"),
-        (torch.rand(6), "class indices"),
-        (torch.tensor([0, 1, -1, 0, 1, 0]), "class indices"),
-        (torch.eye(6), "class indices"),
-    ],
+    ("y", "says"), [(torch.zeros(6), "have one class"), (torch.tensor([0, 1, -1, 0, 1, 0]), "class indices")]
 )
 def test_labels_without_another_class_are_an_error_that_says_so(y, says):
     with pytest.raises(InputError, match=says):

@@ -61,8 +61,7 @@ def slow_training(network, x, y, start, *, clip=None, left_out=None, optimizer="
     return found
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("network", "optimizer"), [(NETWORKS[0], "adam"), (NETWORKS[1], "sgd"), (NETWORKS[2], "sgd")])
 def test_the_target_is_the_record_that_the_training_is_least_sure_of(network, optimizer):
     x, y = data()
     recipe = replace(RECIPE, optimizer=optimizer, momentum=0.0 if optimizer == "adam" else 0.5)
@@ -76,7 +75,7 @@ def test_the_target_is_the_record_that_the_training_is_least_sure_of(network, op
     assert found.bound == 0.7
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS[::2])
 def test_movement_and_drift_are_those_of_a_clipped_training_without_the_target(network):
     x, y = data()
     start = network.initial(1, seeded(), x.device, x.dtype)[0]
@@ -117,26 +116,12 @@ def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
     torch.testing.assert_close(found.confidence, torch.where(y % 2 == 1, p, 1 - p))
 
 
-def test_the_clipped_training_is_run_only_where_it_is_wanted():
-    x, y = data()
-    assert reference(LinearHead(D, CLASSES), x, y, RECIPE, generator=seeded(), movement=False).movement is None
-
-
 def test_adam_has_no_drift_to_take_off():
     x, y = data()
     recipe = replace(RECIPE, optimizer="adam", momentum=0.0)
     found = reference(LinearHead(D, CLASSES), x, y, recipe, generator=seeded())
     assert found.movement is not None
     assert found.drift is None
-
-
-def test_progress_names_each_training():
-    told = []
-    x, y = data()
-    reference(
-        LinearHead(D, CLASSES), x, y, RECIPE, generator=seeded(), progress=lambda s, done, total: told.append((s, done))
-    )
-    assert [(s, STEPS) for s in ("reference", "movement", "drift")] == [t for t in told if t[1] == STEPS]
 
 
 class Branching(nn.Module):

@@ -19,7 +19,6 @@ from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 SAMPLED = Claim(Steps(2.0, 0.25, 16), 1e-5)
-FULL = Claim(Steps(2.0, 1.0, 10, "full-batch"), 1e-5)
 
 
 def case_named(name: str) -> Case:
@@ -39,7 +38,8 @@ def failed(result: Any) -> set[str]:
     return {check.name for check in result.checks if check.passed is False}
 
 
-RIGHT_ONES = [case.name for case in RIGHT]
+QUICK = ("by_hand:Loop", "with_engines:Opacus")
+RIGHT_ONES = [case.name if case.name in QUICK else pytest.param(case.name, marks=pytest.mark.slow) for case in RIGHT]
 
 
 @pytest.mark.parametrize("name", RIGHT_ONES)
@@ -52,27 +52,27 @@ def test_a_right_training_is_as_claimed(name):
     ("name", "check"),
     [
         ("by_hand:DecayingNoise", "size of the noise"),
-        ("by_hand:NoNoiseOnBias", "size of the noise"),
-        ("by_hand:NoNoiseInLastStep", "size of the noise"),
-        ("by_hand:UniformNoise", "distribution of the noise"),
+        pytest.param("by_hand:NoNoiseOnBias", "size of the noise", marks=pytest.mark.slow),
+        pytest.param("by_hand:NoNoiseInLastStep", "size of the noise", marks=pytest.mark.slow),
+        pytest.param("by_hand:UniformNoise", "distribution of the noise", marks=pytest.mark.slow),
         ("by_hand:SameNoiseEveryStep", "independence of the noise"),
-        ("by_hand:QuantileBound", "noise apart from the records"),
+        pytest.param("by_hand:QuantileBound", "noise apart from the records", marks=pytest.mark.slow),
         ("by_hand:MicroBatchesScaledBack", "sensitivity"),
-        ("by_hand:WeightsAndBiasEach", "sensitivity"),
-        ("by_hand:BoundOfLabel", "sensitivity"),
-        ("by_hand:Mixup", "sensitivity"),
-        ("by_hand:ActualBatchSize", "sensitivity"),
-        ("with_engines:EachLayerAtFullBound", "sensitivity"),
-        ("with_engines:FourViews", "sensitivity"),
+        pytest.param("by_hand:WeightsAndBiasEach", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("by_hand:BoundOfLabel", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("by_hand:Mixup", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("by_hand:ActualBatchSize", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("with_engines:EachLayerAtFullBound", "sensitivity", marks=pytest.mark.slow),
+        pytest.param("with_engines:FourViews", "sensitivity", marks=pytest.mark.slow),
         ("by_hand:SecondMomentFromCleanSums", "released by the sums alone"),
-        ("by_hand:StartsAtClassMeans", "released by the sums alone"),
-        ("by_hand:BestCheckpoint", "released by the sums alone"),
-        ("by_hand:RateByPrivateLoss", "released by the sums alone"),
-        ("with_engines:BatchNormOutside", "released by the sums alone"),
-        ("with_engines:InnerOptimizerSteps", "released by the sums alone"),
+        pytest.param("by_hand:StartsAtClassMeans", "released by the sums alone", marks=pytest.mark.slow),
+        pytest.param("by_hand:BestCheckpoint", "released by the sums alone", marks=pytest.mark.slow),
+        pytest.param("by_hand:RateByPrivateLoss", "released by the sums alone", marks=pytest.mark.slow),
+        pytest.param("with_engines:BatchNormOutside", "released by the sums alone", marks=pytest.mark.slow),
+        pytest.param("with_engines:InnerOptimizerSteps", "released by the sums alone", marks=pytest.mark.slow),
         ("by_hand:Shuffled", "batches drawn anew"),
-        ("by_hand:FixedOrder", "batches drawn anew"),
-        ("with_engines:NotPoisson", "batches drawn anew"),
+        pytest.param("by_hand:FixedOrder", "batches drawn anew", marks=pytest.mark.slow),
+        pytest.param("with_engines:NotPoisson", "batches drawn anew", marks=pytest.mark.slow),
         ("with_engines:Resumed", "steps"),
     ],
 )
@@ -96,9 +96,6 @@ def test_an_epsilon_below_what_the_steps_spend_is_refuted():
     assert failed(result) == {"accounting"}
 
 
-# ------------------------------------------------------------------------------------ hand-written loops
-
-
 def loop(dataset, generator, step=add_noise, *, steps=16, rate=0.25, sigma=2.0, told=True):
     """DP-SGD as people write it, Poisson batches."""
     x, y = (torch.stack(part) for part in zip(*dataset, strict=True))
@@ -113,19 +110,6 @@ def loop(dataset, generator, step=add_noise, *, steps=16, rate=0.25, sigma=2.0, 
     model = nn.Linear(x.shape[1], 2, bias=False)
     model.weight.data = w
     return model
-
-
-def test_watching_changes_nothing_in_the_training():
-    dataset = torch.utils.data.TensorDataset(*records())
-    seen = []
-
-    def step(clipped, noise, batch):
-        seen.append(batch)
-        return add_noise(clipped, noise, batch)
-
-    one, other = (loop(dataset, torch.Generator().manual_seed(3), s) for s in (add_noise, step))
-    assert torch.equal(one.weight, other.weight)
-    assert len(seen) == 16
 
 
 def test_one_line_in_a_loop_of_ones_own_is_enough():
@@ -194,14 +178,6 @@ def test_a_loop_that_hands_over_no_steps_is_refused_with_what_to_write():
         WhiteBox(train, records(), SAMPLED).run()
 
 
-def test_noise_of_another_shape_than_the_sum_is_refused():
-    def train(dataset, generator, step=add_noise):
-        return loop(dataset, generator, lambda c, n, b: step(c, n[0], b))
-
-    with pytest.raises(InputError, match="expected noise of the shapes of the sums"):
-        WhiteBox(train, records(), SAMPLED).run()
-
-
 @pytest.mark.parametrize("claim", [Claim(None, 1e-5, epsilon=3.0), Claim(Steps(0.0, 0.5, 4), 1e-5)])
 def test_a_claim_without_a_mechanism_is_refused(claim):
     with pytest.raises(ConfigurationError, match="the white box checks the steps of a mechanism with noise"):
@@ -225,8 +201,9 @@ def test_sums_may_be_arrays_in_dictionaries():
     assert torch.equal(both["b"][0], torch.tensor([2.0]))
 
 
-@pytest.mark.parametrize("bound", [0.3, 4.0])
-@pytest.mark.parametrize("name", ["Opacus", "NoNoiseOnBias"])
+@pytest.mark.parametrize(
+    ("bound", "name"), [(0.3, "NoNoiseOnBias"), pytest.param(4.0, "Opacus", marks=pytest.mark.slow)]
+)
 def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
     case = case_named(f"with_engines:{name}")
     init = DPOptimizer.__init__
@@ -234,9 +211,6 @@ def test_the_bound_of_an_optimizer_is_known_to_it(bound, name, monkeypatch):
     result = WhiteBox(case.trainer.train, records(), case.claim).run()
     assert result.setting["clip"] == bound
     assert failed(result) == ({"size of the noise"} if name == "NoNoiseOnBias" else set()), result.sentence
-
-
-# ------------------------------------------------------------------------------------ DPFineTuner
 
 
 def tuner(**options) -> DPFineTuner:
@@ -252,9 +226,14 @@ def tuner(**options) -> DPFineTuner:
     "options",
     [
         {"trainable": "head"},
-        {"mode": "ghost"},
-        {"mode": "hooks", "clipping": FlatClipping(0.5), "optimizer": "sgd"},
-        {"groups": np.arange(60) // 3, "batch_size": 5},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"mode": "ghost"},
+                {"mode": "hooks", "clipping": FlatClipping(0.5), "optimizer": "sgd"},
+                {"groups": np.arange(60) // 3, "batch_size": 5},
+            )
+        ),
     ],
 )
 def test_a_tuner_trains_as_it_claims(options):
@@ -262,7 +241,7 @@ def test_a_tuner_trains_as_it_claims(options):
     assert result.verdict == "as claimed", result.sentence
 
 
-@pytest.mark.parametrize("options", [{"trainable": "head"}, {"mode": "ghost"}])
+@pytest.mark.parametrize("options", [{"trainable": "head"}, pytest.param({"mode": "ghost"}, marks=pytest.mark.slow)])
 def test_a_tuner_with_less_noise_than_planned_is_refuted(options, monkeypatch):
     from safexplain.dp.heads import closed_form
     from safexplain.dp.sgd import sampling, steps

@@ -34,18 +34,6 @@ def test_sums_have_the_distribution_of_the_steps_taken_one_by_one():
     assert stats.ks_2samp(fast.d[0], slowly(half, 5000, 1, rng)).pvalue > 0.01
 
 
-def test_the_log_likelihood_ratio_of_the_paper_rises_with_the_sum():
-    g = np.linspace(-600, 600, 400)
-    k = np.arange(501)
-    weight = stats.binom.logpmf(k, 500, 0.25)
-    sd = 5.5728 * np.sqrt(500)
-
-    def log_density(sign: int) -> np.ndarray:
-        return np.logaddexp.reduce(weight + stats.norm.logpdf(g[:, None], sign * k, sd), axis=1)
-
-    assert (np.diff(log_density(1) - log_density(-1)) > 0).all()
-
-
 def test_the_bound_is_between_the_two_epsilons_and_below_the_truth():
     scores = worst_case_scores(MECHANISM, 5000, rng=np.random.default_rng(1))
     found = judge(scores, Claim(MECHANISM, 1e-5), scenario="worst-case", threshold=0.0)
@@ -62,13 +50,7 @@ def test_audited_steps_end_with_the_last():
 
 @pytest.mark.parametrize(
     ("mechanism", "runs", "every", "says"),
-    [
-        (MECHANISM, 3, None, "even number"),
-        (MECHANISM, 2, None, "from 4"),
-        (Steps(0.0, 0.25, 5), 10, None, "noise"),
-        (Steps(1.0, 0.25, 5, "fixed-size"), 10, None, "fixed-size"),
-        (MECHANISM, 10, 0, "every"),
-    ],
+    [(MECHANISM, 3, None, "even number"), (Steps(0.0, 0.25, 5), 10, None, "noise")],
 )
 def test_what_cannot_be_drawn_is_refused(mechanism, runs, every, says):
     with pytest.raises(ConfigurationError, match=says):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import beta
 
 from safexplain.audit import Policy
-from safexplain.audit.controls.differences import (
-    SHUFFLES,
-    blind_baseline,
-    null_model,
-    one_of_each,
-    shuffled_membership,
-)
+from safexplain.audit.controls.differences import SHUFFLES, blind_baseline, null_model, one_of_each, shuffled_membership
+from safexplain.verdict.stats import auc_interval, roc
+from safexplain.verdict.thresholds import lower_bound_rank
 
 POLICY = Policy(fpr=0.05, max_tpr=0.15)
 N = 800
@@ -26,9 +23,6 @@ def split(seed=0, n=N, groups=None):
     many = int(groups.max()) + 1
     train = (rng.random(many) < 0.3)[groups]
     return (rng.random(many) < 0.5)[groups], train, ~train
-
-
-# ------------------------------------------------------------------------------------------------- blind baseline
 
 
 def blind(seed, shift=0.0, groups=None, nothing=False, **changes):
@@ -48,20 +42,22 @@ def test_inputs_that_tell_members_apart_are_found():
 
 @pytest.mark.parametrize("nothing", [False, True], ids=["training split", "halves"])
 def test_inputs_of_one_source_are_let_pass(nothing):
-    assert sum(blind(seed, nothing=nothing).failed for seed in range(15)) <= 1
+    assert (
+        sum(blind(seed, nothing=nothing).failed for seed in range(6)) <= 1
+    )  # two of six at 1 % each: a probability of .15 %
 
 
 def test_copies_that_are_in_or_out_together_are_no_shift():
     """D7: fifty copies each. Looked at one by one they would be thought to tell members apart."""
     groups = np.arange(N) // 50
-    alone = [blind(seed, groups=groups, nothing=True).failed for seed in range(6)]
+    alone = [blind(seed, groups=groups, nothing=True).failed for seed in range(3)]
     assert sum(a is True for a in alone) == 0
     fooled = []
-    for seed in range(6):
+    for seed in range(3):
         member, _, _ = split(seed, groups=groups)
         x = np.random.default_rng(seed).normal(size=(N // 50, 4))[groups]
         fooled.append(blind_baseline(x, member, np.zeros(N, bool), np.ones(N, bool), POLICY, seed).failed)
-    assert sum(fooled) >= 5
+    assert sum(fooled) >= 2
 
 
 def test_what_a_blind_classifier_cannot_be_trained_on_is_said():
@@ -69,9 +65,6 @@ def test_what_a_blind_classifier_cannot_be_trained_on_is_said():
     assert "not in the signals" in blind_baseline(None, member, train, scored, POLICY, 0).says
     few = np.arange(N) < 20
     assert blind_baseline(np.ones((N, 2)), member, few & False, few, POLICY, 0).failed is None
-
-
-# ----------------------------------------------------------------------------------------------------- null model
 
 
 def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
@@ -85,6 +78,20 @@ def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
     assert null_model({}, member, POLICY, "x").failed is None
 
 
+def test_the_bounds_of_a_control_share_its_risk_by_hand():
+    """One percent, shared by two attacks: half of each for the AUC, a quarter for the threshold and for the count."""
+    rng = np.random.default_rng(2)
+    member = rng.random(N) < 0.5
+    worse, better = rng.normal(size=N), rng.normal(size=N) + 0.5 * member
+    found = null_model({"A": worse, "B": better}, member, POLICY, "x")
+    curve = roc(better, member)
+    rank, share = lower_bound_rank(curve.non_members, 0.05, 0.01 / 2 / 4)
+    above = (better[member] > np.sort(better[~member])[::-1][rank - 1]).sum()
+    low = beta.ppf(0.01 / 2 / 4, above, curve.members - above + 1) * share
+    expected = {"auc": curve.auc, "auc_low": auc_interval(curve, 1 - 0.01 / 2)[0], "tpr_low": pytest.approx(low)}
+    assert found.numbers == expected
+
+
 def test_a_null_model_that_treats_each_person_alike_is_let_pass():
     """Scores that are a person's own, and persons who are in or out together: independent persons, not examples."""
     groups = np.arange(N) // 20
@@ -96,9 +103,6 @@ def test_a_null_model_that_treats_each_person_alike_is_let_pass():
         fooled += null_model({"A": scores}, member, POLICY, "x", seed).failed
     assert right <= 2
     assert fooled >= 10
-
-
-# -------------------------------------------------------------------------------------------- shuffled membership
 
 
 def test_alarms_are_counted_over_members_drawn_at_random():
@@ -115,7 +119,9 @@ def test_alarms_are_counted_over_members_drawn_at_random():
     assert len(seen) == SHUFFLES
     assert {int(drawn.sum()) for drawn in seen} == {300}
     assert np.abs(np.mean(seen, axis=0) - 300 / N).max() < 0.2
-    assert not shuffled_membership(lambda drawn: False, member, POLICY, 0).failed
+    for alarms, failed in ((18, False), (19, True)):  # of 200: lower bounds of .048 and .052, where .05 are expected
+        turn = iter([True] * alarms + [False] * SHUFFLES)
+        assert shuffled_membership(lambda drawn, turn=turn: next(turn), member, POLICY, 0).failed is failed
     assert shuffled_membership(None, member, POLICY, 0).failed is None
 
 
@@ -132,9 +138,6 @@ def test_groups_are_drawn_whole():
     everyone = shuffled_membership(alarm, member, POLICY, 0, np.zeros(N, int))
     assert everyone.failed is None
     assert "too few groups" in everyone.says
-
-
-# ----------------------------------------------------------------------------------------------------------- groups
 
 
 def test_one_member_and_one_non_member_of_each_group_are_looked_at():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -67,20 +68,14 @@ DRESSES = {
     "permuted": lambda s: rows_of(s, np.random.default_rng(1).permutation(N)),
     "without one example": lambda s: rows_of(s, np.arange(1, N)),
     "without every second example": lambda s: rows_of(s, np.arange(0, N, 2)),
-    "another subject": lambda s: other(s, subject="another"),
-    "without the name of the population": lambda s: replace(
-        s, meta={k: v for k, v in s.meta.items() if k != "population"}
-    ),
-    "another name of the population": lambda s: other(s, population="cd"),
+    "another subject and another name of the population": lambda s: other(s, subject="another", population="cd"),
     "one reference less": lambda s: models_of(s, list(range(MODELS - 1))),
-    "models in another order": lambda s: models_of(s, list(range(MODELS))[::-1]),
     "other models and other members": lambda s: released(seed=7),
     "hashes in place of inputs": lambda s: replace(s, inputs=None, examples=hash_examples(X)),
     "inputs a little larger": lambda s: replace(s, inputs=X * np.float32(1 + 3e-7), examples=None),
     "inputs with noise of a ten-thousandth": lambda s: replace(
         s, inputs=X * (1 + 1e-4 * np.random.default_rng(2).normal(size=X.shape)).astype(np.float32), examples=None
     ),
-    "inputs in other units": lambda s: replace(s, inputs=(X - 1) / np.float32(2.5), examples=None),
     "inputs in other units, rows and models permuted": lambda s: models_of(
         rows_of(replace(s, inputs=X / np.float32(255), examples=None), np.random.default_rng(1).permutation(N)),
         [3, 1, 0, 2, *range(4, MODELS)],
@@ -88,16 +83,10 @@ DRESSES = {
     "inputs in other units, one reference less, another twice": lambda s: models_of(
         replace(s, inputs=3 * X + 1, examples=None), [*range(MODELS - 2), 1]
     ),
-    "inputs in other units, every second example": lambda s: rows_of(
-        replace(s, inputs=3 * X + 1, examples=None), np.arange(0, N, 2)
-    ),
     "invented hashes": lambda s: replace(s, inputs=None, examples=np.arange(N, dtype=np.uint64)),
 }
 
-HARMLESS = (
-    "as they are", "permuted", "another subject", "without the name of the population",
-    "another name of the population", "models in another order", "hashes in place of inputs",
-)  # fmt: skip
+HARMLESS = ("permuted", "another subject and another name of the population", "hashes in place of inputs")
 
 
 @pytest.mark.parametrize("dress", DRESSES)
@@ -114,11 +103,10 @@ def test_the_same_release_again_is_the_same_use(dress):
     assert counted(other(released())) == 1  # it came first
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_the_precision_of_the_numbers_does_not_make_another_use(kind):
+def test_the_precision_of_the_numbers_does_not_make_another_use():
     plain = released()
     assert counted(plain) == 1
-    assert counted(replace(plain, values={"l1": plain.values["l1"].astype(kind)})) == 1
+    assert counted(replace(plain, values={"l1": plain.values["l1"].astype(np.float32)})) == 1
 
 
 def test_other_answers_under_the_same_name_are_another_use():
@@ -139,7 +127,7 @@ def test_other_examples_are_other_examples():
         assert counted(replace(released(seed, models=3), inputs=seed * fresh, examples=None)) == 1
 
 
-@pytest.mark.parametrize(("share", "uses"), [(0, 1), (20, 1), (40, 1), (41, 2), (400, 2)])
+@pytest.mark.parametrize(("share", "uses"), [(0, 1), (40, 1), (41, 2)])
 def test_more_than_one_in_twenty_of_the_smaller_set_makes_them_the_same(share, uses):
     small = replace(released(), inputs=None, examples=np.arange(N, dtype=np.uint64))
     large = replace(other(released(seed=3)), inputs=None, examples=np.arange(N, dtype=np.uint64) + np.uint64(N - share))
@@ -171,18 +159,7 @@ def test_each_set_that_was_looked_at_is_remembered():
 # ------------------------------------------------------------------------------------------------- configurations
 
 
-POLICIES = (
-    {"fpr": 0.02},
-    {"confidence": 0.9},
-    {"release": "explanation+prediction"},
-    {"claim": "whole"},
-    {"suite": ("RMIA",)},
-    {"selection": 0.1},
-    {"training": 0.1},
-    {"patience": (1,)},
-    {"references": 4},
-    {"max_excess": 0.1},
-)
+POLICIES = ({"fpr": 0.02}, {"claim": "whole"}, {"selection": 0.1}, {"patience": (1,)}, {"max_excess": 0.1})
 
 
 @pytest.mark.parametrize("change", POLICIES, ids=str)
@@ -220,9 +197,7 @@ def test_every_other_verdict_is_named_with_its_policy_and_its_outcome():
     assert (number, len(tried)) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "name", ["explainer", "output", "options", "hardening", "seed", "recipe", "references", "dither"]
-)
+@pytest.mark.parametrize("name", ["explainer", "options", "dither"])
 def test_what_the_signals_say_about_their_making_is_part_of_the_configuration(name):
     assert counted(released()) == 1
     assert counted(replace(released(), meta={**META, name: "another"})) == 2
@@ -300,6 +275,18 @@ for i in range(10):
 """
 
 
+def test_two_threads_at_once_count_every_use():
+    """As two processes, in a moment: each use has a connection of its own to the file."""
+
+    def look(name):
+        return [counted(other(released(), hardening=f"{name} {i}")) for i in range(5)]
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = [count for found in pool.map(look, "ab") for count in found]
+    assert sorted(counts) == list(range(1, 11))
+
+
+@pytest.mark.slow
 def test_two_processes_at_once_count_every_use():
     running = [subprocess.Popen([sys.executable, "-c", RUN, n], stdout=subprocess.PIPE, text=True) for n in "ab"]
     counts = [int(line) for process in running for line in process.communicate()[0].split()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 from safexplain.audit import Recipe
 from safexplain.audit.references import batches
 from safexplain.audit.references.batches import Batches, padding, shift_and_flip
-from safexplain.audit.references.training import train_models, train_one
+from safexplain.audit.references.training import train_one
 from safexplain.errors import InputError
 
 CPU = torch.device("cpu")
@@ -38,9 +36,6 @@ def network(seed=0, dropout=0.3):
 
 def state(model):
     return torch.cat([t.detach().flatten().double() for t in model.state_dict().values()])
-
-
-# ---------------------------------------------------------------------------------------- the slow loop, as an oracle
 
 
 def slowly_cropped(x, rows, columns, mirrored):
@@ -81,8 +76,7 @@ def slowly_trained(recipe, model, x, y, generator):
     return model.eval()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "optimizer"), [*zip(KINDS, ("adam", "adamw", "sgd"), strict=True)])
 def test_training_is_bit_for_bit_that_of_the_slow_loop(kind, optimizer):
     x, y = pictures(49)
     recipe = Recipe(optimizer=optimizer, lr=0.01, epochs=3, batch_size=16, schedule="cosine", augmentation=kind)
@@ -94,7 +88,7 @@ def test_training_is_bit_for_bit_that_of_the_slow_loop(kind, optimizer):
     assert not torch.equal(state(fast), state(slowly_trained(recipe, network(), x, y, seeded(4))))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["none", "crop-flip"])
 def test_what_does_not_fit_on_the_device_is_copied_batch_by_batch_and_trains_the_same(kind, monkeypatch):
     x, y = pictures(40)
     recipe = Recipe(epochs=2, batch_size=16, augmentation=kind)
@@ -120,23 +114,9 @@ def test_data_goes_to_a_gpu_where_it_takes_at_most_a_third_of_what_is_free_there
     assert batches.fits(x, CPU)
 
 
-def test_a_memory_mapped_pool_trains_the_models_of_one_in_memory(tmp_path):
-    x, y = pictures(60)
-    (tmp_path / "x.bin").write_bytes(x.numpy().tobytes())
-    mapped = torch.from_file(str(tmp_path / "x.bin"), size=x.numel(), dtype=torch.float32).view(x.shape)
-    members = [torch.arange(0, 40), torch.arange(20, 60)]
-    recipe, models = Recipe(epochs=1, batch_size=16), [network(0), network(1)]
-    expected = copy.deepcopy(models)
-    train_models(recipe, expected, x, y, members, [seeded(0), seeded(1)])
-    train_models(recipe, models, mapped, y, members, [seeded(0), seeded(1)])
-    assert all(torch.equal(state(a), state(b)) for a, b in zip(models, expected, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------------ augmentation
-
-
-@pytest.mark.parametrize("shape", [(40, 3, 16, 16), (40, 1, 3, 4), (40, 2, 9, 17), (1, 3, 8, 8)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("shape", "layout"), [((40, 3, 16, 16), torch.channels_last), ((40, 1, 3, 4), torch.contiguous_format)]
+)
 def test_crops_are_those_of_padded_images_in_numbers_and_in_memory_format(shape, layout):
     x = torch.randn(shape, generator=seeded()).contiguous(memory_format=layout)
     most, g = 2 * padding(x) + 1, seeded(1)
@@ -155,15 +135,6 @@ def augmented(x, kind, seed=0):
     return images[order.argsort()]
 
 
-def test_flip_mirrors_about_half_of_the_images():
-    x, _ = pictures(64)
-    found = augmented(x, "flip")
-    kept = (found == x).flatten(1).all(1)
-    mirrored = (found == x.flip(3)).flatten(1).all(1)
-    assert bool((kept ^ mirrored).all())
-    assert 16 < int(mirrored.sum()) < 48
-
-
 def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
     x, _ = pictures(500)
     found = augmented(x, "crop-flip")
@@ -173,14 +144,6 @@ def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
     fits = (torch.stack(shifts + [s.flip(3) for s in shifts]) == found).flatten(2).all(2)
     assert bool(fits.any(0).all())
     assert bool(fits.any(1).all())  # each of the 18 occurs among 500 images
-
-
-def test_augmentation_follows_its_generator():
-    x, _ = pictures()
-    for kind in ("flip", "crop-flip"):
-        assert torch.equal(augmented(x, kind, 3), augmented(x, kind, 3))
-        assert not torch.equal(augmented(x, kind, 3), augmented(x, kind, 4))
-    assert torch.equal(augmented(x, "none"), x)
 
 
 def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():
@@ -194,12 +157,3 @@ def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():
         made((3, 5), "none", channels_last=True)
     with pytest.raises(InputError, match="images of 40 x 4 pixels are too small"):
         made((3, 1, 40, 4), "crop-flip")
-
-
-def test_augmented_training_depends_on_the_augmentation():
-    x, y = pictures()
-    found = [
-        state(train_one(Recipe(epochs=2, augmentation=kind), network(dropout=0), x, y, seeded())) for kind in KINDS
-    ]
-    assert not torch.allclose(found[0], found[1], atol=1e-5)
-    assert not torch.allclose(found[1], found[2], atol=1e-5)

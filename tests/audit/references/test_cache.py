@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import functools
 import logging
 import os
-import pickle
 import shutil
-import threading
 import types
 from pathlib import Path
 
@@ -28,7 +24,6 @@ from safexplain.dp import DPFineTuner
 from safexplain.errors import InputError
 
 LR = 0.1
-lock = threading.Lock()
 log = logging.getLogger(__name__)
 settings = types.ModuleType("settings")
 settings.RATE = 0.5
@@ -55,12 +50,6 @@ def test_a_stored_model_comes_back(tmp_path):
     assert same(stored, other)
     assert not other.training
     assert os.listdir(tmp_path / "new" / "folder") == ["key.pt"]
-
-
-def test_what_is_not_there_is_not_loaded(tmp_path):
-    model, untouched = net(1), net(1)
-    assert not ModelCache(tmp_path).load("key", model)
-    assert same(model, untouched)
 
 
 def test_a_damaged_file_is_not_loaded_and_leaves_the_model_alone(tmp_path):
@@ -98,28 +87,24 @@ class Payload:
         return open, (self.path, "w")
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda o, p: p.write_bytes(pickle.dumps(o))], ids=["torch", "pickle"])
-def test_a_malicious_pickle_does_not_run(tmp_path, write):
+def test_a_malicious_pickle_does_not_run(tmp_path):
     proof = tmp_path / "it ran"
-    write({"0.weight": Payload(str(proof))}, tmp_path / "key.pt")
+    torch.save({"0.weight": Payload(str(proof))}, tmp_path / "key.pt")
     model = net(1)
     assert not ModelCache(tmp_path).load("key", model)
     assert not proof.exists()
     assert same(model, net(1))
-    torch.load(tmp_path / "key.pt", weights_only=False) if write is torch.save else pickle.loads(
-        (tmp_path / "key.pt").read_bytes()
-    )
+    torch.load(tmp_path / "key.pt", weights_only=False)
     assert proof.exists()  # the payload is a working one
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write failed")])
-def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch, error):
+def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch):
     cache = ModelCache(tmp_path)
     cache.save("first", net(0))
 
     def full(state, path):
         path.write_bytes(b"half of a fi")
-        raise error
+        raise RuntimeError("write failed")
 
     monkeypatch.setattr(cache_module.torch, "save", full)
     with pytest.raises(InputError, match="free some space and resume"):
@@ -130,16 +115,6 @@ def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch, er
     model = net(2)
     assert cache.load("first", model)
     assert same(model, net(0))
-
-
-def test_a_device_that_is_really_full_is_said(tmp_path):
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full")
-    cache = ModelCache(tmp_path)
-    os.symlink("/dev/full", tmp_path / f".key.pt.{os.getpid()}.partial")
-    with pytest.raises(InputError, match="cannot store a trained model"):
-        cache.save("key", net(0))
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
@@ -163,10 +138,6 @@ def function_of_a_module(x):
     return x * settings.RATE
 
 
-def recursive(n):
-    return recursive(n - 1) if n else LR
-
-
 def closing_over(value):
     def inner(x):
         return x * value
@@ -185,57 +156,31 @@ class Callable:
         return x + self.rate
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def net_with_forward(forward):
-    torch.manual_seed(0)
-    return type("Net", (Net,), {"forward": forward})()
-
-
 VALUES = [
     None,
     0,
-    0.0,
     False,
     "0",
     b"0",
-    [],
     [0],
     [[0]],
-    [0, 0],
-    {},
     {"a": 0},
-    {"a": 1},
     {"b": 0},
-    {0, 1},
     np.zeros(2),
     np.zeros(2, np.float32),
     np.zeros((2, 1)),
     np.ones(2),
     torch.ones(3),
     function,
-    function_with_inner,
     closing_over(1),
     closing_over(2),
-    closing_over([1]),
     Callable(1),
     Callable(2),
     Callable(1).method,
     Callable,
     net(0),
     net(1),
-    np,
-    torch,
     nn.Linear,
-    nn.Conv2d,
-    torch.nn.functional.cross_entropy,
     torch.nn.functional.relu,
 ]
 
@@ -269,12 +214,6 @@ class SubTrainer(Trainer):
         super().__init__()  # refers to its own class
 
 
-class Lazy:
-    @functools.cached_property
-    def rate(self):
-        return LR
-
-
 @dataclasses.dataclass
 class Options:
     rate: float = 0.5
@@ -285,11 +224,6 @@ class Options:
         return self.rate * LR
 
 
-class Scaled(nn.Module):
-    def forward(self, x):
-        return x * LR, lock
-
-
 def ping(n):
     return pong(n - 1) if n else LR
 
@@ -298,8 +232,7 @@ def pong(n):
     return ping(n - 1) if n else 0
 
 
-USERS = [function, function_with_inner, recursive, ping, pong]
-USERS += [Trainer(), Trainer, Trainer().through, SubTrainer(), Lazy(), Options(), Scaled(), lambda: Options()]
+USERS = [function_with_inner, ping, Trainer().through, SubTrainer(), Options()]
 
 
 @pytest.mark.parametrize("used", USERS)
@@ -308,12 +241,6 @@ def test_a_changed_global_changes_the_digest_of_what_uses_it(monkeypatch, used):
     assert digest(used) == before
     monkeypatch.setitem(globals(), "LR", 0.2)
     assert digest(used) != before
-
-
-def test_a_global_that_only_shares_its_name_with_an_attribute_does_not_matter(monkeypatch):
-    before = digest(Callable(1))
-    monkeypatch.setitem(globals(), "rate", torch.Generator())
-    assert digest(Callable(1)) == before
 
 
 def test_a_changed_number_in_a_module_changes_the_digest_of_what_uses_it(monkeypatch):
@@ -328,13 +255,6 @@ def test_a_changed_default_changes_the_digest(monkeypatch):
     assert digest(function) != before
 
 
-def test_a_changed_forward_changes_the_digest_of_a_module():
-    plain = net_with_forward(lambda self, x: self.layer(x))
-    doubled = net_with_forward(lambda self, x: 2 * self.layer(x))
-    assert repr(plain) == repr(doubled)
-    assert digest(plain) != digest(doubled)
-
-
 def test_what_has_no_stable_identity_is_said():
     lines = {}
     exec("def from_nowhere(x): return x", lines)
@@ -347,9 +267,7 @@ def test_what_has_no_stable_identity_is_said():
     ("module", "depends_on", "does_not"),
     [
         ("safexplain.audit.references.shadows", "audit/references/training.py", "audit/certify.py"),
-        ("safexplain.audit.references.shadows", "audit/references/recipe.py", "explain/wrap.py"),
         ("safexplain.audit.canaries.batched.train", "dp/sgd/clipping.py", "audit/report/page.py"),
-        ("safexplain.audit.canaries.batched.train", "audit/canaries/canary.py", "hardening/noise.py"),
     ],
 )
 def test_what_other_code_computed_is_not_used_again(tmp_path, module, depends_on, does_not):
@@ -361,11 +279,6 @@ def test_what_other_code_computed_is_not_used_again(tmp_path, module, depends_on
         path.write_text(path.read_text() + "# another way\n")
         code_digest.cache_clear()
         assert (code_digest(module, package=package) == before) == (changed == does_not)
-
-
-def test_a_module_that_is_not_there_has_no_digest():
-    with pytest.raises(FileNotFoundError, match="no module"):
-        code_digest("safexplain.moved_away")
 
 
 def loop_of_their_own(dataset, generator):

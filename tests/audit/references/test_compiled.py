@@ -13,9 +13,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from safexplain.audit import Recipe
-from safexplain.audit.references import batches, compiled
-from safexplain.audit.references.training import train_models, train_one, train_together
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.audit.references import compiled
+from safexplain.audit.references.training import train_models, train_one
+from safexplain.errors import ConfigurationError
 
 RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")
 
@@ -47,11 +47,6 @@ def network(seed=0, width=6, by=1.0, dropout=0.0):
     )
 
 
-def mlp(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(128, 16), nn.Tanh(), nn.Linear(16, 3))
-
-
 def state(model):
     return torch.cat([t.detach().flatten().float().cpu() for t in model.state_dict().values()])
 
@@ -72,9 +67,6 @@ def traced(monkeypatch):
     compiled.forget()
 
 
-# ------------------------------------------------------------------------------------- precision and memory format
-
-
 def test_bfloat16_gives_nearly_the_same_float32_weights():
     exact, coarse = trained(RECIPE, [network()])[0], trained(replace(RECIPE, precision="bf16"), [network()])[0]
     assert {t.dtype for t in coarse.state_dict().values()} == {torch.float32, torch.int64}
@@ -90,18 +82,6 @@ def test_the_forward_pass_and_the_loss_are_in_the_precision_of_the_recipe():
     train_one(RECIPE, model, X, Y, seeded())
     assert set(seen[:6]) == {torch.bfloat16}
     assert set(seen[6:]) == {torch.float32}
-
-
-def test_models_that_train_together_do_so_in_bfloat16_too():
-    recipe = replace(RECIPE, augmentation="none")
-    half = replace(recipe, precision="bf16")
-    members = [torch.arange(0, 40), torch.arange(8, 48)]
-    exact, coarse = (train_together(r, [mlp(0), mlp(1)], X, Y, members, [seeded(0), seeded(1)]) for r in (recipe, half))
-    for i in range(2):
-        alone = train_one(half, mlp(i), X[members[i]], Y[members[i]], seeded(i))
-        far = (state(exact[i]) - state(mlp(i))).abs().max()
-        assert 0 < (state(exact[i]) - state(coarse[i])).abs().max() < 0.1 * far
-        assert (state(alone) - state(coarse[i])).abs().max() < 0.1 * far
 
 
 def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_built():
@@ -125,16 +105,6 @@ def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_bu
     assert [p.data_ptr() for p in other.parameters()] == addresses
 
 
-def test_channels_last_is_for_images():
-    with pytest.raises(InputError, match=r"channels_last is for images .* got \(40, 128\)"):
-        train_one(
-            replace(RECIPE, channels_last=True, augmentation="none"), network(), X.flatten(1)[:40], Y[:40], seeded()
-        )
-
-
-# ------------------------------------------------------------------------------------------------------ compilation
-
-
 def test_one_compilation_serves_all_models_and_all_sizes_of_the_last_batch(traced):
     plain, fast = trained(RECIPE, [network(s) for s in range(3)]), [network(s) for s in range(3)]
     trained(replace(RECIPE, compile=True), fast)
@@ -152,33 +122,6 @@ def test_another_architecture_is_compiled_anew_even_where_only_a_setting_differs
         model = trained(recipe, [network(**options)])[0]
         assert traced() == count - (count > 2)
         assert torch.allclose(state(model), state(trained(RECIPE, [network(**options)])[0]), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_more_architectures_than_dynamo_keeps_of_one_function_are_all_compiled(traced):
-    for width in range(2, 14):
-        trained(replace(RECIPE, epochs=1, compile=True), [network(width=width)])
-    assert traced() == 12
-
-
-def test_what_is_frozen_and_what_trains_is_the_same_in_a_compiled_model(traced):
-    def tuned(recipe):
-        model = network()
-        for p in model[0].parameters():
-            p.requires_grad_(False)
-        train_one(recipe, model, X, Y, seeded(), parts=[model[1], model[7]])
-        return model
-
-    plain, fast = tuned(RECIPE), tuned(replace(RECIPE, compile=True))
-    assert traced() == 1
-    assert torch.allclose(state(plain), state(fast), atol=1e-5)
-    assert torch.equal(fast[0].weight, network()[0].weight)
-    assert [p.requires_grad for p in fast.parameters()] == [False, False, True, True, True, True]
-
-
-def test_models_without_a_full_batch_are_not_compiled(traced):
-    trained(replace(RECIPE, batch_size=64, compile=True), [network()])
-    assert traced() == 0
 
 
 def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
@@ -212,9 +155,6 @@ def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
     compiled.forget()
 
 
-# ------------------------------------------------------------------------------------------------------- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
@@ -229,17 +169,3 @@ def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
         assert (state(exact) - state(model)).abs().max() < 0.2 * far
         assert all(p.is_contiguous() and p.dtype == torch.float32 for p in model.parameters())
     compiled.forget()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("augmentation", ["none", "flip", "crop-flip"])
-def test_on_a_gpu_data_that_does_not_fit_is_copied_batch_by_batch(augmentation, monkeypatch):
-    recipe = replace(RECIPE, augmentation=augmentation)
-    near = trained(recipe, [network()], "cuda")[0]
-    monkeypatch.setattr(batches, "SHARE", 0.0)
-    assert not batches.fits(X, torch.device("cuda", 0))
-    far = trained(recipe, [network()], "cuda")[0]
-    assert torch.allclose(state(near), state(far), atol=1e-5)
-    on_cpu = trained(recipe, [network()])[0]
-    assert torch.allclose(state(near), state(on_cpu), atol=1e-3)

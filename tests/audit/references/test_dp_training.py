@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,6 @@ from safexplain.audit import Population, Recipe, train_shadows
 from safexplain.audit.references import dp_training
 from safexplain.audit.references.dp_recipe import DPTraining
 from safexplain.audit.references.dp_training import FrozenAs
-from safexplain.audit.references.fine_tuning import replace_head
 from safexplain.audit.references.shadows import Repeated, mixed_seed
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import InputError
@@ -98,8 +96,7 @@ def test_heads_train_together_and_without_noise_they_are_those_of_dpfinetuner(mo
         assert torch.equal(model[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize(("claimed", "right"), [(2.0, True), (1.7, False), (2.3, False)])
-def test_each_head_has_noise_of_its_own_and_of_the_right_scale(claimed, right):
+def test_each_head_has_noise_of_its_own_and_of_the_right_scale():
     population = pool(40)
     dp = {"delta": 1e-3, "noise_multiplier": 2.0, "sample_rate": 0.25, "steps": 1, "trainable": "head",
           "clipping": "flat", "clip": 1e-3}  # fmt: skip
@@ -107,42 +104,9 @@ def test_each_head_has_noise_of_its_own_and_of_the_right_scale(claimed, right):
     shadows = train_shadows(population, recipe, build=lambda _: shared(1), models=60, members=20)
     moved = torch.stack([m[2].weight.detach() - shared(1)[2].weight.detach() for m in shadows.models])
     scale = float(moved.std()) * 5 / 1e-3  # lr C / expected batch of 5; what is clipped is small beside it
-    assert (abs(scale / claimed - 1) < 0.1) == right
+    assert scale == pytest.approx(2.0, rel=0.06)  # of 900 numbers: two and a half standard deviations
     correlation = np.corrcoef(moved.flatten(1).numpy())[np.triu_indices(60, 1)]
     assert abs(correlation.mean()) < 0.1
-
-
-def test_other_optimizers_are_those_of_the_recipe():
-    population = pool()
-    one, other = (
-        train_shadows(
-            population, replace(RECIPE, optimizer="sgd", momentum=m), build=build, models=1, members=40
-        ).models[0]
-        for m in (0.0, 0.9)
-    )
-    assert not torch.allclose(state(one), state(other))
-
-
-def test_finished_references_are_not_trained_again(tmp_path, monkeypatch):
-    population, told = pool(), []
-    real = dp_training.train_alone
-
-    def counted(*args):
-        told.append(args[-1])
-        return real(*args)
-
-    monkeypatch.setattr(dp_training, "train_alone", counted)
-    once = train_shadows(population, RECIPE, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 2
-    again = train_shadows(population, RECIPE, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 2
-    assert torch.equal(state(once.models[1]), state(again.models[1]))
-    other = replace(RECIPE, dp=replace(RECIPE.dp, epsilon=4))
-    train_shadows(population, other, build=build, models=2, members=40, cache=tmp_path)
-    assert len(told) == 4
-
-
-# ------------------------------------------------------------------------------------------------- where it starts
 
 
 def test_what_did_not_train_is_the_targets_also_behind_a_wrapper():
@@ -169,25 +133,6 @@ def test_what_did_not_train_is_the_targets_also_behind_a_wrapper():
 def test_a_target_of_another_architecture_is_refused():
     with pytest.raises(InputError, match=r"has no 0\.weight of shape"):
         FrozenAs(build, nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), HEAD.dp)(0)
-
-
-def test_a_fresh_head_on_the_target_itself():
-    target = build(9)
-    one, other, again = (replace_head(target, seed=seed) for seed in (1, 2, 1))
-    assert torch.equal(one[0].weight, target[0].weight)
-    assert not torch.equal(one[2].weight, other[2].weight)
-    assert torch.equal(one[2].weight, again[2].weight)
-
-
-def test_batch_norm_that_trains_becomes_group_norm_before_anything_is_compared():
-    def normed(seed):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (model,) = train_shadows(pool(), RECIPE, build=normed, models=1, members=40).models
-    assert isinstance(model[1], nn.GroupNorm)
 
 
 def test_as_many_members_as_the_target_and_whole_groups():

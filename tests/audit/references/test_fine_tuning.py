@@ -15,7 +15,7 @@ from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
 from safexplain.audit.references import fine_tuning
-from safexplain.audit.references.fine_tuning import FineTune, fine_tune, replace_head
+from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.dp.models.parameters import blocks, head_modules
 from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.dp.sgd import finetune
@@ -110,21 +110,26 @@ LAST_2 = LAST_1 | NORM_2 | {"4.weight", "4.bias"}
 
 
 @pytest.mark.parametrize(
-    ("trainable", "expected"),
-    [("head", HEAD), (1, LAST_1), (2, LAST_2), (3, None), ("all", None), ("lora", HEAD | {"8.weight"})],
+    ("trainable", "expected", "augmentation"),
+    [
+        ("head", HEAD, "none"),
+        (1, LAST_1, "crop-flip"),
+        (2, LAST_2, "none"),
+        (3, None, "none"),
+        ("all", None, "crop-flip"),
+        ("lora", HEAD | {"8.weight"}, "crop-flip"),
+    ],
 )
-@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
 def test_what_is_frozen_stays_bit_for_bit_and_what_trains_moves(pretrained, trainable, expected, augmentation):
     recipe = Recipe(lr=0.02, epochs=1, batch_size=16, augmentation=augmentation)
     tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, recipe, trainable))
     for before, after in zip(pretrained.models, tuned.models, strict=True):
         assert moved(before, after) == (set(before.state_dict()) if expected is None else expected)
-
-
-def test_running_statistics_of_trained_blocks_move_and_of_frozen_ones_do_not(pretrained):
-    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, 2)).models[0]
-    assert torch.equal(tuned[1].running_mean, pretrained.models[0][1].running_mean)
-    assert not torch.equal(tuned[5].running_mean, pretrained.models[0][5].running_mean)
+        assert {type(m) for m in after.modules()} == {type(m) for m in cnn().modules()}
+        assert not after.training
+        assert all(p.requires_grad for p in after.parameters())
+        assert after(DOWNSTREAM.x).shape == (50, 3)
+    assert np.array_equal(tuned.membership, pretrained.membership)
 
 
 def test_dropout_acts_where_a_block_trains_and_nowhere_else(pretrained, monkeypatch):
@@ -153,31 +158,11 @@ def test_pretrained_models_are_left_as_they_are(pretrained):
     assert all(p.requires_grad and p.grad is None for m in pretrained.models for p in m.parameters())
 
 
-@pytest.mark.parametrize("trainable", ["head", 2, "all", "lora"])
-def test_results_are_plain_models_with_the_membership_of_the_pretraining(pretrained, trainable):
-    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, trainable))
-    assert np.array_equal(tuned.membership, pretrained.membership)
-    for model in tuned.models:
-        assert not model.training
-        assert all(p.requires_grad for p in model.parameters())
-        assert {type(m) for m in model.modules()} == {type(m) for m in cnn().modules()}
-        assert model(DOWNSTREAM.x).shape == (50, 3)
-
-
-@pytest.mark.parametrize("trainable", ["head", 1, "all", "lora"])
-def test_models_learn_the_downstream_task(pretrained, trainable):
-    how = FineTune(DOWNSTREAM, Recipe(lr=0.03, epochs=40, batch_size=16), trainable)
-    least = 0.5 if trainable == "head" else 0.8
-    for model in fine_tune(pretrained, how).models:
-        assert (model(DOWNSTREAM.x).argmax(1) == DOWNSTREAM.y).float().mean() > least
-
-
 # ---------------------------------------------------------------------------------------------- heads on features
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_network(pretrained, monkeypatch, optimizer):
-    how = FineTune(DOWNSTREAM, Recipe(optimizer, lr=0.02, epochs=5, batch_size=7, weight_decay=0.01), "head")
+def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_network(pretrained, monkeypatch):
+    how = FineTune(DOWNSTREAM, Recipe("sgd", lr=0.02, epochs=5, batch_size=7, weight_decay=0.01), "head")
     fast = fine_tune(pretrained, how)
     monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
     slow = fine_tune(pretrained, how)
@@ -193,23 +178,6 @@ class WithMembers(FineTune):
 
 
 COMMON = Population(POOL.x[:20], POOL.y[:20] % 3)
-
-
-def test_heads_of_unequal_shares_train_in_groups(pretrained, monkeypatch):
-    how = WithMembers(DOWNSTREAM, Recipe(lr=0.02, epochs=2, batch_size=4))
-    fast = fine_tune(pretrained, how)
-    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
-    assert near(fast, fine_tune(pretrained, how))
-
-
-def test_a_head_whose_output_is_changed_trains_through_the_network(monkeypatch):
-    def build(seed):
-        return nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.ReLU(), nn.Linear(6, 4), nn.Softplus())
-
-    tuned = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
-    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
-    again = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
-    assert same(tuned, again)
 
 
 # ----------------------------------------------------------------------------------------------- shares and seeds
@@ -242,36 +210,7 @@ def test_a_seed_makes_the_same_models_and_another_makes_others(pretrained):
         assert not same(first, fine_tune(pretrained, how, seed=4))
 
 
-def test_new_heads_differ_between_models():
-    heads = [replace_head(cnn(), 3, seed=s)[10] for s in (0, 0, 1)]
-    assert torch.equal(heads[0].weight, heads[1].weight)
-    assert not torch.equal(heads[0].weight, heads[2].weight)
-    assert heads[0].weight.shape == (3, 8)
-
-
-def test_progress_ends_at_the_number_of_models(pretrained):
-    for trainable, dp in (("head", None), (1, None), ("head", DP)):
-        seen = []
-        fine_tune(
-            pretrained,
-            FineTune(DOWNSTREAM, replace(RECIPE, dp=dp), trainable),
-            progress=lambda *call: seen.append(call),  # noqa: B023
-        )
-        assert seen[-1] == ("fine-tuning", 3, 3)
-        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
-
-
 # ------------------------------------------------------------------------------------------- architectures, blocks
-
-
-def test_a_resnet_has_stages_as_blocks_and_one_is_the_papers_last_two_layers():
-    models = pytest.importorskip("torchvision").models
-    with torch.device("meta"):
-        net, vgg = models.resnet34(num_classes=10), models.vgg11_bn()
-    assert blocks(net, "fc") == ["layer1", "layer2", "layer3", "layer4"]
-    sizes = {name: sum(p.numel() for p in net.get_submodule(name).parameters()) for name in ("", "layer4", "fc")}
-    assert (sizes["layer4"] + sizes["fc"]) / sizes[""] == pytest.approx(0.62, abs=0.005)  # as the paper says
-    assert blocks(vgg, "classifier.6")[-3:] == ["features.25", "classifier.0", "classifier.3"]
 
 
 def test_blocks_of_sequentials_and_of_stacks():
@@ -287,25 +226,21 @@ def test_blocks_of_sequentials_and_of_stacks():
     assert blocks(nn.Linear(3, 2), "") == []
 
 
-@pytest.mark.parametrize("name", ["torchvision resnet", "timm resnet", "timm vit", "timm convnext", "linear"])
+@pytest.mark.parametrize("name", ["torchvision resnet", "timm vit", "timm convnext"])
 def test_heads_of_known_families_are_found_and_blocks_below_them_stay(name):
     pytest.importorskip("timm")
     pytest.importorskip("torchvision")
-    from timm.models import convnext, resnet, vision_transformer
+    from timm.models import convnext, vision_transformer
     from torchvision.models import resnet as torch_resnet
 
     def build(seed):
         match name:
             case "torchvision resnet":
                 return torch_resnet.ResNet(torch_resnet.BasicBlock, [1, 1, 1, 2], num_classes=4)
-            case "timm resnet":
-                return resnet.ResNet(resnet.BasicBlock, (1, 1, 1, 1), num_classes=4, channels=(8, 8, 8, 8))
             case "timm vit":
                 return vision_transformer.VisionTransformer(16, 8, embed_dim=16, depth=3, num_heads=2, num_classes=4)
-            case "timm convnext":
-                return convnext.ConvNeXt(num_classes=4, depths=(1, 1, 1, 2), dims=(4, 8, 8, 8), patch_size=1)
             case _:
-                return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
+                return convnext.ConvNeXt(num_classes=4, depths=(1, 1, 1, 2), dims=(4, 8, 8, 8), patch_size=1)
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -319,8 +254,6 @@ def test_heads_of_known_families_are_found_and_blocks_below_them_stay(name):
     assert {n.rpartition(".")[0] for n in moved(made, tuned)} == {head}
     assert tuned(x).shape == (12, 5)
     names = blocks(made, head)
-    if not names:
-        return
     tuned = fine_tune(pool, FineTune(down, Recipe(epochs=1, lr=0.01), 1, sample=1.0)).models[0]
     order = [n for n, _ in made.named_modules()]
     frozen = [n for n in order[: order.index(names[-1])] if n and not names[-1].startswith(n + ".") and n != head]
@@ -337,17 +270,10 @@ def test_adapters_go_beside_attention_only_and_torchs_attention_comes_back(atten
         assert moved(before, after) == expected | {"head.weight", "head.bias"}
 
 
-def test_adapters_change_weights_by_a_matrix_of_low_rank():
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
-    how = FineTune(DOWNSTREAM, RECIPE, "lora")
-    tuned = fine_tune(Shadows((wide,), np.ones((1, 3), dtype=bool)), how).models[0]
-    assert torch.linalg.matrix_rank(tuned[1].weight - wide[1].weight, rtol=1e-4) == 8
-
-
 # ------------------------------------------------------------------------------------------------------------- dp
 
 
-@pytest.mark.parametrize(("trainable", "expected"), [("head", HEAD), (1, LAST_1), ("lora", HEAD | {"8.weight"})])
+@pytest.mark.parametrize(("trainable", "expected"), [("head", HEAD), ("lora", HEAD | {"8.weight"})])
 def test_with_dp_only_what_trains_moves_and_noise_is_in_it(two, trainable, expected):
     how = FineTune(DOWNSTREAM, PRIVATE, trainable)
     tuned = fine_tune(two, how)
@@ -441,14 +367,6 @@ def test_nothing_else_is_reused(pretrained, tmp_path):
         assert same(found, fine_tune(models, other, seed=seed))
 
 
-def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
-    before = train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path)
-    tuned = fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path)
-    assert len([p for p in tmp_path.iterdir() if p.suffix == ".pt"]) == 4
-    assert same(before, train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path))
-    assert same(tuned, fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path, progress=only_loads))
-
-
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
@@ -456,15 +374,10 @@ def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
     ("arguments", "message"),
     [
         ({"trainable": "heads"}, "trainable"),
-        ({"trainable": 0}, "trainable"),
-        ({"trainable": True}, "trainable"),
         ({"trainable": 1.5}, "trainable"),
-        ({"sample": 0.0}, "sample"),
         ({"sample": 1.2}, "sample"),
-        ({"sample": float("nan")}, "sample"),
         ({"sample": "half"}, "sample"),
         ({"recipe": None}, "recipe"),
-        ({"downstream": (1, 2)}, "downstream"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import os
 import pickle
@@ -88,7 +87,8 @@ def done(work, tasks, **options):
     return dict(each(work, tasks, **{"stage": "summing", "progress": ignore, **options}))
 
 
-@pytest.mark.parametrize("engine", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, caplog):
     work, tasks, seen = Sums(tmp_path / "killed"), [(i,) for i in range(5)], []
     with ENGINES[engine]():
@@ -101,6 +101,7 @@ def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, cap
     assert seen == [("summing", float(i), 5.0) for i in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_done_in_this_process(caplog):
     where = lambda _, tick: os.getpid()  # noqa: E731  # which cloudpickle sends
     with loky():
@@ -109,6 +110,7 @@ def test_what_cannot_be_sent_is_done_in_this_process(caplog):
     assert "task 1 is done in this process" in caplog.text
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_are_given_up(monkeypatch):
     monkeypatch.setattr(parallel, "TRIES", 1)
 
@@ -118,31 +120,6 @@ def test_workers_that_always_die_are_given_up(monkeypatch):
     with loky(), pytest.raises(Exception, match="unexpectedly terminated") as raised:
         done(dies, [(), ()])
     assert "workers were lost 1 times in a row" in raised.value.__notes__[0]
-
-
-class DaskDistributedBackend:
-    """A backend of this name, whose cluster has one worker and gives up a task."""
-
-    supports_return_generator = True
-
-    def submit(self, func, callback):
-        self.future = concurrent.futures.Future()
-        return self.future
-
-    def effective_n_jobs(self, n_jobs):
-        return 1
-
-
-def test_tasks_that_dask_gives_up_are_told_to_joblib():
-    backend, told = DaskDistributedBackend(), []
-    parallel._prepare(backend)
-    backend.submit(None, told.append)
-    backend.future.set_exception(lost := RuntimeError("4 workers died"))
-    assert told == [lost]
-    backend.submit(None, told.append)
-    backend.future.set_result("joblib's own callback is told of this")
-    assert told == [lost]
-    assert backend.effective_n_jobs(-1) == 2  # for one worker, joblib would do everything in this process
 
 
 def test_progress_moves_within_tasks_of_this_process():
@@ -157,7 +134,7 @@ def test_progress_moves_within_tasks_of_this_process():
     assert seen == [("s", 4, 9, "task 0"), ("s", 5, 9), ("s", 7, 9, "task 1"), ("s", 9, 9)]
 
 
-@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 4), ("sequential", 1), ("loky", 1)])
+@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 4), ("loky", 1)])
 def test_threads_and_single_workers_are_this_process(backend, n_jobs):
     with joblib.parallel_config(backend, n_jobs=n_jobs):
         assert not parallel.parallel()
@@ -200,17 +177,6 @@ def test_large_arrays_are_sent_once_and_can_be_written_to():
     assert not found["image"].requires_grad
     found["tensor"].add_(1)
     assert not torch.equal(found["tensor"], values["tensor"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_on_a_gpu_is_on_the_gpu_of_the_worker():
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)).cuda().to(memory_format=torch.channels_last)
-    found, _ = sent(model)
-    for (name, a), b in zip(found.state_dict().items(), model.state_dict().values(), strict=True):
-        assert a.device == b.device, name
-        assert a.stride() == b.stride(), name
-        assert torch.equal(a, b), name
 
 
 def test_a_worker_of_another_version_is_refused():

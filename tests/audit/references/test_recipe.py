@@ -79,12 +79,6 @@ def test_what_a_file_leaves_out_has_its_default(tmp_path):
         ("learning_rate = 1", ConfigurationError, r"unknown \['learning_rate'\]; known are .*'lr'"),
         ("lr = ", InputError, "cannot read the recipe"),
         ("lr = 'fast'", ConfigurationTypeError, "lr must be a number"),
-        ("precision = 'fp16'", ConfigurationError, "precision is one of float32, bf16; got 'fp16'"),
-        ("compile = 1", ConfigurationError, "compile must be true or false"),
-        ("lr = nan", ConfigurationError, "lr must be at least 0 and finite"),
-        ("epochs = 0", ConfigurationError, "epochs must be at least 1"),
-        ("epochs = 1.5", ConfigurationTypeError, "epochs must be a whole number"),
-        ("[optimizer]\nlr = 1", ConfigurationError, "optimizer must be one of adam, adamw, sgd"),
         ("\xff", InputError, "cannot read the recipe"),
     ],
 )
@@ -95,35 +89,14 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, kind, message):
         Recipe.from_toml(path)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="cannot read the recipe"):
-        Recipe.from_toml(tmp_path / "none.toml")
-
-
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
         ({"optimizer": "lion"}, ConfigurationError),
-        ({"optimizer": ["adam"]}, ConfigurationError),
-        ({"schedule": "linear"}, ConfigurationError),
-        ({"augmentation": "mixup"}, ConfigurationError),
-        ({"lr": -1e-3}, ConfigurationError),
-        ({"lr": math.inf}, ConfigurationError),
         ({"lr": math.nan}, ConfigurationError),
-        ({"lr": "1e-3"}, ConfigurationTypeError),
         ({"lr": True}, ConfigurationTypeError),
-        ({"weight_decay": -1}, ConfigurationError),
-        ({"momentum": None}, ConfigurationTypeError),
-        ({"precision": "float16"}, ConfigurationError),
-        ({"precision": torch.bfloat16}, ConfigurationError),
-        ({"channels_last": 1}, ConfigurationTypeError),
         ({"compile": "yes"}, ConfigurationTypeError),
-        ({"epochs": 0}, ConfigurationError),
-        ({"epochs": 2.0}, ConfigurationTypeError),
-        ({"batch_size": 0}, ConfigurationError),
-        ({"batch_size": True}, ConfigurationTypeError),
         ({"seed": -1}, ConfigurationError),
-        ({"seed": 0.5}, ConfigurationTypeError),
     ],
     ids=repr,
 )

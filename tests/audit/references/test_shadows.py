@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
-from safexplain.audit.references import shadows, training
+from safexplain.audit.references import training
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -72,8 +71,8 @@ def trained(monkeypatch):
 
 @pytest.mark.parametrize("build", [mlp, normed])
 def test_each_model_learns_its_own_members(build):
-    found = train_shadows(POOL, Recipe(lr=0.03, epochs=150, batch_size=16), build=build, models=4, seed=1)
-    assert np.array_equal(found.membership, POOL.flip(4, seed=1))
+    found = train_shadows(POOL, Recipe(lr=0.03, epochs=100, batch_size=16), build=build, models=2, seed=1)
+    assert np.array_equal(found.membership, POOL.flip(2, seed=1))
     for model, member in zip(found.models, found.membership, strict=True):
         assert not model.training
         right = (model(POOL.x).argmax(1) == POOL.y).numpy()
@@ -98,9 +97,10 @@ def test_a_seed_makes_the_same_models_and_another_makes_others(build):
 
 
 @pytest.mark.parametrize(
-    "train", [RECIPE, lambda x, y, g: mlp(torch.rand(1)), GaussianNB()], ids=["recipe", "own", "nb"]
+    ("train", "build"),
+    [(RECIPE, mlp), (RECIPE, normed), (lambda x, y, g: mlp(torch.rand(1)), None)],
+    ids=["together", "alone", "a function"],
 )
-@pytest.mark.parametrize("build", [mlp, normed])
 def test_more_models_begin_with_the_same_ones_bit_for_bit(train, build):
     whole = train_shadows(POOL, train, build=build, models=7, seed=2)
     more = train_shadows(POOL, train, build=build, models=9, seed=2)
@@ -115,23 +115,6 @@ def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, trained):
     assert trained == []
 
 
-def test_building_leaves_the_global_generator_alone():
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    train_shadows(POOL, RECIPE, build=mlp, models=2)
-    train_shadows(POOL, lambda x, y, g: mlp(torch.rand(1)), models=2)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_models_trained_together_are_those_trained_alone(monkeypatch):
-    together = train_shadows(POOL, RECIPE, build=mlp, models=5)
-    monkeypatch.setattr(training, "is_batchable", lambda *_: False)
-    alone = train_shadows(POOL, RECIPE, build=mlp, models=5)
-    assert all(
-        torch.allclose(weights(a), weights(b), atol=1e-5) for a, b in zip(together.models, alone.models, strict=True)
-    )
-
-
 def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained, monkeypatch):
     monkeypatch.setattr(training, "TOGETHER", 3)
     membership = np.zeros((8, 80), dtype=bool)
@@ -139,22 +122,6 @@ def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained
         membership[i, :count] = True
     train_shadows(POOL, RECIPE, build=mlp, membership=membership)
     assert sorted(trained) == [1, 2, 2, 3]
-
-
-def test_progress_ends_at_the_number_of_models():
-    for train, build in ((RECIPE, mlp), (RECIPE, normed), (lambda x, y, g: mlp(0), None), (GaussianNB(), None)):
-        seen = []
-        train_shadows(POOL, train, build=build, models=3, progress=lambda *call: seen.append(call))  # noqa: B023
-        assert seen[-1] == ("training", 3, 3)
-        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
-
-
-def test_progress_names_the_model_and_the_epoch():
-    seen, recipe = [], Recipe(epochs=2, batch_size=40)
-    train_shadows(POOL, recipe, build=normed, models=2, progress=lambda *told: seen.append(told))
-    notes = list(dict.fromkeys(told[3] for told in seen if len(told) == 4 and told[3]))
-    assert notes == [f"model {m} of 2, epoch {e} of 2" for m in (1, 2) for e in (1, 2)]
-    assert seen[-1] == ("training", 2, 2)
 
 
 # ------------------------------------------------------------------------------------------- resuming and reuse
@@ -198,26 +165,15 @@ def test_groups_that_were_finished_are_not_trained_again(tmp_path, trained, monk
     assert equal(resumed, whole)
 
 
-def test_a_damaged_file_is_trained_again(tmp_path, trained):
-    whole = train_shadows(POOL, RECIPE, build=normed, models=4, cache=str(tmp_path))
-    damaged = sorted(tmp_path.iterdir())[1]
-    damaged.write_bytes(damaged.read_bytes()[:-300])
-    trained.clear()
-    assert equal(train_shadows(POOL, RECIPE, build=normed, models=4, cache=str(tmp_path)), whole)
-    assert trained == [1]
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"train": Recipe(lr=0.02, epochs=3, batch_size=16)},
-        {"train": Recipe(lr=0.01, epochs=3, batch_size=16, seed=1)},
         {"population": Population(POOL.x + 1e-3, POOL.y)},
         {"population": Population(POOL.x, (POOL.y + 1) % 3)},
         {"seed": 1},
         {"membership": ~POOL.flip(2, seed=0)},
         {"build": lambda seed: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))},
-        {"build": lambda seed: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))},
     ],
     ids=lambda c: next(iter(c)),
 )
@@ -232,65 +188,7 @@ def test_what_changed_is_trained_again(tmp_path, trained, change):
     assert trained == []
 
 
-def test_other_training_code_is_not_reused(tmp_path, trained, monkeypatch):
-    options = {"build": normed, "models": 2, "cache": str(tmp_path)}
-    train_shadows(POOL, RECIPE, **options)
-    monkeypatch.setattr(shadows, "code_digest", lambda *modules: "another")
-    trained.clear()
-    train_shadows(POOL, RECIPE, **options)
-    assert trained == [1, 1]
-
-
-def test_more_models_reuse_the_first_ones(tmp_path, trained):
-    train_shadows(POOL, RECIPE, build=normed, models=2, cache=str(tmp_path))
-    trained.clear()
-    train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
-    assert trained == [1] * 3
-
-
-def test_a_full_disk_keeps_the_models_stored_before(tmp_path, trained, monkeypatch):
-    original, saved = torch.save, []
-
-    def nearly_full(state, path):
-        saved.append(path)
-        if len(saved) > 2:
-            raise OSError(28, "No space left on device")
-        original(state, path)
-
-    monkeypatch.setattr(torch, "save", nearly_full)
-    with pytest.raises(InputError, match="free some space and resume"):
-        train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
-    monkeypatch.setattr(torch, "save", original)
-    assert len(os.listdir(tmp_path)) == 2
-    trained.clear()
-    resumed = train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
-    assert trained == [1] * 3
-    assert equal(resumed, train_shadows(POOL, RECIPE, build=normed, models=5))
-
-
 # -------------------------------------------------------------------------------------------- any callable
-
-
-class Counting:
-    """A training function whose calls are counted outside of it."""
-
-    calls = 0
-
-    def __init__(self, rate):
-        self.rate = rate
-
-    def __call__(self, x, y, generator):
-        type(self).calls += 1
-        model = mlp(0)
-        with torch.no_grad():
-            model[0].weight.add_(torch.randn(5, generator=generator) * self.rate + x.mean(0))
-        return model
-
-
-@pytest.fixture
-def counting(monkeypatch):
-    monkeypatch.setattr(Counting, "calls", 0)
-    return Counting
 
 
 def test_a_function_may_train_and_gets_the_members_only():
@@ -307,77 +205,12 @@ def test_a_function_may_train_and_gets_the_members_only():
         assert torch.equal(y, POOL.y[torch.from_numpy(member)])
 
 
-def test_a_function_that_draws_from_the_global_generator_gives_the_same_models_again():
-    def train(x, y, generator):
-        return mlp(0)
-
-    first = train_shadows(POOL, train, models=3)
-    torch.rand(3)
-    assert equal(first, train_shadows(POOL, train, models=3))
-    assert len({weights(m).sum().item() for m in first.models}) == 3
-    assert not equal(first, train_shadows(POOL, train, models=3, seed=1))
-
-
-def test_a_function_without_build_is_not_stored(tmp_path, counting):
-    for _ in range(2):
-        train_shadows(POOL, counting(1.0), models=2, cache=str(tmp_path))
-    assert counting.calls == 4
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_function_with_build_resumes(tmp_path, counting):
-    whole = train_shadows(POOL, counting(1.0), build=mlp, models=5)
-    counting.calls = 0
-    with pytest.raises(KeyboardInterrupt):
-        train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path), progress=interrupted_at(2))
-    assert counting.calls == 2
-    resumed = train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path))
-    assert counting.calls == 5
-    assert equal(resumed, whole)
-
-
-def test_a_changed_value_inside_of_a_function_is_not_reused(tmp_path):
-    calls = []
-
-    def training(rate):
-        def train(x, y, generator):
-            model = mlp(0)
-            with torch.no_grad():
-                model[0].weight.mul_(rate)
-            return model
-
-        return train
-
-    def run(rate):
-        before = len(os.listdir(tmp_path))
-        found = train_shadows(POOL, training(rate), build=mlp, models=2, cache=str(tmp_path))
-        calls.append(len(os.listdir(tmp_path)) - before)
-        return found
-
-    first, same, other = run(0.5), run(0.5), run(0.25)
-    assert calls == [2, 0, 2]
-    assert equal(first, same)
-    assert not equal(first, other)
-
-
-def test_a_function_whose_identity_is_unknown_trains_without_being_stored(tmp_path):
-    lines = {"mlp": mlp}
-    exec("def train(x, y, generator): return mlp(0)", lines)
-    assert len(train_shadows(POOL, lines["train"], build=mlp, models=2, cache=str(tmp_path)).models) == 2
-    assert os.listdir(tmp_path) == []
-
-
 # ------------------------------------------------------------------------------------------------ scikit-learn
 
 
 @pytest.mark.parametrize(
     "estimator",
-    [
-        LogisticRegression(),
-        GaussianNB(),
-        RandomForestClassifier(5),
-        make_pipeline(StandardScaler(), RandomForestClassifier(5)),
-    ],
+    [RandomForestClassifier(5), make_pipeline(StandardScaler(), RandomForestClassifier(5))],
     ids=lambda e: type(e).__name__,
 )
 def test_an_estimator_is_fitted_on_the_members_and_explained_as_a_module(estimator):
@@ -404,13 +237,6 @@ def test_a_class_that_the_estimator_never_saw_gets_probability_0():
     assert torch.allclose(out.sum(1), torch.ones(80))
 
 
-def test_images_are_flattened_for_estimators():
-    images = Population(POOL.x.reshape(80, 1, 5, 1), POOL.y)
-    found = train_shadows(images, GaussianNB(), models=1, seed=0)
-    flat = train_shadows(POOL, GaussianNB(), models=1, seed=0)
-    assert torch.equal(found.models[0](images.x), flat.models[0](POOL.x))
-
-
 # -------------------------------------------------------------------------------------------------------- misuse
 
 
@@ -418,15 +244,11 @@ def test_images_are_flattened_for_estimators():
     ("call", "kind", "message"),
     [
         (lambda: train_shadows(POOL, RECIPE), ConfigurationError, "pass build="),
-        (lambda: train_shadows(POOL, "adam"), ConfigurationTypeError, "train must be a Recipe"),
         (lambda: train_shadows(POOL, lambda x, y, g: None), ConfigurationTypeError, "must return a module"),
-        (lambda: train_shadows(POOL, LinearRegression()), ConfigurationError, "no predict_proba"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, models=0), InputError, r"membership \(models, 80\)"),
-        (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=np.ones((2, 79))), InputError, "membership"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=np.zeros((2, 80))), InputError, "model 0 .* 0 exam"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=(POOL.y == 1)[None]), InputError, "use more data"),
         (lambda: Shadows((mlp(0),), np.ones((2, 80), dtype=bool)), InputError, "a row for each of 1 models"),
-        (lambda: Shadows((mlp(0),), np.ones((1, 80))), InputError, "expected bool membership"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(call, kind, message):
@@ -440,15 +262,3 @@ def test_a_target_stands_in_front_of_its_references():
     together = found.behind(target, member)
     assert together.models == (target, *found.models)
     assert np.array_equal(together.membership, np.vstack([member, found.membership]))
-
-
-def test_estimators_fitted_on_other_data_have_other_digests() -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    from safexplain._digest import model_digest
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 3)), np.arange(60) % 2
-    one, again, other = (EstimatorModule(LogisticRegression().fit(x[:n], y[:n]), 2) for n in (40, 40, 50))
-    assert model_digest(one) == model_digest(again)
-    assert model_digest(one) != model_digest(other)

@@ -46,7 +46,6 @@ def plain(recipe, index, seed):
 
 OPTIMIZERS = [
     Recipe(optimizer="adam", lr=3e-3, epochs=4, batch_size=16),
-    Recipe(optimizer="adam", lr=3e-3, epochs=4, batch_size=16, weight_decay=0.05),
     Recipe(optimizer="adamw", lr=3e-3, epochs=4, batch_size=16, weight_decay=0.1, schedule="cosine"),
     Recipe(optimizer="sgd", lr=0.05, epochs=4, batch_size=16, momentum=0.9, weight_decay=0.01, schedule="cosine"),
     Recipe(optimizer="sgd", lr=0.05, epochs=4, batch_size=100, momentum=0.0),
@@ -70,8 +69,10 @@ def test_models_trained_together_are_those_trained_one_by_one(recipe):
         assert moved > 1e-2
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
-@pytest.mark.parametrize(("width", "same"), [(8, torch.equal), (50, torch.equal), (7, torch.allclose)])
+@pytest.mark.parametrize(
+    ("activation", "width", "same"),
+    [(nn.ReLU, 50, torch.equal), (nn.GELU, 8, torch.equal), (nn.GELU, 7, torch.allclose)],
+)
 def test_a_model_does_not_depend_on_who_trains_with_it(activation, width, same):
     x, y = data()
     recipe = Recipe(lr=3e-3, epochs=4, batch_size=16)
@@ -104,19 +105,6 @@ def test_a_last_batch_of_one_joins_the_batch_before_it_in_both_ways_of_training(
     train_one(recipe, normed, x[:33], y[:33], generator(0))
 
 
-def test_the_comparison_of_the_two_ways_can_fail():
-    recipe = OPTIMIZERS[0]
-    index = members(36)[0]
-    expected = plain(recipe, index, 0)
-    x, y = data()
-    other_order = weights(train_one(recipe, mlp(0), x[index], y[index], generator(1)))
-    other_start = weights(train_one(recipe, mlp(1), x[index], y[index], generator(0)))
-    one_less = weights(train_one(recipe, mlp(0), x[index[1:]], y[index[1:]], generator(0)))
-    for other in (other_order, other_start, one_less):
-        assert not torch.allclose(other, expected, atol=1e-3)
-    assert torch.equal(plain(recipe, index, 0), expected)
-
-
 def test_only_members_influence_a_model():
     x, y = data()
     recipe, index = OPTIMIZERS[0], members(36, 40)
@@ -139,21 +127,6 @@ def test_steps_that_differ_cannot_be_batched():
     x, y = data()
     with pytest.raises(InputError, match="equal steps per epoch"):
         train_together(Recipe(batch_size=16), [mlp(0), mlp(1)], x, y, members(16, 40), [generator(0), generator(1)])
-
-
-def test_progress_counts_up_to_one():
-    x, y = data()
-    recipe = Recipe(epochs=13, batch_size=16)
-    for train in (
-        lambda tick: train_one(recipe, mlp(0), x, y, generator(0), tick),
-        lambda tick: train_together(recipe, [mlp(0)], x, y, members(90), [generator(0)], tick),
-    ):
-        seen = []
-        train(lambda share, note="", seen=seen: seen.append((share, note)))
-        shares = [share for share, _ in seen]
-        assert shares == sorted(shares)
-        assert shares[-1] == 1
-        assert [f"epoch {k} of 13" for k in range(1, 14)] == list(dict.fromkeys(note for _, note in seen))
 
 
 def test_divergence_is_said_in_one_line():
@@ -180,15 +153,6 @@ def test_training_leaves_the_global_generator_and_the_gradients_alone():
     assert not torch.equal(weights(first), weights(other))
 
 
-def test_it_trains_inside_of_no_grad():
-    x, y = data()
-    with torch.no_grad():
-        one = weights(train_one(OPTIMIZERS[0], mlp(0), x, y, generator(0)))
-        many = weights(train_together(OPTIMIZERS[0], [mlp(0)], x, y, members(90), [generator(0)])[0])
-    assert torch.equal(one, weights(train_one(OPTIMIZERS[0], mlp(0), x, y, generator(0))))
-    assert torch.allclose(one, many, atol=2e-5)
-
-
 @pytest.mark.parametrize(
     ("model", "recipe", "expected"),
     [
@@ -196,8 +160,6 @@ def test_it_trains_inside_of_no_grad():
         (mlp(0), Recipe(augmentation="flip"), False),
         (nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)), Recipe(), False),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Recipe(), False),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(4, 2)), Recipe(), False),
-        (nn.Linear(3, 2), Recipe(), False),
     ],
 )
 def test_only_what_has_no_state_and_no_chance_is_batched(model, recipe, expected):

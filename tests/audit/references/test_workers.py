@@ -74,11 +74,11 @@ def equal(a, b):
     ("train", "build"),
     [
         (RECIPE, mlp),
-        (RECIPE, dropping),
+        pytest.param(RECIPE, dropping, marks=pytest.mark.slow),
         (of_ones_own, mlp),
-        (of_ones_own, None),
-        (DecisionTreeClassifier(), None),
-        (PRIVATE, same_below_the_head),
+        pytest.param(of_ones_own, None, marks=pytest.mark.slow),
+        pytest.param(DecisionTreeClassifier(), None, marks=pytest.mark.slow),
+        pytest.param(PRIVATE, same_below_the_head, marks=pytest.mark.slow),
     ],
     ids=["together", "alone", "function with build", "function", "estimator", "private heads"],
 )
@@ -125,7 +125,7 @@ class AtHome(nn.Module):
         return self.model(x)
 
 
-@pytest.mark.parametrize("at_home", [False, True])
+@pytest.mark.parametrize("at_home", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_signals_are_those_of_one_process(tmp_path, at_home):
     models = train_shadows(POOL, RECIPE, build=mlp, models=5)
     if at_home:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import errno
 import html as entities
@@ -11,7 +10,6 @@ import os
 import re
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import matplotlib
@@ -22,19 +20,17 @@ from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
-from safexplain import Hardening
 from safexplain.audit.report import figures, maps
 from safexplain.audit.report.model import Configuration, Pictures, ReportData
 from safexplain.audit.report.page import render, write_report
 from safexplain.audit.report.root_cause import Ablation, sentence
-from safexplain.audit.report.tables import Scale, attack_tables, level_table, target_table
+from safexplain.audit.report.tables import Scale, attack_tables, target_table
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness
 from safexplain.verdict import words as phrases
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
@@ -122,22 +118,16 @@ def test_the_file_is_self_contained() -> None:
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 
 
-def test_every_reference_inside_the_file_has_one_target() -> None:
-    page = Page(standard())
-    ids = [a["id"] for _, a in page.tags if "id" in a]
-    assert len(ids) == len(set(ids))
-    wanted = {str(a["href"])[1:] for _, a in page.tags if "href" in a}
-    wanted |= set(re.findall(r"url\(#(\w+)\)", standard()))
-    assert wanted
-    assert wanted <= set(ids)
-
-
-@pytest.mark.parametrize("shown", [pictures(), None])
-def test_tags_nest(shown: Pictures | None) -> None:
-    for configurations in ((native(),), (native(), hardened()), (native(), hardened(0.3), hardened())):
-        page = Page(render(report(*configurations, pictures=shown)))
+def test_tags_nest_and_what_is_not_there_has_no_section() -> None:
+    many = Page(render(report(native(), hardened(0.3), hardened())))
+    alone_ = Page(render(report(native(), pictures=None)))
+    for page in (many, alone_):
         assert not page.unbalanced
         assert not page.stack
+    for section in ("for comparison", "What hardening costs", "What the explanations look like"):
+        assert section in many.text
+        assert section not in alone_.text
+    assert sum(a.get("class") == "roc" for _, a in alone_.tags) == 1
 
 
 @pytest.mark.parametrize(
@@ -203,23 +193,6 @@ def test_precision_is_given_where_1_and_10_percent_of_the_candidates_are_members
         assert re.search(rf"{said}, {right / (right + wrong):.1%}", text_of(found))
 
 
-@pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
-@pytest.mark.parametrize("policy", [POLICY, WHOLE])
-def test_what_the_claim_is_about_is_compared_with_the_limit_at_every_level(leak: float, policy: Policy) -> None:
-    found = audited(leak, policy)
-    for row, line in zip(level_table(found).rows, found.levels, strict=True):
-        name = "added" if policy is POLICY else "whole"
-        cell, bounds = getattr(row, name), line[name]
-        assert cell is not None
-        kind = "above" if bounds["low"] > found.limit else "below" if bounds["high"] <= found.limit else "open"
-        assert cell.tone == kind
-        other = row.whole if policy is POLICY else row.added
-        assert other is not None
-        assert (other.tone, row.labels.tone) == ("beside", "baseline")  # type: ignore[union-attr]
-        assert "limit" in cell.bar
-        assert "limit" not in other.bar
-
-
 def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
     found = audited(0.0, replace(POLICY, patience=(1,)))
     found = replace(found, policy=POLICY)
@@ -271,14 +244,6 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
                 r for r in rows if attack.code in r and all(n.replace("-", "−") in r.replace("-", "−") for n in numbers)
             ]
             assert row, (configuration.name, attack.code, numbers)
-
-
-def test_what_is_added_is_the_difference_of_two_counts_at_one_rank() -> None:
-    found = audited(INCONCLUSIVE)
-    for attack in found.judged:
-        base = found.baseline(attack.level)
-        assert base is not None
-        assert found.excess(attack) == pytest.approx((attack.found - base.found) / found.members)
 
 
 def test_attacks_that_are_not_judged_say_so_and_stand_out_where_they_find_more_than_is_allowed() -> None:
@@ -404,42 +369,27 @@ def test_members_are_listed_only_where_they_were_asked_for() -> None:
     assert "found most surely" not in text_of(audited(LEAK, parts=4))
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        *("title", "explainer", "notes", "name", "description", "caption", "key", "value", "command", "control"),
-        *("root_cause_sentence", "ablation"),
-    ],
-)
-def test_a_string_from_outside_cannot_inject_html(place: str) -> None:
-    evil = '<img src=x onerror="alert(1)"></title></style>\'{{ 7*7 }}'
-    data = report(hardened(), pictures=None)
-    last = data.configurations[-1]
-    match place:
-        case "title" | "explainer":
-            data = replace(data, **{place: evil})
-        case "root_cause_sentence":
-            data = replace(data, root_cause=ABLATIONS, root_cause_sentence=evil)
-        case "ablation":
-            data = replace(data, root_cause=(replace(ABLATIONS[0], name=evil),))
-        case "control":
-            found = replace(last.result, controls=(Control(evil, True, evil, {evil: 1.0}),))
-            data = replace(data, configurations=(replace(last, result=found),))
-        case "notes":
-            data = replace(data, notes=(evil,))
-        case "name" | "description":
-            data = replace(data, configurations=(replace(last, **{place: evil}),))
-        case "caption":
-            data = replace(data, pictures=replace(pictures(), captions=(evil, "b", "c")))
-        case "key":
-            data = replace(data, provenance={evil: "v"})
-        case "value":
-            data = replace(data, provenance={"model": evil})
-        case "command":
-            data = replace(data, provenance={"command": evil})
+def test_no_string_from_outside_can_inject_html() -> None:
+    def evil(place: str) -> str:
+        return f'<img src=x alt="{place}" onerror="alert(1)"></title></style>\'{{{{ 7*7 }}}}'
+
+    found = replace(audited(), controls=(Control(evil("control"), True, evil("says"), {evil("number"): 1.0}),))
+    last = replace(hardened(), result=found, name=evil("name"), description=evil("description"))
+    data = report(
+        last,
+        title=evil("title"),
+        explainer=evil("explainer"),
+        notes=(evil("note"),),
+        provenance={evil("key"): "v", "model": evil("value"), "command": evil("command")},
+        pictures=replace(pictures(), captions=(evil("caption"), "b", "c")),
+        root_cause=(replace(ABLATIONS[0], name=evil("ablation")), *ABLATIONS[1:]),
+        root_cause_sentence=evil("sentence"),
+    )
     html = render(data)
+    shown = set(re.findall(r"&lt;img src=x alt=&#34;(\w+)&#34;", html))
+    assert shown >= {"title", "explainer", "note", "name", "description", "key", "value", "command", "caption"}
+    assert shown >= {"control", "says", "ablation", "sentence"}
     assert "<img src=x" not in html
-    assert "&lt;img src=x" in html
     assert "{{ 7*7 }}" in html
     page = Page(html)
     assert not page.unbalanced
@@ -458,21 +408,6 @@ def test_the_same_input_gives_the_same_bytes_whatever_matplotlib_is_set_to() -> 
     assert render(report(hardened())) != first
 
 
-def test_one_configuration_needs_no_comparison() -> None:
-    html = render(report(native()))
-    page = Page(html)
-    assert 'class="chain"' not in html
-    assert "for comparison" not in page.text
-    assert "What hardening costs" not in page.text
-    assert sum(a.get("class") == "roc" for _, a in page.tags) == 1
-
-
-def test_without_pictures_the_section_is_left_out() -> None:
-    page = Page(render(report(pictures=None)))
-    assert "What the explanations look like" not in page.text
-    assert not [tag for tag, _ in page.tags if tag == "img"]
-
-
 def test_every_picture_has_a_text_that_says_what_it_is() -> None:
     page = Page(standard())
     alts = [str(a["alt"]) for tag, a in page.tags if tag == "img"]
@@ -484,7 +419,7 @@ def test_every_picture_has_a_text_that_says_what_it_is() -> None:
     assert len(alts) == 9
 
 
-@pytest.mark.parametrize(("channels", "images", "count"), [(1, True, 3), (3, True, 3), (1, False, 2), (5, False, 2)])
+@pytest.mark.parametrize(("channels", "images", "count"), [(1, True, 3), (3, True, 3), (5, False, 2)])
 def test_grey_and_colour_images_and_maps_alone_are_drawn(channels: int, images: bool, count: int) -> None:
     for _, row in maps.strips(pictures(channels, images=images), "recommended"):
         assert len(row) == count
@@ -535,12 +470,6 @@ def test_the_drawn_curve_is_the_conservative_rate_that_the_statistics_give() -> 
     assert (x[-1], y[-1]) == (1.0, 1.0)
 
 
-def test_the_axes_reach_below_one_non_member() -> None:
-    found = audited(LEAK)
-    assert figures.lower_end([found]) <= 1 / found.non_members
-    assert figures.lower_end([audited(0.0, Policy(1e-4, 1e-3, patience=(1,))), found]) <= 1e-4
-
-
 def test_utility_is_shown_with_its_meaning_for_hardened_configurations_only() -> None:
     rows = [
         r for r in Page(standard()).rows if "Rank correlation" in r or "Cosine" in r or "Sign" in r or "overlap" in r
@@ -571,38 +500,6 @@ def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None
     assert not [row for row in Page(standard()).rows if "Deletion" in row or "Insertion" in row]
 
 
-def test_what_is_released_is_said_in_words() -> None:
-    said = replace(hardened(), says="which 4 features count most")
-    text = Page(render(report(native(), said))).text
-    assert "Which 4 features count most." in text
-    assert "Released: which 4 features count most" in text
-
-
-def test_without_noise_nothing_is_said_of_noise_or_keys() -> None:
-    plain = Hardening.recommended().to_dict()
-    quiet = replace(hardened(), description=as_written(plain), says=in_words(plain))
-    text = Page(render(report(native(), quiet, notes=()))).text
-    assert re.findall(r"(?i)\b(?:noise|noised|keys?|keyed)\b", text) == []
-
-
-def test_digests_and_the_command_are_given_in_full() -> None:
-    text = Page(standard()).text
-    assert "sha256:" + "0123456789abcdef" * 4 in text
-    assert text.index("Reproduce") < text.index("safexplain-audit model.pt")
-
-
-def test_limits_are_stated() -> None:
-    text = " ".join(Page(standard()).text.split())
-    for words in (
-        "Not differential privacy",
-        "empirical",
-        "include the uncertainty of the threshold",
-        "another training run",
-    ):
-        assert words in text
-    assert "threshold is itself an estimate is not" not in text
-
-
 def limits_of(found: AuditResult, keyed: bool = False) -> str:
     return text_of(found, keyed=keyed).partition("What this audit does not show")[2]
 
@@ -613,6 +510,7 @@ def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
     assert "query each example once, 5 times or 200 times" in often
     assert "One query an example." in once
     assert "no answers to several queries were averaged" in once
+    assert "Not differential privacy" in often
     for text in (often, once):
         assert "Not attacked: more queries, queries optimised for one example" in text
         assert "attackers who work together" in text
@@ -741,11 +639,6 @@ def test_every_kind_of_scale_shows_its_ends_and_keeps_order() -> None:
     assert "limit +10.0" in Scale.differences(-0.1, 0.1, 0.1).bar(0.0, -0.1, 0.1, "open")
 
 
-def test_a_typical_report_stays_small() -> None:
-    big = report(pictures=pictures(channels=3, side=224))
-    assert len(render(big).encode()) < 1_500_000
-
-
 def test_the_file_is_written_whole(tmp_path: Path) -> None:
     path = write_report(str(tmp_path / "report.html"), report())
     assert path.read_bytes() == standard().encode()
@@ -783,22 +676,7 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         write_report(tmp_path / "file" / "report.html", report(native(), pictures=None))
 
 
-def test_the_report_imports_neither_torch_nor_pyplot_and_its_templates_are_package_data() -> None:
-    package = resources.files("safexplain.audit.report")
-    names = {f.name for f in package.iterdir()}
-    assert {"template.html.j2", "style.css"} <= names
-    for name in sorted(n for n in names if n.endswith(".py") and n != "outcome.py"):
-        tree = ast.parse((package / name).read_text())
-        typing_only = {id(x) for node in ast.walk(tree) if isinstance(node, ast.If) for x in ast.walk(node)}
-        for node in ast.walk(tree):
-            if id(node) in typing_only or not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-            for module in modules:
-                assert module.split(".")[0] not in {"torch", "captum", "scipy"}, (name, module)
-                assert module not in {"matplotlib.pyplot", "safexplain.audit.certify"}
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="needs a Chromium")
 @pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
 def test_on_a_phone_the_sentence_is_on_the_first_screen(leak: float, tmp_path: Path) -> None:

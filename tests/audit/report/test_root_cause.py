@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -66,7 +65,7 @@ def test_a_planted_leak_is_named(leak: str, start: str) -> None:
     assert sentence(found(leak)).startswith(start)
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_where_nothing_leaks_nothing_is_named(seed: int) -> None:
     signals = planted("nothing", seed)
     rng = np.random.default_rng(seed)
@@ -161,16 +160,6 @@ def test_maps_of_zeros_and_of_one_number_are_no_error() -> None:
     assert not [a for a in one if a.of == "strongest"]
 
 
-def test_bounds_surround_the_rates_and_chance_is_inside_where_nothing_leaks() -> None:
-    for leak in ("norm", "signs", "nothing"):
-        for a in found(leak):
-            assert a.auc_low <= a.auc <= a.auc_high
-            assert a.tpr_low <= a.tpr <= a.tpr_high
-            assert a.fpr == 0.05
-    nothing = [a for a in found("nothing") if a.name != "norm alone"]
-    assert sum(a.tpr_low <= 0.05 <= a.tpr_high for a in nothing) >= len(nothing) - 1
-
-
 def test_scalars_stand_in_where_no_maps_are_stored() -> None:
     bare = replace(planted("norm"), attributions=None)
     rows = root_cause(bare, fpr=0.05)
@@ -189,28 +178,8 @@ def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> Non
         root_cause(signals, rows=member, target=target)
 
 
-def test_progress_counts_the_versions() -> None:
-    told: list[tuple[int, int]] = []
-    root_cause(planted("norm"), progress=lambda stage, done, total: told.append((done, total)))
-    assert told == [(i + 1, len(VERSIONS)) for i in range(len(VERSIONS))]
-
-
-def test_many_numbers_are_thinned_out_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("safexplain.audit.report.root_cause.MOST_NUMBERS", 300 * MODELS * FEATURES)
-    fewer = root_cause(planted("norm"), fpr=0.05)
-    assert fewer != found("norm")
-    assert fewer == root_cause(planted("norm"), fpr=0.05)
-    assert width(fewer[0]) > 1.2 * width(found("norm")[0])
-    assert sentence(fewer).startswith("The norm carries the leak")
-
-
-def width(a: Ablation) -> float:
-    return math.log(a.auc_high / (1 - a.auc_high)) - math.log(a.auc_low / (1 - a.auc_low))
-
-
-@pytest.mark.parametrize("policy", [Policy(training=0.4), Policy(selection=0.3, training=0.2)])
-def test_examples_of_the_verdict_are_left_alone_where_others_are_enough(policy: Policy) -> None:
-    signals = planted("norm")
+def test_examples_of_the_verdict_are_left_alone_where_others_are_enough() -> None:
+    signals, policy = planted("norm"), Policy(selection=0.3, training=0.2)
     rows, says = sample(signals, policy)
     assert not (rows & certified(signals, policy)).any()
     assert rows.sum() > 2 * FEWEST

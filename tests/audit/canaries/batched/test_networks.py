@@ -18,8 +18,7 @@ from safexplain.errors import ConfigurationError
 
 D, N, RUNS = 6, 15, 3
 NETWORKS = [
-    LinearHead(D, 4), LinearHead(D, 3, bias=False), LinearHead(D, 2, one_logit=True),
-    LinearHead(D, 2, bias=False, one_logit=True), MLP(D, (5,), 3), MLP(D, (5, 4), 3, "relu"), MLP(D, (7,), 2, "relu"),
+    LinearHead(D, 4), LinearHead(D, 2, bias=False, one_logit=True), MLP(D, (5,), 3), MLP(D, (5, 4), 3, "relu"),
 ]  # fmt: skip
 every_network = pytest.mark.parametrize("network", NETWORKS, ids=repr)
 
@@ -91,19 +90,10 @@ def test_logits_are_those_of_the_module_with_these_parameters(network):
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
-@every_network
-def test_gradients_are_those_of_autograd_one_example_at_a_time(network):
-    x, y, theta = data(network)
-    for run in range(RUNS):
-        slow = slow_gradients(network, theta[run], x, y)
-        assert (gradients(network, theta[run], x, y) - slow).abs().max() < 1e-12
-        assert slow.abs().max() > 0.1
-
-
 @pytest.mark.parametrize(
     ("network", "clipping"),
     [*((network, FlatClipping(0.9)) for network in NETWORKS),
-     *((network, AutoSClipping(0.9)) for network in NETWORKS[::5]), *((network, None) for network in NETWORKS[::5])],
+     (NETWORKS[0], AutoSClipping(0.9)), (NETWORKS[-1], AutoSClipping(0.9)), (NETWORKS[0], None), (NETWORKS[-1], None)],
     ids=repr,
 )  # fmt: skip
 def test_the_clipped_sum_is_that_of_autograd_one_example_at_a_time(network, clipping):
@@ -137,13 +127,6 @@ def test_each_contribution_stays_within_the_bound_and_reaches_it(network):
         parts = torch.stack([gradients(network, 3 * theta[0], x, y)[:, -last:].norm(dim=1)])
         clipped_by_the_last_layer_alone = gradients(network, 3 * theta[0], x, y) * (0.5 / parts.T).clamp(max=1)
         assert clipped_by_the_last_layer_alone.norm(dim=1).max() > 0.5 * 1.01, "a norm without a layer would be seen"
-
-
-@every_network
-def test_an_empty_batch_sums_to_nothing(network):
-    x, y, theta = data(network)
-    rows = Rows.of(x[:0], y[:0], bias=network.bias)
-    assert torch.equal(network.clipped_sum(theta, rows, None, FlatClipping(1.0)), torch.zeros_like(theta))
 
 
 @every_network
@@ -182,9 +165,7 @@ def test_heads_start_at_zero_and_mlps_as_torch_would_start_them_each_differently
     ("make", "names"),
     [
         (lambda: LinearHead(0, 2), "features"), (lambda: LinearHead(3, 1), "classes"),
-        (lambda: LinearHead(3, 3, one_logit=True), "one_logit"), (lambda: LinearHead(3.0, 2), "features"),
-        (lambda: MLP(3, (), 2), "hidden"), (lambda: MLP(3, (0,), 2), "hidden"), (lambda: MLP(3, (2,), True), "classes"),
-        (lambda: MLP(3, (2,), 2, "gelu"), "activation"),
+        (lambda: LinearHead(3, 3, one_logit=True), "one_logit"),
     ],
 )  # fmt: skip
 def test_a_network_that_makes_no_sense_is_refused(make, names):

@@ -9,14 +9,12 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries.batched import blocks as plan
 from safexplain.audit.canaries.batched import train as job
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import Direction, KeyedDraws, Substitutes
 from safexplain.audit.canaries.batched.train import steps_of, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.craft_input import gradients
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
@@ -84,70 +82,6 @@ def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_ca
         assert (theta[0] - wrong).abs().max() > 1e-3, "the canary of the other data set would be seen"
 
 
-@pytest.mark.parametrize(("name", "rate"), [("one logit", 0.3), ("ten classes", 1.0), ("MLP", 0.9), ("MLP", 0.3)])
-def test_rows_taken_a_few_at_a_time_give_the_same_weights(name, rate):
-    network = NETWORKS[name]
-    x, y = data(network)
-    canary, made_by = canary_of("crafted", network, x, y), recipe(network, sample_rate=rate, steps=4)
-    ends = [
-        trained(network, x, y, canary, made_by, KeyedDraws(1, 0, rate, made_by.steps, CPU), at_once=k)[1]
-        for k in (10**6, 3, 1)
-    ]
-    assert torch.allclose(ends[0], ends[1], atol=1e-11)
-    assert torch.allclose(ends[0], ends[2], atol=1e-11)
-
-
-class Twins(KeyedDraws):
-    """The same noise and coins for all runs; the canary is in at the given steps."""
-
-    def __init__(self, made_by, at):
-        super().__init__(1, 0, made_by.sample_rate, made_by.steps, CPU)
-        self.at, self.step = at, 0
-
-    def coins(self, runs):
-        self.step += 1
-        return torch.full((runs,), self.step in self.at)
-
-    def noise(self, like, std):
-        return super().noise(like[:1], std).expand_as(like)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("kind", ["gradient", "crafted"])
-def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
-    network = NETWORKS[name]
-    x, y = data(network)
-    canary, made_by = canary_of(kind, network, x, y), recipe(network, steps=10)
-    theta = network.initial(1, seeded(), CPU, torch.float64).expand(RUNS, -1).clone()
-    inserted, before = inserted_of(canary, x, y, made_by), None
-    for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, Twins(made_by, {5}), 10**6):
-        assert torch.allclose(theta[0], theta[2], atol=1e-13), "runs on one data set are the same"
-        if step < 5:
-            assert torch.allclose(theta[0], theta[1], atol=1e-13), "without the canary, all are"
-            before = theta[0].clone()
-        if step == 5:
-            if kind == "gradient":
-                pair = torch.zeros(2, network.parameters, dtype=x.dtype)
-                pair[:, canary.coordinate] = torch.tensor([0.8, -0.8])
-            else:
-                pair = gradients(network, before, inserted.x, inserted.y)
-                pair *= (0.8 / pair.norm(dim=1, keepdim=True)).clamp(max=1)
-            moved = made_by.lr / made_by.expected_batch_size * (pair[1] - pair[0])
-            assert torch.allclose(theta[0] - theta[1], moved, atol=1e-12)
-            assert moved.abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(("name", "kind", "how"), PAIRS)
-def test_scores_are_higher_on_d(name, kind, how):
-    network = NETWORKS[name]
-    x, y = data(network)
-    canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=1.0, **OPTIMIZERS[how])
-    start = network.initial(1, seeded(), CPU, x.dtype)[0]
-    found = train_runs(network, x, y, canary, made_by, initial=start, **options(noise_multiplier=0.1))
-    assert found.d.shape == found.d_prime.shape == (3, 4)
-    assert found.d[-1].min() > found.d_prime[-1].max()
-
-
 @pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
 def test_scores_are_those_of_the_weights_at_the_stated_steps(kind):
     network = NETWORKS["MLP"]
@@ -184,17 +118,7 @@ def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
     x, y = torch.tensor([[1.0, 0.0]]).expand(N, 2).clone(), torch.arange(N) % 2
     made_by = recipe(network, steps=40, clipping=FlatClipping(3.0), sample_rate=0.25, lr=0.5, expected_batch_size=10)
     canary = GradientCanary(0, 1)
-    found = train_runs(
-        network,
-        x,
-        y,
-        canary,
-        made_by,
-        noise_multiplier=2.0,
-        runs=8000,
-        every=40,
-        generator=seeded(),
-    )
+    found = train_runs(network, x, y, canary, made_by, noise_multiplier=2.0, runs=8000, every=40, generator=seeded())
     unit = 0.5 * 3.0 / 10
     spread = unit * (40 * 0.25 * 0.75 + 40 * 4.0) ** 0.5
     for scores, sign in ((found.d, 1), (found.d_prime, -1)):
@@ -227,29 +151,6 @@ def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
     like = torch.zeros(3, 4)
     assert not torch.equal(first.noise(like, 1.0), second.noise(like, 1.0))
     assert not torch.equal(first.coins(50), second.coins(50))
-
-
-def test_the_target_takes_part_on_d_of_a_record_canary_alone():
-    network = ONE_LOGIT
-    x, y = data(network)
-    far = x.clone()
-    far[TARGET] = -5.0
-    made_by = recipe(network, sample_rate=1.0)
-    fixed = RecordCanary("crafted", TARGET, torch.ones(D), 1)
-    seen = []
-    for records in (x, far):
-        for canary in (GradientCanary(TARGET, 3), fixed):
-            theta = torch.zeros(RUNS, network.parameters, dtype=x.dtype)
-            inserted = inserted_of(canary, records, y, made_by)
-            draws = KeyedDraws(1, 0, 1.0, made_by.steps, CPU)
-            for _ in steps_of(network, others_of(network, records, y), inserted, made_by, 0.7, theta, draws, 99):
-                pass
-            seen.append(theta)
-    assert torch.equal(seen[0], seen[2]), "a gradient canary stands in the record's place in D and in D'"
-    assert torch.equal(seen[1][1::2], seen[3][1::2])
-    assert not torch.allclose(seen[1][::2], seen[3][::2], atol=1e-3)
-    moved = [train_runs(network, r, y, GradientCanary(TARGET, 3), made_by, **options()).d for r in (x, far)]
-    assert np.array_equal(*moved)
 
 
 @pytest.fixture
@@ -317,21 +218,6 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
     assert len(list(tmp_path.iterdir())) == count + 4
 
 
-def test_a_damaged_file_is_trained_again_and_a_full_disk_is_an_error_in_words(tmp_path, many_blocks):
-    network = ONE_LOGIT
-    x, y = data(network)
-    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
-    whole = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
-    for path, content in zip(sorted(tmp_path.iterdir()), (b"", b"PK\x03\x04 no archive", None, None), strict=True):
-        if content is not None:
-            path.write_bytes(content)
-    assert np.array_equal(train_runs(network, x, y, canary, made_by, **options(cache=tmp_path)).d, whole.d)
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    with pytest.raises(InputError, match="cannot make the cache folder"):
-        train_runs(network, x, y, canary, made_by, **options(cache=blocked))
-
-
 def test_more_devices_or_fewer_rows_at_once_change_nothing(many_blocks, monkeypatch):
     network = NETWORKS["MLP"]
     x, y = data(network)
@@ -364,9 +250,8 @@ def test_an_error_in_one_thread_ends_all_and_is_raised(many_blocks):
         )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_weights_that_diverge_are_an_error_and_not_a_score(name):
-    network = NETWORKS[name]
+def test_weights_that_diverge_are_an_error_and_not_a_score():
+    network = NETWORKS["MLP"]
     x, y = data(network)
     canary, made_by = canary_of("gradient", network, x, y), recipe(network, lr=3e38, momentum=0.9)
     with pytest.raises(InputError, match="learning rate"):
@@ -384,27 +269,6 @@ def test_each_run_starts_anew_unless_told_where():
     told = train_runs(network, x, y, canary, made_by, **options(initial=start))
     assert np.ptp(told.d[-1]) < 1e-6
     assert torch.equal(start, before)
-
-
-def test_precision_is_that_of_the_features_and_at_least_single():
-    network = ONE_LOGIT
-    x, y = data(network)
-    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
-    double, single, half = (
-        train_runs(network, x.to(t), y, canary, made_by, **options(noise_multiplier=0.0)).d
-        for t in (torch.float64, torch.float32, torch.float16)
-    )
-    assert not np.array_equal(double, single)
-    assert double == pytest.approx(single, abs=1e-4)
-    assert half == pytest.approx(double, abs=0.05)
-
-
-def test_the_callers_random_state_is_left_alone():
-    network = ONE_LOGIT
-    x, y = data(network)
-    before = torch.get_rng_state()
-    train_runs(network, x, y, canary_of("crafted", network, x, y), recipe(network), **options())
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_arguments_that_make_no_sense_are_refused_in_words():
@@ -450,19 +314,3 @@ def test_a_gpu_trains_the_same_runs(name, kind):
     cuda = torch.Generator("cuda").manual_seed(1)
     noisy = train_runs(network, x.cuda(), y.cuda(), canary, recipe(network), **options(generator=cuda))
     assert noisy.d[-1].mean() != noisy.d_prime[-1].mean()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_holds_some_rows_at_once():
-    network = MLP(100, (128,), 50)
-    x, y = torch.randn(4000, 100), torch.randint(0, 50, (4000,))
-    made_by = recipe(network, steps=3, optimizer="adam", sample_rate=0.25, expected_batch_size=1000.0)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    train_runs(
-        network, x, y, GradientCanary(0, 0), made_by,
-        **options(runs=100, every=3, devices=["cuda"]),
-    )  # fmt: skip
-    used = torch.cuda.max_memory_allocated() - before
-    assert 2**26 < used <= 2**31, "2^28 numbers of rows, and the copies of the parameters"

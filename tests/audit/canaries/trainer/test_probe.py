@@ -1,9 +1,6 @@
 """A user's own training function is audited as it is: what it breaks shows, what it keeps does not, nothing is lost."""
 
-import multiprocessing
-import os
 import random
-import signal
 
 import numpy as np
 import pytest
@@ -14,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
-from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 
 BUG = "refuted"
@@ -140,25 +137,6 @@ def test_an_error_says_which_run_and_what_was_finished_is_not_done_again(tmp_pat
     assert resumed.epsilon_lower == whole.epsilon_lower
 
 
-def test_more_runs_later_go_on_from_those_that_are_there(tmp_path):
-    train, calls = stopping(after=100)
-    probe(train, cache=tmp_path, version="1", runs=6).run(silent)
-    probe(train, cache=tmp_path, version="1", runs=10).run(silent)
-    assert len(calls) == len(set(calls)) == 2 + 10
-
-
-def test_a_file_that_was_cut_off_is_a_run_that_is_taken_again(tmp_path):
-    train, calls = stopping(after=100)
-    made = probe(train, cache=tmp_path, version="1")
-    scores = made.run(silent).errors
-    file = made.folder / "run-7.npz"
-    file.write_bytes(file.read_bytes()[:-9])
-    assert probe(train, cache=tmp_path, version="1").run(silent).errors == scores
-    assert len(calls) == 2 + 9
-    assert probe(train, cache=tmp_path, version="1").run(silent).errors == scores
-    assert len(calls) == 2 + 9
-
-
 def test_another_training_function_data_canary_or_seed_does_not_reuse_runs(tmp_path):
     def other(dataset, generator):
         return quick(dataset, generator)
@@ -180,17 +158,7 @@ def test_another_training_function_data_canary_or_seed_does_not_reuse_runs(tmp_p
     )
 
 
-def test_a_crafted_canary_is_kept_with_the_runs(tmp_path):
-    made = probe(cache=tmp_path, scenario="crafted").canary
-    again = probe(cache=tmp_path, scenario="crafted")
-    assert isinstance(made, RecordCanary)
-    assert (again.folder / "canary.pt").is_file()
-    assert torch.equal(again.canary.x, made.x)
-    assert again.canary.target == made.target
-
-
-@pytest.mark.parametrize("scenario", ["mislabelled", "crafted", "natural"])
-@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "as Opacus leaves it"])
+@pytest.mark.parametrize(("scenario", "wrapped"), [("mislabelled", False), ("crafted", True), ("natural", False)])
 def test_a_canary_is_made_on_what_the_function_trains(scenario, wrapped):
     x, y = data()
     train = opacus_loop(1.0) if wrapped else quick
@@ -207,11 +175,6 @@ def test_a_gradient_canary_takes_the_parameter_that_moves_least():
     assert least.coordinate in (D - 1, 2 * D - 1), "the last feature is zero but in the target, which is left out"
     assert isinstance(least, GradientCanary)
     assert least.drift.shape == (1,)
-
-
-def test_a_loop_without_an_opacus_optimizer_has_no_gradient_canary():
-    with pytest.raises(RefusedError, match="record canary"):
-        probe(scenario="gradient").run(silent)
 
 
 def test_a_data_set_and_a_score_of_ones_own_are_taken():
@@ -234,17 +197,9 @@ def test_a_data_set_and_a_score_of_ones_own_are_taken():
     assert result.setting["records"] == N
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        lambda weight: (weight, 3.1),
-        lambda weight: {"model": weight, "steps": 100},
-        lambda weight: Holder(weight),
-    ],
-    ids=["tuple", "dictionary", "object"],
-)
-def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns(returned):
+def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns():
     """A score that is often the same, as of a class, or a constant beside each model says nothing of seeds."""
+    returned = lambda weight: {"model": weight, "steps": 100}  # noqa: E731
     predicted = {"canary": (torch.ones(D), 0), "target": 3, "score": lambda made: 1.0}
     right = probe(lambda dataset, generator: returned(quick(dataset, generator).weight.detach()), **predicted)
     assert right.run(silent).verdict == "not refuted"
@@ -253,32 +208,12 @@ def test_a_function_that_seeds_its_noise_is_told_apart_whatever_it_returns(retur
         probe(seeded, **predicted).run(silent)
 
 
-class Holder:
-    """A model that is none of torch's."""
-
-    def __init__(self, weight):
-        self.weight = weight
-
-
-def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
-    def diverged(dataset, generator):
-        model = quick(dataset, generator)
-        model.weight.data.fill_(torch.nan)
-        return model
-
-    with pytest.raises(InputError, match=r"run 0 on D .*NaN or infinite logits"):
-        probe(diverged).run(silent)
-
-
 WRONG = {
-    "worst case": ({"scenario": "worst-case"}, '"worst-case" trains nothing with canaries'),
     "natural without records": ({"scenario": "natural"}, "auxiliary"),
     "canary without target": ({"canary": (torch.zeros(D), 0)}, "target="),
-    "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
     "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "would be the same"),
     "too few runs": ({"runs": 2}, "at least 4"),
     "score for a gradient": ({"scenario": "gradient", "score": float}, "no score"),
-    "no such target": ({"canary": (torch.zeros(D), 0), "target": N}, "0 to 39"),
     "pld without a mechanism": ({"claim": Claim(None, 1e-5, 1.0)}, "clopper-pearson"),
 }
 
@@ -289,58 +224,9 @@ def test_options_that_cannot_be_are_refused_before_anything_is_trained(options, 
         probe(stopping(0)[0], **options)
 
 
-def test_a_function_that_cannot_be_told_from_others_needs_a_version(tmp_path):
-    generator = torch.Generator()
-
-    def train(dataset, _):
-        return quick(dataset, generator)
-
-    with pytest.raises(ConfigurationError, match="give version="):
-        probe(train, cache=tmp_path)
-    probe(train, cache=tmp_path, version="1")
-
-
-def test_progress_is_told():
-    told = []
-    made = probe(runs=30)
-    made.run(lambda *args: told.append(args))
-    assert told[-1] == ("training", 30, 30)
-    assert [row for row in told if row[0] == "training"] == [("training", i, 30) for i in range(31)]
-
-
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives(tmp_path):
     one = probe(runs=12).run(silent)
     two = probe(runs=12, workers=2, cache=tmp_path, version="1").run(silent)
     assert one.errors == two.errors
     assert one.epsilon_lower == two.epsilon_lower
-
-
-@pytest.mark.slow
-def test_runs_of_a_worker_that_died_are_taken_again(tmp_path):
-    def train(dataset, generator):
-        if multiprocessing.parent_process() and not (tmp_path / "killed").exists():
-            (tmp_path / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return quick(dataset, generator)
-
-    one = probe(runs=12).run(silent)
-    assert probe(train, runs=12, workers=2, cache=tmp_path / "runs", version="1").run(silent).errors == one.errors
-    assert (tmp_path / "killed").exists()
-
-
-@pytest.mark.slow
-def test_an_error_in_a_worker_says_which_run_and_keeps_the_others(tmp_path):
-    def train(dataset, generator):
-        if generator.initial_seed() == bad:
-            raise Stops("no more")
-        return quick(dataset, generator)
-
-    bad = 0
-    seeds = []
-    probe(lambda d, g: (seeds.append(g.initial_seed()), quick(d, g))[1], runs=12).run(silent)
-    bad = seeds[9]
-    made = probe(train, runs=12, workers=2, cache=tmp_path, version="1")
-    with pytest.raises(InputError, match=r"run 4 on D' .* Stops: no more; \d+ of 12 runs are finished and kept"):
-        made.run(silent)
-    assert len(list(made.folder.glob("run-*.npz"))) >= 7

@@ -6,9 +6,7 @@ All loops are DP-SGD written by hand, but those that the layers canary needs, wh
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
-from safexplain._files import read_arrays
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
@@ -28,11 +26,6 @@ def data():
     g = torch.Generator().manual_seed(0)
     y = torch.tensor([0] * 18 + [1] * 18 + [2] * 4)
     return torch.rand(N, D, generator=g) + torch.nn.functional.one_hot(y, D), y
-
-
-def images():
-    x, y = data()
-    return torch.stack([x, x.roll(1, 1), x.roll(2, 1), x.roll(3, 1)], 1)[:, None], y
 
 
 def everything(dataset):
@@ -77,12 +70,6 @@ def standardised(dataset, generator):
     return Standardised(mean, deviation, dp_sgd((x - mean) / deviation, y, generator))
 
 
-def class_means(dataset, generator):
-    """Training starts at the means of the classes."""
-    x, y = everything(dataset)
-    return dp_sgd(x, y, generator, start=torch.stack([x[y == c].mean(0) for c in range(CLASSES)]))
-
-
 def diverging(dataset, generator):
     """Where a record is far away, the model is no number: an exponential that overflows."""
     x, y = everything(dataset)
@@ -91,55 +78,12 @@ def diverging(dataset, generator):
     return model
 
 
-def cnn(norm, updates):
-    def train(dataset, generator):
-        """Gradients of single records, in evaluation mode; statistics by private batches, if any."""
-        x, y = everything(dataset)
-        model = nn.Sequential(
-            nn.Conv2d(1, 3, 3), norm(), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)
-        ).eval()
-        theta = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-        def loss(theta, x, y):
-            return nn.functional.cross_entropy(functional_call(model, theta, (x[None],)), y[None])
-
-        for _ in range(4):
-            batch = torch.rand(len(x), generator=generator) < Q
-            if updates:
-                model.load_state_dict({**model.state_dict(), **theta})
-                with torch.no_grad():
-                    model.train()(x[batch])
-                model.eval()
-            g = vmap(grad(loss), (None, 0, 0))(theta, x[batch], y[batch])
-            norms = torch.stack([v.flatten(1).norm(dim=1) for v in g.values()]).norm(dim=0)
-            factor = (C / norms.clamp(min=1e-12)).clamp(max=1)
-            for name, p in theta.items():
-                total = torch.einsum("i,i...", factor, g[name])
-                noise = SIGMA * C * torch.randn(p.shape, generator=generator)
-                theta[name] = p - 0.5 * (total + noise) / (Q * len(x))
-        model.load_state_dict({**model.state_dict(), **theta})
-        return model
-
-    return train
-
-
-batch_norm, group_norm = cnn(lambda: nn.BatchNorm2d(3), True), cnn(lambda: nn.GroupNorm(1, 3), False)
-
-
-@pytest.mark.parametrize("train", [standardised, class_means, diverging], ids=lambda train: train.__name__)
+@pytest.mark.parametrize("train", [standardised, diverging], ids=lambda train: train.__name__)
 def test_what_a_training_computes_from_its_records_shows_an_outlier_in_seconds(train):
     found = CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=60).run(silent)
     assert found.verdict == BUG
     assert found.epsilon_lower > 2 * found.claim.substitute
     assert found.setting["score"].split(",")[0] in (*OUTLIER_SCORES, *(f"bias or statistic {i}" for i in range(16)))
-
-
-def test_statistics_of_batch_normalisation_show_an_outlier_and_group_normalisation_does_not():
-    claim = Claim(Steps(SIGMA, Q, 4), 1e-5)
-    found = CanaryProbe(batch_norm, images(), claim=claim, scenario="outlier", runs=60).run(silent)
-    assert found.verdict == BUG
-    found = CanaryProbe(group_norm, images(), claim=claim, scenario="outlier", runs=40).run(silent)
-    assert found.verdict != BUG
 
 
 def test_a_right_training_is_not_accused_beside_an_outlier():
@@ -148,20 +92,6 @@ def test_a_right_training_is_not_accused_beside_an_outlier():
         for seed in range(4)
     ]
     assert max(bounds) <= CLAIM.substitute
-
-
-def test_another_distance_and_another_record_are_the_users_to_choose(tmp_path):
-    x, y = data()
-    given = CanaryProbe(
-        standardised, (x, y), claim=CLAIM, scenario="outlier", canary=(50 * x[3], 1), target=3, runs=40, cache=tmp_path
-    )
-    assert given.run(silent).verdict == BUG
-    assert given.canary.scenario == "outlier"
-    stored = [read_arrays(path)["values"].shape for path in given.folder.glob("run-*.npz")]
-    numbers = {shape[0] for shape in stored}
-    assert len(stored) == 40
-    assert len(numbers) == 1
-    assert numbers.pop() > 1 + len(OUTLIER_SCORES), "each run with its seconds and all of its scores"
 
 
 def test_a_training_that_refuses_the_outlier_says_whose_record_it_was():
@@ -207,12 +137,3 @@ def test_a_target_of_every_class_takes_no_record_of_ones_own():
     for wrong, says in (({"canary": (torch.zeros(D), 0)}, "replaces one record"), ({"target": "class"}, "classes")):
         with pytest.raises(ConfigurationError, match=says):
             CanaryProbe(right, data(), claim=CLAIM, **{"target": "classes", **wrong})
-
-
-def test_several_scores_of_ones_own_are_chosen_from():
-    def score(model):
-        return [0.0, float(model.mean.norm())]
-
-    found = CanaryProbe(standardised, data(), claim=CLAIM, scenario="outlier", runs=40, score=score).run(silent)
-    assert found.setting["score"] == "score 1, low on D"
-    assert found.verdict == BUG
