@@ -13,7 +13,7 @@ from safexplain.hardening.hardening import Hardening
 pytestmark = quiet
 X = images(4)
 SQUARES = grid_segments(X, 4)
-SAMPLING = {"KernelShap": {"n_samples": 20}, "Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
+SAMPLING = {"Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
 
 
 def seed():

@@ -24,8 +24,6 @@ def call(explainer, x, options):
     ("make", "options"),
     [
         (lambda m: native.NoiseTunnel(native.Saliency(m)), {"target": 1, "nt_type": "smoothgrad_sq"}),
-        (lambda m: native.NoiseTunnel(native.DeepLift(m)), {"target": 1}),
-        (lambda m: native.GuidedGradCam(m, m[3]), {"target": 1}),
         (lambda m: native.NeuronGradient(m, m[3]), {"neuron_selector": (1, 2, 2)}),
     ],
 )

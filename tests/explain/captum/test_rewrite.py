@@ -156,8 +156,6 @@ class Calls(nn.Module):
 
 CALLS = {
     "F.relu": (F.relu, nn.ReLU),
-    "F.relu in place": (lambda x: F.relu(x, inplace=True), nn.ReLU),
-    "torch.relu": (torch.relu, nn.ReLU),
     "torch.relu_": (torch.relu_, nn.ReLU),
     "x.relu": (lambda x: x.relu(), nn.ReLU),
     "x.relu_": (lambda x: x.relu_(), nn.ReLU),
@@ -165,8 +163,6 @@ CALLS = {
     "F.elu": (lambda x: F.elu(x, alpha=0.7), nn.ELU),
     "F.softplus": (lambda x: F.softplus(x, 2.0), nn.Softplus),
     "torch.sigmoid": (torch.sigmoid, nn.Sigmoid),
-    "x.sigmoid": (lambda x: x.sigmoid(), nn.Sigmoid),
-    "F.tanh": (F.tanh, nn.Tanh),
     "x.tanh_": (lambda x: x.tanh_(), nn.Tanh),
     "F.max_pool1d": (lambda x: F.max_pool1d(x[:, None], 3, stride=1, padding=1)[:, 0], nn.MaxPool1d),
     "torch.max_pool1d": (lambda x: torch.max_pool1d(x[:, None], 3, 1, 1)[:, 0], nn.MaxPool1d),
