@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import captum.attr
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,18 +55,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_each_kind_is_found_and_counted(kind):
-    expected = 8 if kind == "huge" else 5
-    assert found(WRONG[kind]) == {kind: (expected, 8)}
-    assert found(WRONG[kind].reshape(8, 1, 2, 3)) == {kind: (expected, 8)}
-    assert found(WRONG[kind].to(torch.float64)) == {kind: (expected, 8)}
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_any_number_that_is_not_finite_is_one(bad):
-    assert found(some((3, 4), bad)) == {"not finite": (1, 8)}
-    assert found(some((slice(None), slice(None)), bad)) == {"not finite": (8, 8)}
+def test_each_kind_is_found_and_counted():
+    for kind, wrong in WRONG.items():
+        expected = {kind: (8 if kind == "huge" else 5, 8)}
+        assert found(wrong) == found(wrong.reshape(8, 1, 2, 3)) == found(wrong.to(torch.float64)) == expected
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        assert found(some((3, 4), bad)) == {"not finite": (1, 8)}
+        assert found(some((slice(None), slice(None)), bad)) == {"not finite": (8, 8)}
 
 
 def test_right_maps_of_any_form_are_no_finding():
@@ -166,14 +159,7 @@ def test_each_model_method_and_finding_is_logged_by_itself(log):
     assert len(log.records) == 2 * 2 * 2
 
 
-def test_a_function_without_a_module_goes_by_its_name(log):
-    told = Watch()
-    for _ in range(3):
-        told.add(np.tanh, "IG", (WRONG["huge"],))
-    assert len(log.records) == 1
-
-
-@pytest.mark.parametrize("kind", list(FINDINGS))
+@pytest.mark.parametrize("kind", ["not finite", "huge"])
 def test_planted_errors_are_logged_and_the_client_gets_the_same(kind, log, recwarn):
     wrong, model = WRONG[kind], network()
     explainer = harden(broken(lambda maps: wrong.clone())(model))
@@ -228,18 +214,6 @@ def test_what_an_audit_collects_is_not_logged(log):
     assert told.findings(network()) == ()
     assert log.records == []
     assert watch() is not told
-
-
-def test_threads_count_together():
-    told, model = Watch(logs=False), network()
-    threads = [
-        threading.Thread(target=lambda: [told.add(model, "IG", (WRONG["zero"],)) for _ in range(50)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(f.maps, f.of) for f in told.findings(model)] == [(5 * 200, 8 * 200)]
 
 
 def test_findings_are_plain_json():

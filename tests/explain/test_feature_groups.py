@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from safexplain import HardenedKernelShap, HardenedOcclusion, superpixels
+from safexplain import HardenedKernelShap, HardenedOcclusion
 from safexplain.errors import RefusedError
 from safexplain.explain import grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
@@ -276,17 +276,6 @@ def test_groups_may_span_tensors(name):
     assert 0.02 < (image - native).std() < 0.1
 
 
-def test_superpixels_give_one_number_each():
-    pytest.importorskip("skimage")
-    model, x = image_net(), images(3)
-    mask = superpixels(x, n_segments=9)
-    released = ask(HardenedKernelShap(model, hardening=NOISY), x, target=1, feature_mask=mask)
-    for example, own in zip(released, mask, strict=True):
-        groups = own.expand_as(example)
-        assert all(len(example[groups == g].unique()) == 1 for g in own.unique())
-        assert len(example.unique()) == len(own.unique()) > 1
-
-
 def test_noise_of_the_full_size_is_left_when_a_group_is_averaged():
     model, x = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)), torch.randn(32, 3, 32, 32)
     mask = grid_segments(x, 4)
@@ -439,16 +428,3 @@ def test_values_that_are_not_finite_throughout_a_group_do_not_leave():
     )
     assert released.isfinite().all()
     assert released[:, :, 0, 0].abs().max() < 0.4  # noise alone
-
-
-def test_maps_keep_their_dtype():
-    model, x = image_net().bfloat16(), images().bfloat16()
-    native = FeatureAblation(model).attribute(x, target=1, feature_mask=shared_mask())
-    released = HardenedFeatureAblation(model, hardening=NOISY).attribute(x, target=1, feature_mask=shared_mask())
-    assert released.dtype == native.dtype
-
-
-def test_an_empty_batch_with_a_mask_is_empty():
-    explainer = HardenedFeatureAblation(image_net(), hardening=NOISY)
-    empty = explainer.attribute(torch.empty(0, 3, 8, 8), target=1, feature_mask=shared_mask())
-    assert empty.shape == (0, 3, 8, 8)

@@ -57,27 +57,6 @@ def test_options_that_reestimate_the_same_quantity_give_no_fresh_noise(name, opt
         torch.testing.assert_close(noise, noises[0], atol=1e-5, rtol=0)
 
 
-def test_options_that_ask_for_another_quantity_give_other_noise():
-    model, x, row = image_net(), images(), CATALOG["Saliency"]
-    explainer = HardenedSaliency(model, hardening=NOISY)
-    signed, magnitude = (
-        run(explainer, row, x, abs=flag) - run(row.explainer(model), row, x, abs=flag) for flag in (False, True)
-    )
-    assert abs(torch.corrcoef(torch.stack([signed.flatten(), magnitude.flatten()]))[0, 1]) < 0.15
-    assert torch.equal(run(explainer, row, x, abs=True), run(explainer, row, x))  # written out or not
-
-
-def test_an_additional_forward_argument_is_part_of_the_query():
-    def scaled(x, factor):
-        return model(x * factor.view(-1, 1, 1, 1))
-
-    model, x = image_net(), images()
-    explainer = HardenedIG(scaled, hardening=NOISY)
-    one, two = (explainer.attribute(x, target=1, additional_forward_args=torch.full((4,), f)) for f in (1.0, 1.001))
-    assert not torch.allclose(one, two, atol=0.02)
-    assert torch.equal(one, explainer.attribute(x, target=1, additional_forward_args=torch.ones(4)))
-
-
 def test_the_caller_hears_nothing_about_inputs_that_did_not_require_gradients():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -347,34 +347,34 @@ def test_an_explainer_of_the_private_model_is_refused() -> None:
         PublicExplainer(PRIVATE, PUBLIC, lambda m: IXG(PRIVATE))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ((PRIVATE, [], IXG), ConfigurationTypeError, "torch modules, got none"),
-        ((PRIVATE, [PUBLIC[0], lambda x: x], IXG), ConfigurationTypeError, "torch modules, got function"),
-        ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
-        ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "give its class"),
-        ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
-        ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "with Captum's interface"),
-    ],
-)
-def test_what_cannot_be_used_is_said(arguments: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        PublicExplainer(*arguments)
+UNUSABLE = [
+    ((PRIVATE, [], IXG), ConfigurationTypeError, "torch modules, got none"),
+    ((PRIVATE, [PUBLIC[0], lambda x: x], IXG), ConfigurationTypeError, "torch modules, got function"),
+    ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
+    ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "give its class"),
+    ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
+    ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "with Captum's interface"),
+]
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (lambda x: torch.zeros(len(x)), r"got torch.float32 of shape \(12,\) for 12 inputs"),
-        (lambda x: torch.zeros(len(x), 1), "of a single output make two"),
-        (lambda x: "yes", "got str"),
-        (lambda x: torch.full((len(x),), -1), "whole numbers from 0 on"),
-    ],
-)
-def test_answers_that_are_no_labels_are_said(answer: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        PublicExplainer(answer, PUBLIC, IXG).attribute(X)
+def test_what_cannot_be_used_is_said() -> None:
+    for arguments, error, said in UNUSABLE:
+        with pytest.raises(error, match=said):
+            PublicExplainer(*arguments)
+
+
+NO_LABELS = [
+    (lambda x: torch.zeros(len(x)), r"got torch.float32 of shape \(12,\) for 12 inputs"),
+    (lambda x: torch.zeros(len(x), 1), "of a single output make two"),
+    (lambda x: "yes", "got str"),
+    (lambda x: torch.full((len(x),), -1), "whole numbers from 0 on"),
+]
+
+
+def test_answers_that_are_no_labels_are_said() -> None:
+    for answer, said in NO_LABELS:
+        with pytest.raises(InputError, match=said):
+            PublicExplainer(answer, PUBLIC, IXG).attribute(X)
 
 
 def test_labels_may_be_numpy_arrays_booleans_or_scores() -> None:
@@ -444,21 +444,21 @@ def test_students_may_be_trained_by_any_function_and_made_under_inference_mode()
     assert torch.equal(first["free"], seen["free"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ({"x": rows(1)}, InputError, "at least 2"),
-        ({"x": torch.zeros(5)}, InputError, r"inputs \(n, ...\)"),
-        ({"x": torch.zeros(9, 8)}, InputError, "all 9 public inputs get the label"),
-        ({"recipe": "adam"}, ConfigurationTypeError, r"Recipe and build\(seed\), or a function"),
-        ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
-        ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is, copies or holds"),
-        ({"seed": -1}, ConfigurationError, "seed"),
-    ],
-)
-def test_what_no_student_learns_from_is_said(arguments: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        student(**arguments)
+NOTHING_TO_LEARN = [
+    ({"x": rows(1)}, InputError, "at least 2"),
+    ({"x": torch.zeros(5)}, InputError, r"inputs \(n, ...\)"),
+    ({"x": torch.zeros(9, 8)}, InputError, "all 9 public inputs get the label"),
+    ({"recipe": "adam"}, ConfigurationTypeError, r"Recipe and build\(seed\), or a function"),
+    ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
+    ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is, copies or holds"),
+    ({"seed": -1}, ConfigurationError, "seed"),
+]
+
+
+def test_what_no_student_learns_from_is_said() -> None:
+    for arguments, error, said in NOTHING_TO_LEARN:
+        with pytest.raises(error, match=said):
+            student(**arguments)
 
 
 def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:

@@ -77,37 +77,37 @@ def test_reasons_are_names_in_the_order_of_the_features():
     assert TopKSet.reasons(released[:0], names) == []
 
 
-@pytest.mark.parametrize(
-    ("released", "names", "message"),
-    [
-        (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
-        (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
-        (torch.ones(2, 3), ["a", "b"], "one number for each"),
-        (torch.tensor(1.0), ["a"], "one number for each"),
-    ],
-)
-def test_reasons_of_what_is_no_set_are_refused(released, names, message):
-    with pytest.raises(InputError, match=message):
-        TopKSet.reasons(released, names)
+NO_SETS = [
+    (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.ones(2, 3), ["a", "b"], "one number for each"),
+    (torch.tensor(1.0), ["a"], "one number for each"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (TopKSet, ConfigurationError, "Give k"),
-        (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
-        (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
-        (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
-        (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
-        (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
-        (lambda: Levels(0), ConfigurationError, "at least 1"),
-        (lambda: Levels(17), ConfigurationError, "at most 16"),
-        (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
-    ],
-)
-def test_what_names_nothing_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
+def test_reasons_of_what_is_no_set_are_refused():
+    for released, names, message in NO_SETS:
+        with pytest.raises(InputError, match=message):
+            TopKSet.reasons(released, names)
+
+
+NOTHING_NAMED = [
+    (TopKSet, ConfigurationError, "Give k"),
+    (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
+    (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
+    (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
+    (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
+    (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
+    (lambda: Levels(0), ConfigurationError, "at least 1"),
+    (lambda: Levels(17), ConfigurationError, "at most 16"),
+    (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
+]
+
+
+def test_what_names_nothing_is_refused():
+    for make, kind, message in NOTHING_NAMED:
+        with pytest.raises(kind, match=message):
+            make()
 
 
 # --------------------------------------------------------------------------------------------------- wrong signs

@@ -509,43 +509,42 @@ def test_keys_do_not_count_in_equality():
     assert Hardening(RangeClip(-1, 1)).with_key(KEY) == Hardening(RangeClip(-1, 1))
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (lambda: GaussianNoise(-0.1), ConfigurationError, "GaussianNoise std must be at least 0"),
-        (lambda: GaussianNoise(math.nan), ConfigurationError, "finite"),
-        (lambda: GaussianNoise("0.1"), ConfigurationTypeError, "number"),
-        (lambda: Hardening(clip=TopKMask(0.5)), ConfigurationTypeError, "clip must be one of RangeClip"),
-        (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
-        (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
-        (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
-        (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
-        (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
+NO_CONFIGURATIONS = [
+    (lambda: GaussianNoise(-0.1), ConfigurationError, "GaussianNoise std must be at least 0"),
+    (lambda: GaussianNoise(math.nan), ConfigurationError, "finite"),
+    (lambda: GaussianNoise("0.1"), ConfigurationTypeError, "number"),
+    (lambda: Hardening(clip=TopKMask(0.5)), ConfigurationTypeError, "clip must be one of RangeClip"),
+    (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
+    (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
+    (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
+    (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
+    (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        None,
-        "[" * 100_000,
-        '{"clips": null}',
-        '{"clip": {"kind": "os.system"}}',
-        '{"clip": {"kind": "RangeClip", "low": 0, "high": 1, "middle": 2}}',
-        '{"clip": {"kind": "RangeClip", "low": {"relative": 1}, "high": 2}}',
-        '{"noise": {"kind": "GaussianNoise", "std": {"relative": 1, "absolute": 2}}}',
-        '{"noise": {"kind": "GaussianNoise", "std": 1, "key": "00"}}',
-    ],
-    ids=lambda t: repr(t)[:60],
-)
-def test_json_that_is_no_hardening_is_refused(text):
-    with pytest.raises(ConfigurationError):
-        Hardening.from_json(text)
+def test_a_configuration_that_makes_no_sense_is_refused():
+    for make, kind, message in NO_CONFIGURATIONS:
+        with pytest.raises(kind, match=message):
+            make()
+
+
+NO_HARDENINGS = [
+    "[]",
+    None,
+    "[" * 100_000,
+    '{"clips": null}',
+    '{"clip": {"kind": "os.system"}}',
+    '{"clip": {"kind": "RangeClip", "low": 0, "high": 1, "middle": 2}}',
+    '{"clip": {"kind": "RangeClip", "low": {"relative": 1}, "high": 2}}',
+    '{"noise": {"kind": "GaussianNoise", "std": {"relative": 1, "absolute": 2}}}',
+    '{"noise": {"kind": "GaussianNoise", "std": 1, "key": "00"}}',
+]
+
+
+def test_json_that_is_no_hardening_is_refused():
+    for text in NO_HARDENINGS:
+        with pytest.raises(ConfigurationError):
+            Hardening.from_json(text)
 
 
 def test_whole_numbers_in_json_are_read():
@@ -556,22 +555,22 @@ def test_whole_numbers_in_json_are_read():
 NOISY = Hardening(noise=GaussianNoise(0.1, key=KEY))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
-        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
-        (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
-        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
-        (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
-        (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
-        (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
-        (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),
-    ],
-)
-def test_a_call_that_makes_no_sense_is_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+NO_CALLS = [
+    (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
+    (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
+    (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
+    (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
+    (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
+    (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
+    (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
+    (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),
+]
+
+
+def test_a_call_that_makes_no_sense_is_refused():
+    for call, message in NO_CALLS:
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 def test_probability_is_the_softmax_of_the_logits():

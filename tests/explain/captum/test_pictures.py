@@ -56,14 +56,17 @@ def test_without_axes_the_current_ones_are_drawn_on():
     pyplot.close()
 
 
-@pytest.mark.parametrize(
-    ("image", "released", "said"),
-    [((2, 3, 8, 8), (3, 8, 8), "one image of a batch"), ((3, 8, 8), (1, 4, 4), "enlarged by interpolate_mode="),
-     ((3, 8, 8), (8,), "got .3, 8, 8. and .8,.")],
-)  # fmt: skip
-def test_other_shapes_are_refused(image, released, said):
-    with pytest.raises(InputError, match=said):
-        drawn(torch.zeros(image), torch.zeros(released))
+OTHER_SHAPES = [
+    ((2, 3, 8, 8), (3, 8, 8), "one image of a batch"),
+    ((3, 8, 8), (1, 4, 4), "enlarged by interpolate_mode="),
+    ((3, 8, 8), (8,), "got .3, 8, 8. and .8,."),
+]
+
+
+def test_other_shapes_are_refused():
+    for image, released, said in OTHER_SHAPES:
+        with pytest.raises(InputError, match=said):
+            drawn(torch.zeros(image), torch.zeros(released))
 
 
 def test_what_is_no_set_is_refused():

@@ -106,15 +106,6 @@ def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_sa
     assert torch.equal(loaded.attribute(x, target=1), audited)
 
 
-def test_an_empty_batch_gives_an_empty_answer(tmp_path: Path) -> None:
-    model = image_net()
-    for row in (find_row("IG"), find_row("Occlusion"), find_row("LayerGradCam")):
-        explainer = {"method": row.name, "options": {}}
-        kind = HARDENED[row.name]
-        loaded = kind.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
-        assert len(loaded.attribute(images()[:0], target=torch.tensor([], dtype=torch.long))) == 0
-
-
 def test_a_pickled_explainer_is_the_same_and_still_certified(tmp_path: Path) -> None:
     model, x = image_net(), images()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
@@ -366,12 +357,6 @@ def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Pat
     unknown = joint | {"method": "IG+Tarot"}
     with pytest.raises(CertificateError, match="no method of the catalog"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=unknown))
-
-
-def test_a_method_of_layers_explains_the_default_layer_that_was_audited(tmp_path: Path) -> None:
-    model = image_net()
-    path = certificate(tmp_path, model, explainer={"method": "GradCAM", "options": {}})
-    assert HARDENED["GradCAM"].from_certificate(model, path).layer is model[3]
 
 
 def test_what_the_command_line_checks_is_checked_here_too(tmp_path: Path) -> None:
