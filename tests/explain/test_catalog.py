@@ -18,7 +18,7 @@ from torch import nn
 import safexplain.captum
 from safexplain import superpixels
 from safexplain.errors import ConfigurationError
-from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain import CATALOG, default_layer, find_row, grid_segments
 from safexplain.explain.catalog import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
@@ -182,23 +182,33 @@ def test_options_to_search_are_parameters_of_the_native_class(library):
         assert set(row.search_space) <= known, row.name
 
 
-def test_the_ranges_are_those_of_deepleaks_table_viii():
+def test_the_ranges_are_those_of_deepleaks_table_viii_and_counts_of_samples():
     space = {name: dict(row.search_space) for name, row in CATALOG.items()}
     rules = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
-    assert set(space["IG"]["method"]) == set(rules)
-    assert set(space["IG"]["multiply_by_inputs"]) == {True, False}
-    for name in ("SmoothGrad", "VarGrad"):
-        assert space[name]["stdevs"] == [0.01, 2.0]
-        assert set(space[name]["draw_baseline_from_distrib"]) == {True, False}
-    for name in ("GradCAM", "GradCAMPlusPlus", "GuidedGradCam"):
-        assert set(space[name]["interpolate_mode"]) == {"nearest", "area", "bilinear", "bicubic"}
-        assert set(space[name]["attribute_to_layer_input"]) == {True, False}
-    assert space["Occlusion"]["sliding_window_shapes"] == ((3, 1, 1), (3, 32, 32))
-    for name in ("KernelShap", "Lime"):
-        assert (space[name]["n_segments"], space[name]["compactness"]) == ([10, 100], [1.0, 50.0])
-    assert {"threshold", "tau", "delta", "batch_size"} <= set(space["Anchors"])
-    assert space["ProtoDash"]["sigma"] == [0.1, 3.0]
-    assert set(space["ProtoDash"]["kernelType"]) == {"other", "Gaussian"}
+    steps = {"n_steps": (10, 25, 50, 100), "method": rules}
+    few, both, unit = (5, 10, 25, 50), (True, False), [0.0, 1.0]
+    superpixels = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
+    windows, modes = ((3, 1, 1), (3, 32, 32)), ("nearest", "area", "bilinear", "bicubic")
+    tunnel = {"nt_samples": few, "stdevs": [0.01, 2.0], "draw_baseline_from_distrib": (False, True)}
+    expected = {
+        "IG": {**steps, "multiply_by_inputs": both},
+        "SmoothGrad": tunnel,
+        "VarGrad": tunnel,
+        "GradientShap": {"n_samples": few, "stdevs": unit, "multiply_by_inputs": both},
+        "Occlusion": {"sliding_window_shapes": windows, "strides": windows},
+        "KernelShap": {**superpixels, "n_samples": (50, 100, 200, 500)},
+        "Lime": {**superpixels, "n_samples": (50, 100, 200, 500)},
+        "GradCAM": {"interpolate_mode": modes, "attribute_to_layer_input": (False, True)},
+        "ProtoDash": {"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
+        "LimeTabular": {"num_samples": (500, 1000, 5000)},
+        "Anchors": {
+            **dict.fromkeys(("threshold", "tau", "delta"), unit),
+            "batch_size": (50, 100, 200),
+            "coverage_samples": (1000, 10000),
+            "beam_size": (1, 2, 4),
+        },
+    }
+    assert {name: space[name] for name in expected} == expected
 
 
 def test_a_row_takes_a_target_if_and_only_if_its_entry_does():
@@ -212,6 +222,23 @@ def test_captum_chooses_the_target_of_layer_feature_permutation_twice():
     model, x, row = image_net(), images(), CATALOG["LayerFeaturePermutation"]
     with pytest.raises(AssertionError, match="Cannot choose target column"):
         row.explainer(model).attribute(x, target=1)
+
+
+def test_the_plain_choice_of_arguments_has_these_values():
+    image, table, signal = torch.ones(2, 3, 32, 16), torch.ones(2, 7), torch.ones(2, 5, 40)
+    windows = CATALOG["Occlusion"].options
+    assert windows(image) == {"sliding_window_shapes": (3, 8, 4), "strides": (3, 4, 2)}
+    assert windows(signal) == {"sliding_window_shapes": (5, 10), "strides": (5, 5)}
+    assert windows(table) == {"sliding_window_shapes": (1,), "strides": (1,)}
+    squares, columns = CATALOG["KernelShap"].options(image), CATALOG["KernelShap"].options(table)
+    assert torch.equal(squares["feature_mask"], grid_segments(image, 4))
+    assert squares.keys() == {"feature_mask"}
+    assert (columns["feature_mask"].tolist(), columns["perturbations_per_eval"]) == ([[0, 1, 2, 3, 4, 5, 6]], 16)
+    few = CATALOG["ShapleyValues"].options
+    assert few(table)["feature_mask"].tolist() == [[0, 0, 1, 1, 2, 2, 3]]
+    assert few(torch.ones(2, 3))["feature_mask"].tolist() == [[0, 1, 2]]
+    baselines = CATALOG["GradientShap"].options(image)["baselines"]
+    assert (baselines.shape, baselines.any().item()) == ((2, 3, 32, 16), False)
 
 
 def test_without_the_arguments_that_a_row_supplies_the_method_cannot_be_called():

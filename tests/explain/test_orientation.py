@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import IntegratedGradients
+from captum.attr import InputXGradient, IntegratedGradients, NoiseTunnel
 from explain_nets import quiet
 from over_http import released_over_http
 from sklearn.ensemble import (
@@ -217,6 +217,22 @@ def test_a_named_class_goes_before_the_predicted_one():
         boosted().shap_values(x, direction="up")
 
 
+def test_the_base_value_counts_in_which_class_is_predicted():
+    """Of trees that nearly always say class 1, where the values alone would often have another sign."""
+    pytest.importorskip("shap")
+    from safexplain.explain.shap import HardenedTreeExplainer
+
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(300, 4)).astype(np.float32)
+    fitted = GradientBoostingClassifier(n_estimators=5, random_state=0).fit(
+        X, (rng.random(300) < 0.7 + 0.2 * (X[:, 0] > 0)).astype(int)
+    )
+    explainer, predicted = HardenedTreeExplainer(fitted, hardening=HARDENING), fitted.predict(X)
+    assert np.array_equal(explainer.shap_values(X), explainer.shap_values(X, target=predicted))
+    native = HardenedTreeExplainer(fitted, hardening=Hardening.none()).shap_values(X)
+    assert ((native.sum(1) > 0) != predicted.astype(bool)).mean() > 0.1
+
+
 def test_it_is_said_once_that_the_predicted_class_decides(monkeypatch):
     monkeypatch.setattr(orientation, "_warned", set())
     with pytest.warns(PredictedClassWarning, match="speak for the class that is predicted"):
@@ -280,7 +296,11 @@ def test_of_two_classes_with_one_output_those_of_class_0_are_the_negatives():
     )
     assert decided([0.2, -0.2], 0.0).tolist() == [1, 0]
     assert decided([0.2, 0.8], 0.5).tolist() == [0, 1]
+    assert decided([0.5, 0.5], 0.5).tolist() == [0, 0]  # a tie is no more than the threshold
+    assert decided([5.0, 6.0], None).tolist() == decided([5.0, 6.0], None, direction="up").tolist() == [1, 1]
     assert decided([5.0], None, direction="down").tolist() == [0]
+    assert decided([0.2, 0.8], 0.5, target=1).tolist() == [1, 1]
+    assert decided([0.2, 0.8], 0.5, target=torch.tensor([1, 0])).tolist() == [1, 0]
 
 
 # against whom
@@ -354,9 +374,10 @@ def test_a_map_of_one_output_speaks_for_the_predicted_class(name, net):
         assert torch.equal(maps, HARDENING(native.detach() * signs))
         column = 0 if net(x).dim() == 2 else None
         assert torch.equal(maps, HARDENED[name](net, hardening=HARDENING).attribute(x, target=column))
-    if name in ("IG", "InputXGradient", "DeepLift", "FeatureAblation"):
         assert is_right(maps.numpy(), name, "linear")
-    assert torch.equal(maps[1:], HARDENED[name](net, hardening=HARDENING).attribute(x[1:])) or name == "SmoothGrad"
+        assert torch.equal(maps[1:], HARDENED[name](net, hardening=HARDENING).attribute(x[1:]))
+    else:  # gradients of a line are its weights, whatever the noise
+        assert maps.tolist() == [[2, 0, 1, 0], [0, 2, 0, 0]]
 
 
 def test_of_one_output_that_is_a_number_the_direction_is_said():
@@ -373,3 +394,6 @@ def test_magnitudes_have_no_side():
     x = torch.from_numpy(rows_of("linear"))
     maps = HARDENED["Saliency"](line(), hardening=HARDENING).attribute(x)
     assert (maps[0] == maps[1]).all()
+    squares = harden(NoiseTunnel(InputXGradient(line())), HARDENING)
+    maps = squares.attribute(x, nt_type="smoothgrad_sq", nt_samples=2, stdevs=0.0)
+    assert maps.tolist() == [[2, 1, 0, 0]] * 2  # of 9, 4, 1 and 0

@@ -134,6 +134,11 @@ def slow_grid(shape, side):
     return found
 
 
+def test_a_grid_has_eight_pieces_on_each_axis_unless_others_are_asked_for():
+    assert torch.equal(grid_segments(torch.zeros(1, 3, 32, 32)), grid_segments(torch.zeros(1, 3, 32, 32), 8))
+    assert int(grid_segments(torch.zeros(1, 3, 32, 32)).max()) == 63
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 5))
 def test_a_grid_cuts_each_axis_into_pieces_of_about_the_same_length(shape, side):

@@ -109,6 +109,11 @@ def test_the_students_weights_and_maps_follow_from_the_labels_alone() -> None:
     assert torch.equal(student(sharper).attribute(X), found[0].attribute(X))
 
 
+def test_two_inputs_of_two_classes_are_enough_to_learn_from() -> None:
+    taught = StudentExplainer(lambda x: torch.arange(len(x)), rows(2), None, lambda x, y, g: net(8), IXG)
+    assert taught.guarantee.labels_asked == 2
+
+
 def test_nobody_can_hand_a_student_probabilities() -> None:
     with pytest.raises(TypeError, match="labels"):
         student(labels=PRIVATE(rows(80, 9)).softmax(1))

@@ -90,6 +90,11 @@ def test_ranks_with_noise_are_the_default(monkeypatch):
     assert not np.allclose(HardenedProtoDash(PUBLIC).explain(ASKED, m=4)[0], plain)
 
 
+def test_from_one_to_all_but_one_of_the_candidates_are_chosen():
+    explainer = HardenedProtoDash(PUBLIC[:6], hardening=RAW)
+    assert [len(explainer.explain(ASKED, m=m)[1]) for m in (1, 5)] == [1, 5]
+
+
 def test_no_released_weight_is_negative():
     released = [HardenedProtoDash(PUBLIC, hardening=NOISY).explain(x[None], m=4)[0] for x in DIGITS[300:320]]
     assert min(w.min() for w in released) == 0

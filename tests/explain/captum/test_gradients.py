@@ -11,6 +11,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import safexplain.captum
+from safexplain.explain import hardened
 from safexplain.explain.captum import gradients as module
 from safexplain.explain.captum.gradients import gradients, gradients_in_blocks
 from safexplain.explain.isolation import lend
@@ -122,8 +123,8 @@ def test_blocks_are_only_for_models_that_nobody_hooks_and_that_do_not_train():
 def test_a_gradient_function_of_the_callers_own_is_used():
     native = captum.attr.Saliency(image_net())
     native.gradient_func = lambda forward_fn, inputs, *_: tuple(torch.full_like(x, 2.0) for x in inputs)
-    hardened = safexplain.captum.Saliency(image_net(), hardening=Hardening.none())
-    assert not torch.equal(hardened.attribute(images(), target=1), torch.full_like(images(), 2.0))
+    ours = safexplain.captum.Saliency(image_net(), hardening=Hardening.none())
+    assert not torch.equal(ours.attribute(images(), target=1), torch.full_like(images(), 2.0))
     own = safexplain.harden(native, Hardening.none())
     assert torch.equal(own.attribute(images(), target=1), torch.full_like(images(), 2.0))
 
@@ -148,11 +149,11 @@ def test_a_classifier_is_asked_about_many_rows_at_once_and_the_numbers_are_captu
     forest = EstimatorModule(RandomForestClassifier(5, random_state=0).fit(x.numpy(), (x[:, 0] > 0).int().numpy()))
     calls, found = [], []
     forest.register_forward_hook(lambda *_: calls.append(1))
-    hardened = getattr(safexplain.captum, name)(forest, hardening=Hardening.none())
+    ours = getattr(safexplain.captum, name)(forest, hardening=Hardening.none())
     for explainer, options in (
         (getattr(captum.attr, name)(forest), {}),
-        (hardened, {"perturbations_per_eval": 1}),
-        (hardened, {}),
+        (ours, {"perturbations_per_eval": 1}),
+        (ours, {}),
     ):
         torch.manual_seed(0)
         before = len(calls)
@@ -161,3 +162,16 @@ def test_a_classifier_is_asked_about_many_rows_at_once_and_the_numbers_are_captu
     assert torch.equal(chosen, native)
     assert torch.equal(released, native)
     assert seldom < often / 2 < as_often
+
+
+def test_as_many_rows_are_asked_about_at_once_as_fit(monkeypatch):
+    x = numbers(60, 6).detach()
+    forest = EstimatorModule(RandomForestClassifier(5, random_state=0).fit(x.numpy(), (x[:, 0] > 0).int().numpy()))
+    rows = []
+    forest.register_forward_hook(lambda *hook: rows.append(len(hook[2])))
+    explainer = safexplain.captum.FeatureAblation(forest, hardening=Hardening.none())
+    for values, largest in ((3 * 24, 3 * 4), (23, 4)):  # of 24 numbers in four rows
+        monkeypatch.setattr(hardened, "_VALUES", values)
+        rows.clear()
+        explainer.attribute(x[:4], target=1)
+        assert max(rows) == largest

@@ -128,7 +128,12 @@ def test_channels_last_is_seen_by_the_normalisation_and_the_image(height, width)
 
 
 def test_what_is_no_map_is_refused():
-    for shape, layout in (((2, 5), "auto"), ((2, 3, 4, 4), "tokens"), ((2, 3, 4, 4), "BHWC"), ((2, 9, 5), "map")):
+    for shape, layout in (
+        ((2, 5), "channels_last"),
+        ((2, 3, 4, 4), "tokens"),
+        ((2, 3, 4, 4), "BHWC"),
+        ((2, 9, 5), "map"),
+    ):
         with pytest.raises(InputError, match=r"is no map as '.*channels_first, channels_last, tokens or a function"):
             as_map(torch.zeros(shape), layout)
 

@@ -311,6 +311,16 @@ def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
         HardenedAnchorImage.catalogued(PUBLIC)
 
 
+def test_rules_of_anchors_are_about_quartiles_of_the_public_rows() -> None:
+    pytest.importorskip("alibi")
+    asked = HardenedAnchors.catalogued(PUBLIC, feature_names=NAMES)(
+        as_module(forest()), hardening=anchor_hardening(KEY)
+    )
+    for name, rule, column in zip(NAMES, asked.explainer._rules, PUBLIC.T, strict=True):
+        low, middle, high = np.percentile(column, (25, 50, 75))
+        assert {f"{name} <= {low:.2f}", f"{name} <= {middle:.2f}", f"{name} > {high:.2f}"} <= rule.texts.keys()
+
+
 def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
     pytest.importorskip("alibi")
     rows = np.column_stack([X, RNG.integers(0, 3, 100)]).astype(np.float32)
@@ -408,6 +418,9 @@ def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
     values = HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[:3])
     np.testing.assert_allclose(values[np.arange(3), :, target], expected, atol=1e-6)
     assert np.isnan(values[np.arange(3), :, (target + 1) % 3]).all()
+    np.testing.assert_array_equal(
+        HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[0]), values[0]
+    )
 
 
 # --- what cannot be certified ----------------------------------------------------------------------------------------

@@ -132,6 +132,11 @@ def test_kernel_values_are_drawn_from_generators_of_their_own() -> None:
         assert np.array_equal(found[0], released[i % 4])
 
 
+def test_no_rows_have_no_values() -> None:
+    for explainer in explainers():
+        assert explainer.shap_values(ASKED[:0]).shape[:2] == (0, 5)
+
+
 def test_two_outputs_that_say_the_same_share_their_noise() -> None:
     released = HardenedTreeExplainer(model("forest"), hardening=NOISY).shap_values(ASKED)
     assert np.array_equal(released[..., 0], -released[..., 1])
