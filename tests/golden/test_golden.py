@@ -151,8 +151,13 @@ def test_the_same_budget_asks_for_the_same_noise_and_allows_the_same_steps():
 # --- audits -----------------------------------------------------------------------------------------------------------
 
 
+def is_recorded_here():
+    """Whether torch and the processor round as where the record was made; else trained weights drift apart."""
+    return record.machine() == record.kept("hardening")["machine"]
+
+
 def test_the_same_recipe_trains_the_same_reference_models():
-    assert same(computed("training"), record.kept("training"), 1e-3, 1e-3)
+    assert same(computed("training"), record.kept("training"), 1e-3, 1e-3 if is_recorded_here() else 2e-2)
 
 
 @pytest.mark.parametrize("release", ["native", "hardened"])
@@ -214,10 +219,12 @@ def test_files_of_signals_get_the_same_verdicts_by_the_same_counts():
 
 @pytest.mark.parametrize("name", list(verdicts.AUDITS))
 def test_a_small_audit_gets_the_same_verdict_by_the_same_counts(name):
+    """Where training rounds otherwise: the same verdicts, exit codes, sizes, controls and attacks."""
     made, libraries = verdicts.AUDITS[name]
     for library in libraries:
         pytest.importorskip(library)
-    assert same_outcomes(made(), record.kept("whole audits")[name])
+    found, kept = made(), record.kept("whole audits")[name]
+    assert same_outcomes(found, kept) if is_recorded_here() else same(exact(found), exact(kept))
 
 
 # --- canaries ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.clips import RangeClip, RankNorm, Relative
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import GaussianNoise
 
 ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
@@ -120,8 +122,6 @@ def test_the_default_never_flips_a_sign_among_the_features_that_it_names():
 
 
 def test_the_rate_of_wrong_signs_is_that_of_real_maps():
-    from safexplain import GaussianNoise, RankNorm, Relative
-
     noisy = Hardening(RankNorm(), noise=GaussianNoise(Relative(0.3), key=bytes(32)))
     d, g = 10, torch.Generator().manual_seed(5)
     native = torch.randn(3000, d, generator=g) ** 3
@@ -135,6 +135,23 @@ def test_the_rate_of_wrong_signs_is_that_of_real_maps():
 
 
 # ------------------------------------------------------------------------------------------- what is recommended
+
+
+def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
+    """64 or more, of 16,384 numbers, of the size of the clip's scale; without a clip, of size 1."""
+    for clip, size, d, n in ((RangeClip(-3, 2), 3.0, 1000, 64), (None, 1.0, 10, 1638), (None, 1.0, 1, 16_384)):
+        hardening = Hardening(clip, noise=GaussianNoise(0.5, key=b"public: only counts"))
+        native = size * torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+        released = hardening(native, inputs=torch.arange(float(n))[:, None])
+        wrong = (released * native < 0).double()
+        assert hardening.sign_error_rate(d) == pytest.approx(float(wrong.sum() / (released != 0).sum()), abs=1e-6)
+        largest = released.abs().topk(1, 1).indices
+        assert hardening.sign_error_rate(d, k=1) == pytest.approx(float(wrong.gather(1, largest).mean()), abs=1e-6)
+
+
+def test_the_scale_of_a_format_is_its_largest_number():
+    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3)):
+        assert clip.scale(200) == float(clip(maps()).max())
 
 
 def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):

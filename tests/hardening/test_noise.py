@@ -89,6 +89,7 @@ SAME = {
     "another shape": (images().reshape(5, 3, 1, 2, 4), images()),
     "channels last": (images().contiguous(memory_format=torch.channels_last), images()),
     "transposed memory": (images().transpose(2, 3).contiguous().transpose(2, 3), images()),
+    "a zero at the end": (torch.cat([ENDING, torch.zeros(1, 1)], 1), ENDING),
     "zeros at the end": (torch.cat([ENDING, torch.zeros(1, 50)], 1), ENDING),
     "nothing but zeros": (torch.zeros(1, 3), torch.zeros(1, 5)),
     "the sign of zero": (torch.tensor([[-0.0, 1.0]]), torch.tensor([[0.0, 1.0]])),
