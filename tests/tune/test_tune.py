@@ -121,6 +121,7 @@ tuning.search(tuning.telling(), folder=sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unconfirmed")
 def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
     found: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

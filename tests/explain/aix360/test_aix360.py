@@ -114,6 +114,7 @@ def without_xport():
     pytest.skip("xport is installed here")
 
 
+@pytest.mark.slow
 def test_neither_a_failed_import_of_protodash_nor_eight_at_once_leave_a_stand_in():
     without_xport()
     run(
@@ -140,6 +141,7 @@ def test_neither_a_failed_import_of_protodash_nor_eight_at_once_leave_a_stand_in
     )
 
 
+@pytest.mark.slow
 def test_a_real_xport_is_used(tmp_path: Path):
     pytest.importorskip("aix360")
     pytest.importorskip("cvxpy")

@@ -91,6 +91,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_classifier_that_was_dumped_is_the_audited_one_in_another_process(tmp_path: Path) -> None:
     for name, estimator in ESTIMATORS.items():
         (tmp_path / name).mkdir()
