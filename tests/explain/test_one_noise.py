@@ -149,42 +149,42 @@ def a_set_of_negative_zeros(question):
 
 
 CHANGES = {
-    "flattened": (in_shape(192), "LayerGradientShap LayerFeatureAblation LayerFeaturePermutation"),
-    "in 1 x 3 x 1 x 8 x 8": (in_shape(1, 3, 1, 8, 8), "LayerIntegratedGradients LayerDeepLift LayerDeepLiftShap"),
-    "in 8 x 24": (in_shape(8, 24), "LayerLRP NeuronConductance NeuronGradient"),
-    "in 2 x 2 x 2 x 24": (in_shape(2, 2, 2, 24), "NeuronIntegratedGradients NeuronDeepLift NeuronDeepLiftShap"),
+    "flattened": (in_shape(192), "LayerGradientShap LayerFeatureAblation"),
+    "in 1 x 3 x 1 x 8 x 8": (in_shape(1, 3, 1, 8, 8), "LayerDeepLift LayerDeepLiftShap"),
+    "in 8 x 24": (in_shape(8, 24), "LayerLRP NeuronGradient"),
+    "in 2 x 2 x 2 x 24": (in_shape(2, 2, 2, 24), "NeuronDeepLift NeuronDeepLiftShap"),
     "windows with an axis of size 1": (axes_of_one_with_windows, "Occlusion"),
-    "negative target": (with_option("target", -4), "LRP LayerGradCam LayerGradientXActivation"),
-    "target in a tuple": (with_option("target", (1,)), "Saliency LayerFeatureAblation LayerLRP"),
-    "negative target in a tuple": (with_option("target", (-4,)), "InputXGradient GuidedBackprop Deconvolution"),
+    "negative target": (with_option("target", -4), "LayerGradCam LayerGradientXActivation"),
+    "target in a tuple": (with_option("target", (1,)), "Saliency LayerFeatureAblation"),
+    "negative target in a tuple": (with_option("target", (-4,)), "InputXGradient GuidedBackprop"),
     "target in a tensor": (with_option("target", torch.tensor(1)), "InputXGradient GuidedBackprop Deconvolution"),
-    "a tensor of targets": (with_option("target", torch.tensor([1, 1])), "LRP SmoothGrad VarGrad"),
-    "a list of targets": (with_option("target", [1, 1]), "TokenIG Occlusion FeatureAblation"),
-    "a list of tuples": (with_option("target", [(1,), (-4,)]), "FeaturePermutation ShapleyValueSampling ShapleyValues"),
+    "a tensor of targets": (with_option("target", torch.tensor([1, 1])), "LRP SmoothGrad"),
+    "a list of targets": (with_option("target", [1, 1]), "TokenIG Occlusion"),
+    "a list of tuples": (with_option("target", [(1,), (-4,)]), "FeaturePermutation ShapleyValueSampling"),
     "neuron from behind": (
         with_option("neuron_selector", (-3, -2, np.int64(-1))),
-        "NeuronConductance NeuronGradient NeuronIntegratedGradients",
+        "NeuronConductance NeuronIntegratedGradients",
     ),
-    "negative zeros": (negative_zeros, "SmoothGrad VarGrad GradientShap"),
+    "negative zeros": (negative_zeros, "SmoothGrad VarGrad"),
     "other memory": (other_memory, "TokenIG Occlusion FeatureAblation"),
-    "truthy switches": (truthy, "GradCAM GradCAMPlusPlus LayerActivation"),
+    "truthy switches": (truthy, "GradCAM GradCAMPlusPlus"),
     "defaults spelled out": (defaults_spelled_out, "FeaturePermutation ShapleyValueSampling ShapleyValues"),
-    "numbers of NumPy": (numbers_of_numpy, "IG SmoothGrad VarGrad"),
-    "more passes": (with_option("perturbations_per_eval", 1), "ShapleyValues KernelShap Lime"),
-    "baselines 0": (with_option("baselines", 0), "DeepLift TokenIG InternalInfluence"),
-    "baselines 0.0": (with_option("baselines", 0.0), "LayerConductance LayerIntegratedGradients LayerDeepLift"),
-    "baselines -0": (with_option("baselines", lambda x: -torch.zeros_like(x[:1])), "IG DeepLift NeuronFeatureAblation"),
+    "numbers of NumPy": (numbers_of_numpy, "IG SmoothGrad"),
+    "more passes": (with_option("perturbations_per_eval", 1), "KernelShap Lime"),
+    "baselines 0": (with_option("baselines", 0), "DeepLift InternalInfluence"),
+    "baselines 0.0": (with_option("baselines", 0.0), "LayerConductance LayerIntegratedGradients"),
+    "baselines -0": (with_option("baselines", lambda x: -torch.zeros_like(x[:1])), "IG NeuronFeatureAblation"),
     "no more arguments": (
         with_option("additional_forward_args", ()),
-        "NeuronGradientShap NeuronGuidedBackprop NeuronDeconvolution",
+        "NeuronGradientShap NeuronGuidedBackprop",
     ),
     "the model's own default": (
         with_option("additional_forward_args", 1.0),
-        "GradCAMPlusPlus LayerFeaturePermutation NeuronDeconvolution",
+        "LayerFeaturePermutation NeuronDeconvolution",
     ),
     "the model's own default in a tuple": (
         with_option("additional_forward_args", (1,)),
-        "IG Saliency NeuronFeatureAblation",
+        "IG Saliency",
     ),
     "the model's own default, true": (
         with_option("additional_forward_args", (True,)),
@@ -192,12 +192,12 @@ CHANGES = {
     ),
     "the model's own default of NumPy": (
         with_option("additional_forward_args", lambda x: np.float32(1)),
-        "GuidedGradCam LayerActivation InternalInfluence",
+        "GuidedGradCam LayerActivation",
     ),
-    "groups in full": (groups_in_full, "FeatureAblation FeaturePermutation ShapleyValueSampling"),
-    "a set of negative zeros": (a_set_of_negative_zeros, "DeepLiftShap GradientShap LayerDeepLiftShap"),
+    "groups in full": (groups_in_full, "FeatureAblation FeaturePermutation"),
+    "a set of negative zeros": (a_set_of_negative_zeros, "DeepLiftShap GradientShap"),
 }
-"""Another way to ask the same -> methods that it is tried on; each method has two or three."""
+"""Another way to ask the same -> methods that it is tried on; each method is tried at least once."""
 
 
 @functools.cache

@@ -38,12 +38,9 @@ nets = pytest.mark.parametrize("name", NAMES)
 two_nets = pytest.mark.parametrize("name", ["vit with registers", "convnext"])
 OPTIONS = {
     "Saliency": {},
-    "InputXGradient": {},
     "IG": {"n_steps": 3},
-    "GradientShap": {"n_samples": 2},
     "SmoothGrad": {"nt_samples": 2},
     "Occlusion": {"sliding_window_shapes": (3, 32, 32), "strides": (3, 32, 32)},
-    "Lime": {"n_samples": 8},
     "KernelShap": {"n_samples": 8},
 }
 

@@ -118,20 +118,20 @@ def test_a_pickled_explainer_is_the_same_and_still_certified(tmp_path: Path) -> 
 # --- options are the certificate's ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"n_steps": 50}, "n_steps"),
-        ({"method": "riemann_left"}, "method"),
-        ({"baselines": torch.ones(1, 3, 8, 8)}, "baselines"),
-        ({"return_convergence_delta": True}, "convergence_delta"),
-    ],
-)
-def test_another_option_is_refused_by_name(tmp_path: Path, options: dict[str, Any], name: str) -> None:
-    model = image_net()
-    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
-    with pytest.raises(RefusedError, match=name):
-        loaded.attribute(images(), target=1, **options)
+OTHER_OPTIONS = [
+    ({"n_steps": 50}, "n_steps"),
+    ({"method": "riemann_left"}, "method"),
+    ({"baselines": torch.ones(1, 3, 8, 8)}, "baselines"),
+    ({"return_convergence_delta": True}, "convergence_delta"),
+]
+
+
+def test_another_option_is_refused_by_name(tmp_path: Path) -> None:
+    for options, name in OTHER_OPTIONS:
+        model = image_net()
+        loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+        with pytest.raises(RefusedError, match=name):
+            loaded.attribute(images(), target=1, **options)
 
 
 def test_an_option_that_the_method_does_not_name_is_refused_also_where_it_is_none(tmp_path: Path) -> None:
@@ -170,24 +170,24 @@ def test_another_class_is_told_which_one_to_use(tmp_path: Path) -> None:
             kind.from_certificate(model, path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"digest": "ab" * 32}, "is about another model"),
-        ({"references": 0}, "certifies nothing"),
-        ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
-        ({"environment": {"captum": "0.1"}}, "captum 0.1"),
-        ({"explainer": {"method": "Tarot"}}, "no method of the catalog"),
-        ({"explainer": {"method": "Anchors"}}, r"use HardenedAnchors\.from_certificate, not HardenedIG"),
-        ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
-        ({"explainer": {"options": {"target": 3}}}, "'target' is no option"),
-    ],
-)
-def test_a_certificate_of_something_else_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    model = image_net()
-    path = certificate(tmp_path, model, **changes)
-    with pytest.raises(CertificateError, match=said):
-        HardenedIG.from_certificate(model, path)
+OF_SOMETHING_ELSE = [
+    ({"digest": "ab" * 32}, "is about another model"),
+    ({"references": 0}, "certifies nothing"),
+    ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
+    ({"environment": {"captum": "0.1"}}, "captum 0.1"),
+    ({"explainer": {"method": "Tarot"}}, "no method of the catalog"),
+    ({"explainer": {"method": "Anchors"}}, r"use HardenedAnchors\.from_certificate, not HardenedIG"),
+    ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
+    ({"explainer": {"options": {"target": 3}}}, "'target' is no option"),
+]
+
+
+def test_a_certificate_of_something_else_is_refused(tmp_path: Path) -> None:
+    for changes, said in OF_SOMETHING_ELSE:
+        model = image_net()
+        path = certificate(tmp_path, model, **changes)
+        with pytest.raises(CertificateError, match=said):
+            HardenedIG.from_certificate(model, path)
 
 
 @pytest.mark.parametrize("released", [None, Hardening.recommended()], ids=["noise", "set"])
@@ -422,16 +422,16 @@ def test_a_key_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pyt
         HardenedIG.from_certificate(model, path, key_file=tmp_path / "empty")
 
 
-@pytest.mark.parametrize("key", ["fifteen bytes!!", "ab" * 32])
-def test_a_key_that_can_be_guessed_is_refused(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = image_net()
-    path = certificate(tmp_path, model)
-    (tmp_path / "key").write_text(key)
-    with pytest.raises(RefusedError, match=r"bytes.*openssl rand -hex 32"):
-        HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
-    monkeypatch.setenv(KEY_VARIABLE, key)
-    with pytest.raises(RefusedError, match=KEY_VARIABLE):
-        HardenedIG.from_certificate(model, path)
+def test_a_key_that_can_be_guessed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("fifteen bytes!!", "ab" * 32):
+        model = image_net()
+        path = certificate(tmp_path, model)
+        (tmp_path / "key").write_text(key)
+        with pytest.raises(RefusedError, match=r"bytes.*openssl rand -hex 32"):
+            HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        with pytest.raises(RefusedError, match=KEY_VARIABLE):
+            HardenedIG.from_certificate(model, path)
 
 
 def test_a_key_of_zero_bytes_is_refused_and_a_random_one_is_not(tmp_path: Path) -> None:

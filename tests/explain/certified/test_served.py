@@ -33,7 +33,7 @@ KEY = b"the key of the service, as bytes"
 TARGET = torch.tensor([1, 0, 2, 1])
 MAPS = [row for row in CATALOG.values() if row.entry == "attribute" and row.name != "LayerFeaturePermutation"]
 """All but one whose native class fails on a target, see `target_for`."""
-KINDS = ("IG", "SmoothGrad", "Occlusion", "GradCAM", "NeuronIntegratedGradients", "Lime")
+KINDS = ("SmoothGrad", "Occlusion", "GradCAM", "NeuronIntegratedGradients")
 
 
 @pytest.fixture(autouse=True)
