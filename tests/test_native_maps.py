@@ -159,7 +159,7 @@ def test_each_model_method_and_finding_is_logged_by_itself(log):
     assert len(log.records) == 2 * 2 * 2
 
 
-@pytest.mark.parametrize("kind", ["not finite", "huge"])
+@pytest.mark.parametrize("kind", list(FINDINGS))
 def test_planted_errors_are_logged_and_the_client_gets_the_same(kind, log, recwarn):
     wrong, model = WRONG[kind], network()
     explainer = harden(broken(lambda maps: wrong.clone())(model))
@@ -174,6 +174,25 @@ def test_planted_errors_are_logged_and_the_client_gets_the_same(kind, log, recwa
     explainer.attribute(X, target=1)
     assert len([r for r in log.records if r.levelno >= logging.WARNING]) == 1
     assert not [w for w in recwarn if "native" in str(w.message)]
+
+
+class Steep(nn.Module):
+    """Outputs of 30 whose gradients are as large as is asked for."""
+
+    def __init__(self, slope):
+        super().__init__()
+        self.slope = slope
+
+    def forward(self, x):
+        return 30 + self.slope * (x - x.detach()) @ MAPS[:6, :3]
+
+
+def test_squares_are_compared_with_squares_of_outputs(log):
+    tunnel = harden(captum.attr.NoiseTunnel(captum.attr.Saliency(Steep(1e4).eval())), Hardening.none())
+    tunnel.attribute(X, target=1, nt_type="smoothgrad_sq", nt_samples=2)
+    assert log.records == []
+    harden(captum.attr.Saliency(Steep(1e8).eval()), Hardening.none()).attribute(X, target=1)
+    assert len(log.records) == 1
 
 
 def test_the_log_holds_no_number_of_a_map_or_an_input(log):
@@ -193,6 +212,8 @@ def test_right_explainers_are_not_logged(log):
     for name in ("IG", "Saliency", "InputXGradient", "GuidedBackprop", "DeepLift", "FeatureAblation", "KernelShap"):
         options = {"feature_mask": torch.arange(6)[None]} if name in ("FeatureAblation", "KernelShap") else {}
         HARDENED[name](model, hardening=Hardening.none()).attribute(X, target=1, **options)
+    one_group = {"feature_mask": torch.zeros(1, 6, dtype=torch.long)}
+    HARDENED["FeatureAblation"](model, hardening=Hardening.none()).attribute(X, target=1, **one_group)
     assert [r.getMessage() for r in log.records] == []
 
 
