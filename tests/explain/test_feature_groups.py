@@ -413,6 +413,10 @@ def test_one_place_that_differs_is_enough():
         bad = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + far]]),)
         with pytest.raises(RefusedError, match="within one group"):
             harden_groups(bad, groups, lambda values, rows: values)
+    for hidden in (torch.nan, torch.inf):  # what is no number does not make others look small
+        bad = (torch.tensor([[hidden, hidden, 1e-6, 2e-6]]),)
+        with pytest.raises(RefusedError, match="within one group"):
+            harden_groups(bad, groups, lambda values, rows: values)
     rounded = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + 1e-6]]),)  # sums of windows in another order
     assert harden_groups(rounded, groups, lambda values, rows: values)[0].tolist() == [[2.0, 2.0, 3.0, 3.0]]
 
