@@ -65,7 +65,7 @@ dtypes = st.sampled_from(["<f8", ">f4", "<i8", "|u1", "|b1", "<U5", "|S3", "<c16
 shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.dictionaries(st.text("abcä@_1 .", min_size=1, max_size=6), st.tuples(dtypes, shapes), max_size=4), st.booleans()
 )
@@ -125,14 +125,13 @@ def test_a_bomb_in_signals_is_refused_unread(tmp_path):
     assert peak_of(refused) < LITTLE
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (0,)])
-def test_data_without_rows_are_refused(tmp_path, shape):
-    np.savez(tmp_path / "data.npz", x=np.zeros(shape), y=np.zeros(0, int), member=np.zeros(0, bool))
+def test_data_without_rows_are_refused(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.zeros((0, 4)), y=np.zeros(0, int), member=np.zeros(0, bool))
     with pytest.raises(InputError, match=r"x has shape \(0,"):
         check_data(load_data(tmp_path / "data.npz"), num_classes=3)
 
 
-@pytest.mark.parametrize("name", ["y", "member", "class_names", "feature_names"])
+@pytest.mark.parametrize("name", ["y", "class_names"])
 def test_a_declared_array_of_another_size_is_refused_unread(name, tmp_path):
     rows = {"x": npy(np.zeros((6, 2))), "y": npy(np.arange(6) % 2), "member": npy(np.arange(6) < 3)}
     rows[name] = bomb(name)[1]
@@ -145,37 +144,37 @@ def test_a_declared_array_of_another_size_is_refused_unread(name, tmp_path):
     assert peak_of(refused) < LITTLE
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (claims(shape=(3, 5)), r"claims to be float64 of shape \(3, 5\), 120 bytes, where the file holds 96"),
-        (claims(shape=(3, 3)), "72 bytes, where the file holds 96"),
-        (claims(shape=(10**15,)), "claims to be float64"),
-        (claims(shape=(2**64, 2**64)), "claims to be float64"),
-        (claims(shape=(-3, -4)), "shape"),
-        (claims(descr="|O"), "Python objects"),
-        (claims(descr=[("f", "<f8")]), "expected plain numbers"),
-        (claims(descr="<U0", shape=(10**9,)), "expected plain numbers"),
-        (claims(more=1), "damaged"),
-        (archive([("a.npy", b"\x93NUMPY\x01\x00" + b"\xff\xff" + b"{" * 70000)]), "damaged"),
-        (archive([("a.npy", b"\x93NUMPY\x02\x00" + b"\xff\xff\xff\xff" + b"{" * 70000)]), "damaged"),
-        (archive([("a.npy", b"no array")]), "damaged"),
-        (archive([("a.npy", b"")]), "damaged"),
-        (archive([("dir/a.npy", npy())]), "path"),
-        (archive([("../a.npy", npy())]), "path"),
-        (archive([("dir\\a.npy", npy())]), "path"),
-        (archive([("a.npy", npy())], zipfile.ZIP_BZIP2), "compressed"),
-        (b"PK\x03\x04 and no more", "damaged"),
-        (archive([("a.npy", npy())])[:-30], "damaged"),
-        (b"", "damaged"),
-    ],
-)
-def test_a_file_that_claims_too_much_or_is_damaged_is_one_sentence(content, expected):
+DAMAGED = [
+    (claims(shape=(3, 5)), r"claims to be float64 of shape \(3, 5\), 120 bytes, where the file holds 96"),
+    (claims(shape=(3, 3)), "72 bytes, where the file holds 96"),
+    (claims(shape=(10**15,)), "claims to be float64"),
+    (claims(shape=(2**64, 2**64)), "claims to be float64"),
+    (claims(shape=(-3, -4)), "shape"),
+    (claims(descr="|O"), "Python objects"),
+    (claims(descr=[("f", "<f8")]), "expected plain numbers"),
+    (claims(descr="<U0", shape=(10**9,)), "expected plain numbers"),
+    (claims(more=1), "damaged"),
+    (archive([("a.npy", b"\x93NUMPY\x01\x00" + b"\xff\xff" + b"{" * 70000)]), "damaged"),
+    (archive([("a.npy", b"\x93NUMPY\x02\x00" + b"\xff\xff\xff\xff" + b"{" * 70000)]), "damaged"),
+    (archive([("a.npy", b"no array")]), "damaged"),
+    (archive([("a.npy", b"")]), "damaged"),
+    (archive([("dir/a.npy", npy())]), "path"),
+    (archive([("../a.npy", npy())]), "path"),
+    (archive([("dir\\a.npy", npy())]), "path"),
+    (archive([("a.npy", npy())], zipfile.ZIP_BZIP2), "compressed"),
+    (b"PK\x03\x04 and no more", "damaged"),
+    (archive([("a.npy", npy())])[:-30], "damaged"),
+    (b"", "damaged"),
+]
+
+
+def test_a_file_that_claims_too_much_or_is_damaged_is_one_sentence():
     def refused():
-        with pytest.raises(InputError, match=expected) as error, ArrayFile(content, "f.npz") as file:
-            file.read("a")
-        assert "\n" not in str(error.value)
-        assert "f.npz" in str(error.value)
+        for content, expected in DAMAGED:
+            with pytest.raises(InputError, match=expected) as error, ArrayFile(content, "f.npz") as file:
+                file.read("a")
+            assert "\n" not in str(error.value)
+            assert "f.npz" in str(error.value)
 
     assert peak_of(refused) < LITTLE
 
@@ -218,7 +217,7 @@ def test_entries_that_share_their_bytes_are_refused():
         ArrayFile(content)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_no_change_of_a_byte_gives_anything_but_the_arrays_or_one_error(data):
     content = bytearray(archive([("a.npy", npy()), ("b.npy", npy(np.arange(5)))]))

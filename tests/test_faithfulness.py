@@ -40,9 +40,7 @@ def slow_faithfulness(model, x, labels, maps, fraction, baseline):
     return np.array(deletion), np.array(insertion)
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.6, 1.0])
-@pytest.mark.parametrize("baseline", [0.0, -0.7])
-@pytest.mark.parametrize("batch_size", [1, 7, 256])
+@pytest.mark.parametrize(("fraction", "baseline", "batch_size"), [(0.001, 0.0, 7), (0.1, -0.7, 256), (1.0, 0.0, 1)])
 def test_deletion_and_insertion_equal_the_slow_ones(fraction, baseline, batch_size):
     found = faithfulness(NET, X, LABELS, MAPS, fraction=fraction, baseline=baseline, batch_size=batch_size)
     deletion, insertion = slow_faithfulness(NET, X, LABELS, MAPS, fraction, baseline)
@@ -137,7 +135,6 @@ def test_arrays_are_taken_and_nothing_is_changed():
     [
         ({"maps": MAPS[:5]}, "shape of x"),
         ({"maps": MAPS[:, :, :2]}, "Enlarge"),
-        ({"labels": LABELS[:5]}, "labels"),
         ({"labels": LABELS + 6}, "outputs 0 .. 5"),
         ({"baseline": torch.zeros(7)}, "broadcast"),
         ({"x": X * torch.nan}, "finite outputs"),
@@ -145,7 +142,6 @@ def test_arrays_are_taken_and_nothing_is_changed():
         ({"fraction": 0.0}, "fraction"),
         ({"fraction": 1.5}, "at most 1"),
         ({"batch_size": 0}, "batch_size"),
-        ({"seed": -1}, "seed"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change, message):

@@ -112,7 +112,8 @@ print(load_certificate(path).verdict, tuple(answer.shape))
 """
 
 
-@pytest.mark.parametrize("system", ["windows", pytest.param("darwin", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["windows", "darwin"])
 def test_ledger_cache_and_certificate_work_without_what_only_linux_has(system: str, tmp_path: Path) -> None:
     script = STRIP.replace("{missing!r}", repr(MISSING[system])) + IMPORTS + LEDGER + CACHE
     script += CERTIFICATE.replace("{helpers!r}", repr(str(ROOT / "tests" / "helpers")))

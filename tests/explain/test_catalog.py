@@ -18,18 +18,18 @@ from torch import nn
 import safexplain.captum
 from safexplain import superpixels
 from safexplain.errors import ConfigurationError
-from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain import CATALOG, default_layer, find_row, grid_segments
 from safexplain.explain.catalog import EXTRAS, FAMILIES, LICENCES
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 
 pytestmark = quiet
 FEW = {"n_samples": 4, "nt_samples": 2, "n_steps": 4}
+RELU_ROWS = [row for row in TORCH_ROWS if row.needs_relu or row.name in ("IG", "NeuronIntegratedGradients")]
 
 
-def native(row, model=None, x=None, seed=0, **more):
+def native(row, model, x, seed=0, **more):
     """The native answer of a row, with few samples and the given seed, as a tuple."""
-    model, x = net_for(row) if model is None else model, images() if x is None else x
     explainer = row.explainer(model)
     taken = inspect.signature(type(explainer).attribute).parameters
     options = {name: value for name, value in FEW.items() if name in taken} | target_for(row)
@@ -42,28 +42,107 @@ def same(one, two):
     return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_every_row_says_what_the_method_is_and_where_it_comes_from():
+def hooks_registered(monkeypatch):
+    """A list that grows with each hook on a module."""
+    registered = []
+    for name in dir(nn.Module):
+        if name.startswith("register_") and name.endswith("_hook") and "state_dict" not in name:
+            plain = getattr(nn.Module, name)
+
+            def spy(module, *args, _plain=plain, **kwargs):
+                registered.append(module)
+                return _plain(module, *args, **kwargs)
+
+            monkeypatch.setattr(nn.Module, name, spy)
+    return registered
+
+
+def returns_delta(row, model, x):
+    """Whether a convergence delta comes where one is asked for."""
+    if row.nt_type:  # as its inner method
+        tunnel = NoiseTunnel(IntegratedGradients(model))
+        found, delta = tunnel.attribute(x, target=1, **row.options(x), return_convergence_delta=True)
+        return delta.dim() == 1 and found.dim() > 1
+    try:
+        found = native(row, model, x, return_convergence_delta=True)
+    except TypeError:
+        return False
+    return len(found) == 2 and found[1].dim() == 1  # `kwargs` take any argument and do not look at it
+
+
+def expected_shape(row, model, x):
+    """Of the input, or of the layer's output, of which maps of classes are the mean over channels."""
+    if row.of != "layer" or row.name == "GuidedGradCam":
+        return x.shape
+    outputs = []
+    handle = default_layer(model).register_forward_hook(lambda *hook: outputs.append(hook[2]))
+    model(x)
+    handle.remove()
+    return outputs[0][:, :1].shape if row.name in ("GradCAM", "GradCAMPlusPlus", "LayerGradCam") else outputs[0].shape
+
+
+@torch_rows
+def test_a_row_says_what_the_native_method_does(row, monkeypatch):
+    model, x, other = net_for(row), images(), images(seed=8)
+    other[0] = x[0]
+    before, registered = [(p.data_ptr(), p._version) for p in model.parameters()], hooks_registered(monkeypatch)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        first = native(row, model, x)
+    found = {
+        "hooks": bool(registered),
+        "writes": [(p.data_ptr(), p._version) for p in model.parameters()] != before,
+        "leaf_inputs": any("did not already require gradients" in str(w.message) for w in heard),
+        "delta": returns_delta(row, net_for(row), x),
+        "stochastic": not same(first, native(row, net_for(row), x, seed=1)),
+        "mixes_batch": not torch.allclose(native(row, net_for(row), other)[0][0], first[0][0], atol=1e-5),
+    }
+    assert found == {name: getattr(row, name) for name in found}
+    assert same(first, native(row, net_for(row), x))
+    assert first[0].shape == expected_shape(row, net_for(row), x)
+
+
+@pytest.mark.parametrize("row", RELU_ROWS, ids=lambda row: row.name)
+def test_a_row_needs_relus_if_and_only_if_it_is_the_plain_gradient_without(row):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+    x = images()
+    plain = Saliency(model).attribute(x, target=1, abs=False)
+    if row.of == "neuron":
+        z = x.clone().requires_grad_()
+        (plain,) = torch.autograd.grad(model[:3](z).sum(), z)
+    if row.name == "GuidedGradCam":  # is that times a map
+        cam = LayerGradCam(model, default_layer(model)).attribute(x, target=1, relu_attributions=True)
+        plain = plain * LayerGradCam.interpolate(cam, (8, 8))
+    (answer,) = native(row, model, x)
+    assert torch.allclose(answer, plain, atol=1e-6) is row.needs_relu
+
+
+def test_every_row_says_what_the_method_is_where_it_comes_from_and_is_found_by_its_names():
     for row in CATALOG.values():
         assert row.family in FAMILIES, row.name
         assert row.licence == LICENCES[row.library]
         assert len(row.citation) > 10
         assert row.summary.endswith(".")
-        assert row.summary[0].isupper()
         assert row.of in ("input", "layer", "neuron")
-        assert CATALOG[row.name] is row
         assert row.in_base == (row.library not in EXTRAS)
+        names = [row.name, row.hardened_name, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", row.name).lower()]
+        names += [row.native.__name__] if row.in_base and row.nt_type is None else []
+        assert [find_row(name) for name in names] == [row] * len(names)
 
 
-def test_search_spaces_list_values_or_give_a_range():
-    for row in CATALOG.values():
-        for name, values in {**row.search_space}.items():
-            assert name.isidentifier()
-            if isinstance(values, list):
-                low, high = values
-                assert low < high
-            else:
-                assert isinstance(values, tuple)
-                assert len(set(values)) == len(values) > 1
+def test_a_method_is_found_under_its_usual_spellings_and_another_name_is_answered_with_the_list():
+    spellings = {
+        "IG": ("ig", "integrated gradients", "integrated_gradients"),
+        "GradCAM": ("Grad-CAM", "grad_cam", "GRADCAM"),
+        "GradCAMPlusPlus": ("gradcam++", "Grad-CAM++", "gradcam_plus_plus", "HardenedGradCAM++"),
+        "LayerGradCam": ("layer grad-cam", "HardenedLayerGradCam"),
+        "KernelShap": ("KernelSHAP",),
+    }
+    assert {name: {find_row(s).name for s in each} for name, each in spellings.items()} == {n: {n} for n in spellings}
+    for name in ("", "tcav", "hardened", "gradcam pro"):
+        with pytest.raises(ConfigurationError, match=r"expected one of IG, Saliency.*got '"):
+            find_row(name)
 
 
 def test_every_row_of_the_base_install_has_its_hardened_class():
@@ -103,131 +182,36 @@ def test_options_to_search_are_parameters_of_the_native_class(library):
         assert set(row.search_space) <= known, row.name
 
 
-def test_the_ranges_are_those_of_deepleaks_table_viii():
+def test_the_ranges_are_those_of_deepleaks_table_viii_and_counts_of_samples():
     space = {name: dict(row.search_space) for name, row in CATALOG.items()}
     rules = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
-    assert set(space["IG"]["method"]) == set(rules)
-    assert set(space["IG"]["multiply_by_inputs"]) == {True, False}
-    for name in ("SmoothGrad", "VarGrad"):
-        assert space[name]["stdevs"] == [0.01, 2.0]
-        assert set(space[name]["draw_baseline_from_distrib"]) == {True, False}
-    for name in ("GradCAM", "GradCAMPlusPlus", "GuidedGradCam"):
-        assert set(space[name]["interpolate_mode"]) == {"nearest", "area", "bilinear", "bicubic"}
-        assert set(space[name]["attribute_to_layer_input"]) == {True, False}
-    assert space["Occlusion"]["sliding_window_shapes"] == ((3, 1, 1), (3, 32, 32))
-    for name in ("KernelShap", "Lime"):
-        assert (space[name]["n_segments"], space[name]["compactness"]) == ([10, 100], [1.0, 50.0])
-    assert {"threshold", "tau", "delta", "batch_size"} <= set(space["Anchors"])
-    assert space["ProtoDash"]["sigma"] == [0.1, 3.0]
-    assert set(space["ProtoDash"]["kernelType"]) == {"other", "Gaussian"}
-
-
-@torch_rows
-def test_a_row_is_stochastic_if_and_only_if_two_seeds_give_two_answers(row):
-    assert same(native(row, seed=0), native(row, seed=0))
-    assert same(native(row, seed=0), native(row, seed=1)) is not row.stochastic
-
-
-@torch_rows
-def test_a_row_has_hooks_if_and_only_if_the_method_registers_some(row, monkeypatch):
-    registered = []
-    for name in dir(nn.Module):
-        if name.startswith("register_") and name.endswith("_hook") and "state_dict" not in name:
-            plain = getattr(nn.Module, name)
-
-            def spy(module, *args, _plain=plain, **kwargs):
-                registered.append(module)
-                return _plain(module, *args, **kwargs)
-
-            monkeypatch.setattr(nn.Module, name, spy)
-    native(row)
-    assert bool(registered) is row.hooks
-
-
-@torch_rows
-def test_a_row_writes_if_and_only_if_the_method_writes_to_parameters(row):
-    model = net_for(row)
-    before = [(p.data_ptr(), p._version) for p in model.parameters()]
-    native(row, model)
-    assert ([(p.data_ptr(), p._version) for p in model.parameters()] != before) is row.writes
-    assert not (row.writes and not row.hooks)
-
-
-@torch_rows
-def test_a_row_has_a_delta_if_and_only_if_the_method_returns_one(row):
-    def ask():
-        if row.nt_type:  # as its inner method
-            tunnel = NoiseTunnel(IntegratedGradients(image_net()))
-            return tunnel.attribute(images(), target=1, **row.options(images()), return_convergence_delta=True)
-        return native(row, return_convergence_delta=True)
-
-    if row.delta:
-        found, delta = ask()
-        assert delta.dim() == 1
-        assert found.dim() > 1
-    elif "kwargs" in inspect.signature(row.native.attribute).parameters:  # takes any argument and does not look at it
-        assert same(ask(), native(row))
-    else:
-        with pytest.raises(TypeError, match="return_convergence_delta"):
-            ask()
-
-
-@torch_rows
-def test_a_row_mixes_the_batch_if_and_only_if_other_examples_change_an_answer(row):
-    x, other = images(), images(seed=8)
-    other[0] = x[0]
-    changed = [
-        not torch.allclose(a[0], b[0], atol=1e-5) for a, b in zip(native(row, x=x), native(row, x=other), strict=True)
-    ]
-    assert all(changed) is row.mixes_batch
-    assert any(changed) is row.mixes_batch
-
-
-@torch_rows
-def test_a_row_wants_leaf_inputs_if_and_only_if_captum_warns_about_others(row):
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        native(row)
-    assert any("did not already require gradients" in str(w.message) for w in heard) is row.leaf_inputs
-
-
-@torch_rows
-def test_a_row_needs_relus_if_and_only_if_it_is_the_plain_gradient_without(row):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 5))
-    if row.name in ("LRP", "LayerLRP"):
-        pytest.skip("LRP has no rule for nn.GELU and says so")
-    if row.name == "TokenIG":
-        pytest.skip("it explains models of texts")
-    x = images()
-    if row.of == "neuron":
-        z = x.clone().requires_grad_()
-        plain = (torch.autograd.grad(model[:3](z).sum(), z)[0],)
-    else:
-        plain = (Saliency(model).attribute(x, target=1, abs=False),)
-    if row.name == "GuidedGradCam":  # is that times a map
-        cam = LayerGradCam(model, default_layer(model)).attribute(x, target=1, relu_attributions=True)
-        plain = (plain[0] * LayerGradCam.interpolate(cam, (8, 8)),)
-    answer = native(row, model, x, **({"abs": False} if row.name == "Saliency" else {}))
-    is_gradient = answer[0].shape == plain[0].shape and torch.allclose(answer[0], plain[0], atol=1e-6)
-    assert is_gradient is (row.needs_relu or row.name in ("Saliency", "NeuronGradient"))
-
-
-@torch_rows
-def test_attributions_are_of_what_the_row_says(row):
-    x, model = images(), net_for(row)
-    (found,) = native(row, model, x)
-    assert len(found) == len(x)
-    if row.of == "layer":
-        activation = []
-        handle = default_layer(model).register_forward_hook(lambda *_: activation.append(_[2]))
-        model(x)
-        handle.remove()
-        cam = "Cam" in row.name or "CAM" in row.name
-        expected = activation[0][:, :1].shape if cam and row.name != "GuidedGradCam" else activation[0].shape
-        assert found.shape == (x.shape if row.name == "GuidedGradCam" else expected)
-    else:
-        assert found.shape == x.shape
+    steps = {"n_steps": (10, 25, 50, 100), "method": rules}
+    few, both, unit = (5, 10, 25, 50), (True, False), [0.0, 1.0]
+    superpixels = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
+    windows, modes = ((3, 1, 1), (3, 32, 32)), ("nearest", "area", "bilinear", "bicubic")
+    tunnel = {"nt_samples": few, "stdevs": [0.01, 2.0], "draw_baseline_from_distrib": (False, True)}
+    expected = {
+        "IG": {**steps, "multiply_by_inputs": both},
+        "SmoothGrad": tunnel,
+        "VarGrad": tunnel,
+        "GradientShap": {"n_samples": few, "stdevs": unit, "multiply_by_inputs": both},
+        "Saliency": {"abs": both},
+        "DeepLift": {"eps": [1e-10, 1e-4], "multiply_by_inputs": both},
+        "ShapleyValueSampling": {**superpixels, "n_samples": few},
+        "Occlusion": {"sliding_window_shapes": windows, "strides": windows},
+        "KernelShap": {**superpixels, "n_samples": (50, 100, 200, 500)},
+        "Lime": {**superpixels, "n_samples": (50, 100, 200, 500)},
+        "GradCAM": {"interpolate_mode": modes, "attribute_to_layer_input": (False, True)},
+        "ProtoDash": {"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
+        "LimeTabular": {"num_samples": (500, 1000, 5000)},
+        "Anchors": {
+            **dict.fromkeys(("threshold", "tau", "delta"), unit),
+            "batch_size": (50, 100, 200),
+            "coverage_samples": (1000, 10000),
+            "beam_size": (1, 2, 4),
+        },
+    }
+    assert {name: space[name] for name in expected} == expected
 
 
 def test_a_row_takes_a_target_if_and_only_if_its_entry_does():
@@ -243,6 +227,23 @@ def test_captum_chooses_the_target_of_layer_feature_permutation_twice():
         row.explainer(model).attribute(x, target=1)
 
 
+def test_the_plain_choice_of_arguments_has_these_values():
+    image, table, signal = torch.ones(2, 3, 32, 16), torch.ones(2, 7), torch.ones(2, 5, 40)
+    windows = CATALOG["Occlusion"].options
+    assert windows(image) == {"sliding_window_shapes": (3, 8, 4), "strides": (3, 4, 2)}
+    assert windows(signal) == {"sliding_window_shapes": (5, 10), "strides": (5, 5)}
+    assert windows(table) == {"sliding_window_shapes": (1,), "strides": (1,)}
+    squares, columns = CATALOG["KernelShap"].options(image), CATALOG["KernelShap"].options(table)
+    assert torch.equal(squares["feature_mask"], grid_segments(image, 4))
+    assert squares.keys() == {"feature_mask"}
+    assert (columns["feature_mask"].tolist(), columns["perturbations_per_eval"]) == ([[0, 1, 2, 3, 4, 5, 6]], 16)
+    few = CATALOG["ShapleyValues"].options
+    assert few(table)["feature_mask"].tolist() == [[0, 0, 1, 1, 2, 2, 3]]
+    assert few(torch.ones(2, 3))["feature_mask"].tolist() == [[0, 1, 2]]
+    baselines = CATALOG["GradientShap"].options(image)["baselines"]
+    assert (baselines.shape, baselines.any().item()) == ((2, 3, 32, 16), False)
+
+
 def test_without_the_arguments_that_a_row_supplies_the_method_cannot_be_called():
     x = images()
     for row in TORCH_ROWS:
@@ -253,41 +254,6 @@ def test_without_the_arguments_that_a_row_supplies_the_method_cannot_be_called()
             if parameter.default is parameter.empty and name not in ("self", "inputs", "kwargs")
         ]
         assert set(required) <= set(needed), row.name
-
-
-@pytest.mark.parametrize(
-    ("name", "spellings"),
-    {
-        "IG": ("ig", "IG", "integrated gradients", "IntegratedGradients", "HardenedIG", "integrated_gradients"),
-        "GradCAM": ("gradcam", "Grad-CAM", "grad_cam", "HardenedGradCAM", "GRADCAM"),
-        "GradCAMPlusPlus": ("gradcam++", "Grad-CAM++", "gradcam_plus_plus", "GradCAMPlusPlus", "HardenedGradCAM++"),
-        "LayerGradCam": ("layer_gradcam", "LayerGradCam", "layer grad-cam", "HardenedLayerGradCam"),
-        "GuidedGradCam": ("guided_gradcam", "GuidedGradCam", "guided-grad-cam"),
-        "KernelShap": ("kernel_shap", "KernelSHAP", "kernelshap"),
-        "SmoothGrad": ("smoothgrad", "SMOOTHGRAD", "smooth_grad"),
-        "ProtoDash": ("protodash", "ProtoDash", "HardenedProtoDash"),
-        "Anchors": ("anchors", "HardenedAnchors"),
-        "LayerLRP": ("layer lrp", "layer-lrp"),
-    }.items(),
-)
-def test_a_method_is_found_under_its_usual_spellings(name, spellings):
-    for spelling in spellings:
-        assert find_row(spelling) is CATALOG[name]
-
-
-def test_every_row_is_found_by_its_names():
-    for row in CATALOG.values():
-        assert find_row(row.name) is row
-        assert find_row(row.hardened_name) is row
-        assert find_row(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", row.name).lower()) is row
-        if row.in_base and row.nt_type is None:
-            assert find_row(row.native.__name__) is row
-
-
-@pytest.mark.parametrize("name", ["", "tcav", "noise tunnel", "hardened", "gradcam pro"])
-def test_other_names_are_answered_with_the_list(name):
-    with pytest.raises(ConfigurationError, match=r"expected one of IG, Saliency.*got '"):
-        find_row(name)
 
 
 WITHOUT_EXTRAS = """

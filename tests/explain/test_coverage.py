@@ -71,11 +71,11 @@ def refused_instance(name):
     return kind(model, model[3]) if name in ("LayerAttribution", "NeuronAttribution") else kind(model)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_refused_with_its_reason(name):
-    with pytest.raises(RefusedError) as refused:
-        harden(refused_instance(name), NOISY)
-    assert str(refused.value) == f"{name} cannot be hardened: {REFUSED[name]}"
+def test_what_is_refused_is_refused_with_its_reason():
+    for name, reason in REFUSED.items():
+        with pytest.raises(RefusedError) as refused:
+            harden(refused_instance(name), NOISY)
+        assert str(refused.value) == f"{name} cannot be hardened: {reason}"
 
 
 def test_a_class_of_ones_own_made_from_an_abstract_base_is_not_refused():
@@ -105,7 +105,7 @@ def test_an_explainer_of_a_row_gets_the_public_class_of_the_row():
 
 @pytest.mark.parametrize(
     ("nt_type", "inner"),
-    [("smoothgrad", "Saliency"), ("smoothgrad_sq", "IG"), ("vargrad", "DeepLift"), ("vargrad", "Occlusion")],
+    [("smoothgrad_sq", "DeepLift"), ("vargrad", "Occlusion")],
 )
 def test_a_noise_tunnel_is_taken_with_every_aggregate(nt_type, inner):
     model, x = image_net(), images(2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from captum.attr import NoiseTunnel
 from captum.metrics import infidelity, sensitivity_max
-from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, rows, run
+from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, run
 from torch import nn
 
 import safexplain
@@ -22,17 +22,9 @@ from safexplain.hardening.noise import GaussianNoise
 pytestmark = quiet
 
 
-@rows
-def test_in_double_precision_the_numbers_are_the_native_ones_bit_for_bit(row):
-    model, x = image_net().double(), images().double()
-    native = run(row.explainer(model), row, x)
-    released = run(hardened_class(row)(model, hardening=Hardening.none()), row, x)
-    assert released.dtype == native.dtype
-    assert torch.equal(released, native)
-
-
-@rows
-def test_tuples_come_back_as_tuples_with_the_native_numbers(row):
+@pytest.mark.parametrize("name", ["IG", "SmoothGrad", "Occlusion", "KernelShap"])
+def test_tuples_come_back_as_tuples_with_the_native_numbers(name):
+    row = CATALOG[name]
     model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
     native = run(row.explainer(model), row, x)
     released = run(hardened_class(row)(model, hardening=Hardening.none()), row, x)
@@ -49,20 +41,12 @@ def test_half_precision_comes_back_in_the_native_dtype():
         assert run(hardened_class(row)(model, hardening=NOISY), row, x).dtype == native.dtype
 
 
-def test_the_native_map_would_be_readable_from_a_grad_fn():
-    x = images()
-    native = CATALOG["InputXGradient"].explainer(image_net()).attribute(x, target=1)
-    assert torch.equal(native.clamp(-1e-6, 1e-6).grad_fn._saved_self, native)
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("IG", [{"n_steps": 10}, {"n_steps": 40}, {"internal_batch_size": 4}, {"method": "riemann_trapezoid"}]),
         ("SmoothGrad", [{"nt_samples": 2}, {"nt_samples": 4}, {"nt_samples_batch_size": 1}, {"stdevs": 0.1}]),
-        ("VarGrad", [{"nt_samples": 3}, {"nt_samples": 6}]),
         ("GradientShap", [{"n_samples": 2}, {"n_samples": 6}, {"stdevs": 0.1}]),
-        ("Occlusion", [{"perturbations_per_eval": 1}, {"perturbations_per_eval": 3}]),
     ],
 )
 def test_options_that_reestimate_the_same_quantity_give_no_fresh_noise(name, options):
@@ -71,27 +55,6 @@ def test_options_that_reestimate_the_same_quantity_give_no_fresh_noise(name, opt
     noises = [run(explainer, row, x, **o) - run(row.explainer(model), row, x, **o) for o in options]
     for noise in noises[1:]:
         torch.testing.assert_close(noise, noises[0], atol=1e-5, rtol=0)
-
-
-def test_options_that_ask_for_another_quantity_give_other_noise():
-    model, x, row = image_net(), images(), CATALOG["Saliency"]
-    explainer = HardenedSaliency(model, hardening=NOISY)
-    signed, magnitude = (
-        run(explainer, row, x, abs=flag) - run(row.explainer(model), row, x, abs=flag) for flag in (False, True)
-    )
-    assert abs(torch.corrcoef(torch.stack([signed.flatten(), magnitude.flatten()]))[0, 1]) < 0.15
-    assert torch.equal(run(explainer, row, x, abs=True), run(explainer, row, x))  # written out or not
-
-
-def test_an_additional_forward_argument_is_part_of_the_query():
-    def scaled(x, factor):
-        return model(x * factor.view(-1, 1, 1, 1))
-
-    model, x = image_net(), images()
-    explainer = HardenedIG(scaled, hardening=NOISY)
-    one, two = (explainer.attribute(x, target=1, additional_forward_args=torch.full((4,), f)) for f in (1.0, 1.001))
-    assert not torch.allclose(one, two, atol=0.02)
-    assert torch.equal(one, explainer.attribute(x, target=1, additional_forward_args=torch.ones(4)))
 
 
 def test_the_caller_hears_nothing_about_inputs_that_did_not_require_gradients():
@@ -110,9 +73,8 @@ def test_a_model_that_writes_into_its_input_does_not_write_into_the_callers():
     assert torch.equal(x, images())
 
 
-@pytest.mark.parametrize("name", ["IG", "GuidedBackprop", "KernelShap", "SmoothGrad"])
-def test_captums_metrics_take_it(name):
-    row = CATALOG[name]
+def test_captums_metrics_take_it():
+    row = CATALOG["SmoothGrad"]
     model, x = image_net(), images(2)
     explainer = hardened_class(row)(model, hardening=NOISY)
     options = row.options(x)
@@ -126,13 +88,13 @@ def test_captums_metrics_take_it(name):
     assert score.isfinite().all()
 
 
-@rows
-def test_repr_names_method_and_hardening_and_shows_no_array_or_key(row):
-    text = repr(hardened_class(row)(image_net(), hardening=NOISY))
-    assert text.startswith(f"Hardened{row.name}(")
-    assert "GaussianNoise(std=0.05" in text
-    assert "tensor" not in text
-    assert "thirty-two" not in text
+def test_repr_names_method_and_hardening_and_shows_no_array_or_key():
+    for name in ("IG", "SmoothGrad", "GradientShap"):
+        text = repr(hardened_class(CATALOG[name])(image_net(), hardening=NOISY))
+        assert text.startswith(f"Hardened{name}(")
+        assert "GaussianNoise(std=0.05" in text
+        assert "tensor" not in text
+        assert "thirty-two" not in text
 
 
 def test_a_model_in_place_of_an_explainer_gives_the_smoothgrad_of_the_paper():
@@ -153,28 +115,9 @@ def test_smoothgrad_takes_any_captum_explainer_as_noisetunnel_does():
         assert torch.equal(released, native)
 
 
-def test_smoothgrads_of_two_methods_have_independent_noise():
-    row, model, x = CATALOG["SmoothGrad"], image_net(), images(2)
-    noises = []
-    for inner in (CATALOG["IG"], CATALOG["InputXGradient"]):
-        native = run(NoiseTunnel(inner.explainer(model)), row, x)
-        noises.append(run(HardenedSmoothGrad(inner.explainer(model), hardening=NOISY), row, x) - native)
-    assert abs(torch.corrcoef(torch.stack([n.flatten() for n in noises]))[0, 1]) < 0.15
-
-
 def test_the_default_hardening_is_the_recommended_one(monkeypatch):
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", KEY.decode())
     assert HardenedIG(image_net()).hardening == Hardening.recommended()
-
-
-def test_two_noise_draws_of_one_query_would_average_which_is_what_the_key_prevents():
-    noises = [NOISY.with_key(bytes([i]) * 32) for i in range(8)]
-    x, model = images(2), image_net()
-    native = CATALOG["IG"].explainer(model).attribute(x, target=1)
-    fresh = torch.stack([HardenedIG(model, hardening=h).attribute(x, target=1) for h in noises]).mean(0)
-    same = torch.stack([HardenedIG(model, hardening=NOISY).attribute(x, target=1) for _ in noises]).mean(0)
-    assert (fresh - native).std() < 0.025
-    assert (same - native).std() > 0.04
 
 
 def test_noise_has_the_stated_scale():
@@ -190,14 +133,13 @@ MLP_CALLS = 140
 """Python calls of ours in one explanation of a small MLP, at most."""
 
 
-@pytest.mark.parametrize("name", ["Saliency", "InputXGradient", "IG", "DeepLift", "GuidedBackprop", "GradientShap"])
+@pytest.mark.parametrize("name", ["Saliency", "IG", "GuidedBackprop"])
 def test_a_call_looks_at_the_model_once_and_takes_few_calls_of_ours(name):
     """681 for a saliency map, 549 of them through Captum's globals, before the modules were listed once."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
     explainer, x = HARDENED[name](model), torch.randn(5, 64)
-    options = {"baselines": torch.zeros(3, 64)} if name == "GradientShap" else {}
-    explainer.attribute(x, target=1, **options)  # what is looked at once for each model
+    explainer.attribute(x, target=1)  # what is looked at once for each model
     calls, package = [], str(Path(safexplain.__file__).parent)
 
     def count(frame, event, argument):
@@ -207,7 +149,7 @@ def test_a_call_looks_at_the_model_once_and_takes_few_calls_of_ours(name):
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        explainer.attribute(x, target=1, **options)
+        explainer.attribute(x, target=1)
     finally:
         sys.setprofile(before)
     assert len(calls) <= MLP_CALLS
@@ -215,9 +157,17 @@ def test_a_call_looks_at_the_model_once_and_takes_few_calls_of_ours(name):
     assert calls.count("modules_in") == (1 if CATALOG[name].hooks is False else 2)  # a copy is looked at, too
 
 
-@pytest.mark.parametrize("name", ["Saliency", "InputXGradient", "IG", "DeepLift", "GuidedBackprop", "Deconvolution"])
-@pytest.mark.parametrize("rows", [1, 5, 300])
-@pytest.mark.parametrize("target", ["one", "last", "each", "listed"])
+@pytest.mark.parametrize(
+    ("name", "rows", "target"),
+    [
+        ("Saliency", 1, "listed"),
+        ("InputXGradient", 300, "each"),
+        ("IG", 5, "last"),
+        ("DeepLift", 300, "one"),
+        ("GuidedBackprop", 5, "listed"),
+        ("Deconvolution", 1, "each"),
+    ],
+)
 def test_what_is_released_is_captums_map_hardened(name, rows, target):
     """Captum's own loop over outputs is the slow oracle of the gradient of all rows at once."""
     torch.manual_seed(0)

@@ -134,8 +134,7 @@ class Sevenfold(EpsilonRule):
         module.weight.data.mul_(7.0)
 
 
-@pytest.mark.parametrize("rule", [GammaRule, Alpha1_Beta0_Rule, Sevenfold])
-@pytest.mark.parametrize("tunnel", [False, True])
+@pytest.mark.parametrize(("rule", "tunnel"), [(GammaRule, True), (Alpha1_Beta0_Rule, False), (Sevenfold, True)])
 def test_lrp_puts_other_weights_into_a_copy_only(rule, tunnel):
     """Captum's own rules get parameters in the same memory, whose data they replace; other rules get a full copy. The
     second call of a NoiseTunnel finds the weights as the first did."""

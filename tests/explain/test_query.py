@@ -7,13 +7,14 @@ from captum.attr import LayerFeatureAblation, NoiseTunnel
 from explain_nets import NOISY, image_net, images, quiet
 
 from safexplain.explain import CATALOG, grid_segments, harden
+from safexplain.explain.query import _rows_of
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 X = images(4)
 SQUARES = grid_segments(X, 4)
-SAMPLING = {"KernelShap": {"n_samples": 20}, "Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
+SAMPLING = {"Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
 
 
 def seed():
@@ -42,19 +43,6 @@ def test_a_baseline_for_which_the_map_is_known_does_not_show_the_noise_of_anothe
     assert usual.std() > 0.02
     correlation = torch.corrcoef(torch.stack([usual.flatten(), shown.flatten()]))[0, 1]
     assert abs(correlation) < 0.6  # 64 numbers; 1 if the noise were shared
-
-
-def test_a_set_of_baselines_belongs_to_all_examples_alike():
-    model, baselines = image_net(), torch.randn(4, 3, 8, 8)
-
-    def make(hardening):
-        return HARDENED["DeepLiftShap"](model, hardening=hardening)
-
-    whole = noise(make, target=1, baselines=baselines)
-    order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(noise(make, X[order], target=1, baselines=baselines), whole[order], atol=1e-5, rtol=0)
-    other = noise(make, target=1, baselines=baselines + 1)
-    assert abs(torch.corrcoef(torch.stack([whole.flatten(), other.flatten()]))[0, 1]) < 0.15
 
 
 @pytest.mark.parametrize("name", ["GradientShap", "DeepLiftShap"])
@@ -104,3 +92,22 @@ def test_every_aggregate_of_a_tunnel_has_its_own_noise():
 
         noises.append(noise(make, target=1, nt_samples=2, nt_type=nt_type).flatten())
     assert torch.corrcoef(torch.stack(noises)).fill_diagonal_(0).abs().max() < 0.15
+
+
+def test_arguments_in_tables_and_lists_are_part_of_the_query():
+    net = image_net()
+
+    def scaled(x, options):
+        return net(x * options["scale"] * sum(options["more"]))
+
+    def make(hardening):
+        return HARDENED["InputXGradient"](scaled, hardening=hardening)
+
+    asked = {"scale": 1.0, "more": [0.5, 0.5]}
+    one = noise(make, target=1, additional_forward_args=(asked,))
+    again = noise(make, target=1, additional_forward_args=({"more": [0.5, 0.5], "scale": 1.0},))
+    torch.testing.assert_close(again, one, atol=1e-5, rtol=0)
+    for other in (asked | {"scale": 1.5}, {"scale": 1.0, "more": [0.5, 1.0]}):
+        unlike = noise(make, target=1, additional_forward_args=(other,))
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), unlike.flatten()]))[0, 1]) < 0.15
+    assert _rows_of(({"b": "word", "a": None},), 4)[1] == ["{'a': None, 'b': 'word'}"]

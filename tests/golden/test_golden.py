@@ -91,12 +91,11 @@ def test_a_hardening_has_the_same_text_and_is_read_back_from_it():
 # --- explainers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(record.kept("explainers")))
-def test_an_explainer_releases_the_same_numbers_about_the_same_weights(name):
-    found, kept = computed("explainers")[name], record.kept("explainers")[name]
+def test_explainers_release_the_same_numbers_about_the_same_weights():
+    found, kept = computed("explainers"), record.kept("explainers")
     assert same(found, kept, 1e-4, 1.01 * GRID)
-    if "plain" in kept:
-        assert same(found["plain"], kept["plain"], 1e-4, 1e-5)
+    plain = [name for name in kept if "plain" in kept[name]]
+    assert same(*({name: of[name]["plain"] for name in plain} for of in (found, kept)), 1e-4, 1e-5)
 
 
 # --- the release format -----------------------------------------------------------------------------------------------
@@ -152,8 +151,13 @@ def test_the_same_budget_asks_for_the_same_noise_and_allows_the_same_steps():
 # --- audits -----------------------------------------------------------------------------------------------------------
 
 
+def is_recorded_here():
+    """Whether torch and the processor round as where the record was made; else trained weights drift apart."""
+    return record.machine() == record.kept("hardening")["machine"]
+
+
 def test_the_same_recipe_trains_the_same_reference_models():
-    assert same(computed("training"), record.kept("training"), 1e-3, 1e-3)
+    assert same(computed("training"), record.kept("training"), 1e-3, 1e-3 if is_recorded_here() else 2e-2)
 
 
 @pytest.mark.parametrize("release", ["native", "hardened"])
@@ -177,6 +181,7 @@ def test_the_same_signals_give_the_same_counts_and_the_same_verdict(release, ver
         assert same(found[name], kept[name])
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_the_same_certificate():
     """It trains its own reference models, so that areas may differ by 0.05 elsewhere."""
     found, kept = computed("command line"), record.kept("command line")
@@ -209,17 +214,25 @@ def same_outcomes(found: dict[str, Any], kept: dict[str, Any]) -> bool:
     return same(exact(found), exact(kept)) and same(found, kept, 0.0, 0.01, 2)
 
 
-@pytest.mark.parametrize("name", list(verdicts.FILES))
-def test_a_file_of_signals_gets_the_same_verdict_by_the_same_counts(name):
-    assert same_outcomes(verdicts.signal_file(name), record.kept("signal files")[name])
+FEW = ("strong leak by default", "at two levels", "groups", "few attacks")
+OTHERS = tuple(name for name in verdicts.FILES if name not in FEW)
 
 
+@pytest.mark.parametrize("names", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+def test_files_of_signals_get_the_same_verdicts_by_the_same_counts(names):
+    found, kept = {name: verdicts.signal_file(name) for name in names}, record.kept("signal files")
+    assert same_outcomes(found, {name: kept[name] for name in names})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(verdicts.AUDITS))
 def test_a_small_audit_gets_the_same_verdict_by_the_same_counts(name):
+    """Where training rounds otherwise: the same verdicts, exit codes, sizes, controls and attacks."""
     made, libraries = verdicts.AUDITS[name]
     for library in libraries:
         pytest.importorskip(library)
-    assert same_outcomes(made(), record.kept("whole audits")[name])
+    found, kept = made(), record.kept("whole audits")[name]
+    assert same_outcomes(found, kept) if is_recorded_here() else same(exact(found), exact(kept))
 
 
 # --- canaries ---------------------------------------------------------------------------------------------------------
@@ -236,16 +249,18 @@ def test_the_same_canaries_are_found_in_the_same_runs():
 # --- recourse ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(record.kept("mechanisms")))
-def test_a_mechanism_promises_and_answers_the_same(name):
-    assert same(computed("mechanisms")[name], record.kept("mechanisms")[name], 1e-6, 1e-6)
+def test_mechanisms_promise_and_answer_the_same():
+    assert same(computed("mechanisms"), record.kept("mechanisms"), 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("name", list(record.kept("geometry")))
-def test_the_nearest_change_is_the_same(name):
+@pytest.mark.parametrize(("networks", "near"), [(True, 1e-4), (False, 1e-9)])
+def test_the_nearest_change_is_the_same(networks, near):
     """That of a network is the best that a search in float64 found."""
-    near = (1e-4, 1e-4) if name.startswith("network") else (1e-9, 1e-9)
-    assert same(computed("geometry")[name], record.kept("geometry")[name], *near)
+    found, kept = (
+        {name: value for name, value in of.items() if name.startswith("network") is networks}
+        for of in (computed("geometry"), record.kept("geometry"))
+    )
+    assert same(found, kept, near, near)
 
 
 # --- ledger, private training -----------------------------------------------------------------------------------------
@@ -255,9 +270,8 @@ def test_a_ledger_adds_up_to_the_same_sums_and_refuses_the_same():
     assert same(computed("ledgers"), record.kept("ledgers"), 1e-12)
 
 
-@pytest.mark.parametrize("name", list(record.kept("private training")))
-def test_a_private_training_keeps_the_same_budget_and_gives_the_same_model(name):
-    assert same(computed("private training")[name], record.kept("private training")[name], 1e-5, 1e-5)
+def test_private_trainings_keep_the_same_budgets_and_give_the_same_models():
+    assert same(computed("private training"), record.kept("private training"), 1e-5, 1e-5)
 
 
 # --- the record itself ------------------------------------------------------------------------------------------------
@@ -267,7 +281,7 @@ def test_every_subject_is_recorded():
     assert list(record.kept_values()) == list(record.SUBJECTS)
 
 
-@pytest.mark.parametrize(("found", "kept", "near"), [
+DIFFERENT = [
     ({"a": 1.0}, {"a": 1.0, "b": 2}, (1, 1, 1)),
     ({"a": 1.0, "b": 2}, {"a": 1.0}, (1, 1, 1)),
     ({"b": 1, "a": 1}, {"a": 1, "b": 1}, (1, 1, 1)),
@@ -283,7 +297,9 @@ def test_every_subject_is_recorded():
     (np.array([0.0, np.nan]), np.zeros(2), (1, 1)),
     (np.array([0.0, 2e-5]), np.zeros(2), (1e-4, 1e-5)),
     (np.array([True, False]), np.array([True, True]), (1, 1)),
-])  # fmt: skip
-def test_a_difference_is_seen(found, kept, near):
-    assert list(differences(found, kept, *near))
-    assert not list(differences(kept, kept))
+]
+
+
+def test_a_difference_is_seen():
+    assert [kept for found, kept, near in DIFFERENT if not list(differences(found, kept, *near))] == []
+    assert [kept for _, kept, _ in DIFFERENT if list(differences(kept, kept))] == []

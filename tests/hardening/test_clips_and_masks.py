@@ -63,7 +63,7 @@ def test_rank_norm_keeps_ranks_and_signs_and_gives_all_rows_the_same_magnitudes(
     assert np.array_equal(np.sign(found), np.sign(rows))
 
 
-@pytest.mark.parametrize(("d", "shape"), [(1, 1.0), (2, 0.01), (64, 300.0), (3072, 1e6), (3072, 1.5)])
+@pytest.mark.parametrize(("d", "shape"), [(1, 1.0), (64, 300.0), (3072, 1.5)])
 def test_the_profile_of_rank_norm_has_the_declared_length(d, shape):
     profile = RankNorm(2.0, shape).profile(d)
     assert float(torch.linalg.vector_norm(profile)) == pytest.approx(2.0)
@@ -80,8 +80,17 @@ def test_rank_norm_tells_nothing_but_order():
     assert torch.equal(magnitudes[0], magnitudes[2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "d"), [(1, 7), (3, 500), (200, 60), (2, 40_000), (40_000, 4), (5, 0), (0, 5)])
+@pytest.mark.parametrize(
+    ("n", "d", "dtype"),
+    [
+        (3, 500, torch.float16),
+        (200, 60, torch.float32),
+        (2, 20_000, torch.float64),
+        (20_000, 4, torch.float32),
+        (5, 0, torch.float64),
+        (0, 5, torch.float32),
+    ],
+)
 def test_rows_are_ranked_whatever_their_number_and_length(n, d, dtype):
     """Against `argsort`, with ties, zeros of both signs and infinities."""
     rows = (3 * torch.randn(n, d, generator=torch.Generator().manual_seed(d))).round().div(2).to(dtype)
@@ -146,20 +155,12 @@ def test_all_equal_numbers_are_cut_to_the_first_ones():
     assert TopKMask(0.5)(torch.ones(2, 6), None).tolist() == [[1, 1, 1, 0, 0, 0]] * 2
 
 
-STEPS = [
-    RangeClip(-0.7, 0.9),
-    NormClip(0.8),
-    UnitNorm(2.0),
-    RankNorm(),
-    RankNorm(balanced_from=3),
-    ThresholdMask(0.3),
-    TopKMask(0.4),
-]
+STEPS = [NormClip(0.8), UnitNorm(2.0), RankNorm(balanced_from=3), TopKMask(0.4)]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 @given(rows=ROWS, data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_rows_do_not_influence_each_other(step, rows, data):
     scale = () if isinstance(step, Clip) else (None,)
     row = data.draw(st.integers(0, len(rows) - 1))
@@ -167,8 +168,11 @@ def test_rows_do_not_influence_each_other(step, rows, data):
     assert np.array_equal(apply(step, rows, *scale)[row : row + 1], alone)
 
 
-@pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30, 3e38])
-@pytest.mark.parametrize("step", [UnitNorm(), RankNorm(), RankNorm(balanced_from=2)], ids=repr)
+@pytest.mark.parametrize(
+    ("step", "size"),
+    [(UnitNorm(), 1e-44), (UnitNorm(), 3e38), (RankNorm(), 1e-44), (RankNorm(balanced_from=2), 3e38)],
+    ids=repr,
+)
 def test_tiny_and_huge_numbers_keep_their_direction(step, size):
     row = torch.tensor([[1.0, -2.0, 0.5]]) / 2
     found = step(row.clone() * size)
@@ -176,7 +180,7 @@ def test_tiny_and_huge_numbers_keep_their_direction(step, size):
     assert torch.allclose(found, expected, rtol=0.3 if size < 1e-40 else 1e-5, atol=0)  # 1e-44 has three bits
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e30, 3e38])
+@pytest.mark.parametrize("size", [1e-30, 3e38])
 def test_norm_clip_neither_under_nor_overflows(size):
     row = torch.tensor([[1.0, -2.0, 0.5]]) / 2 * size
     length = 1.145644 * size
@@ -192,13 +196,6 @@ def test_scales_are_what_one_coordinate_can_be():
     assert absolute(0.5, 0.2) == 0.5
 
 
-def test_a_relative_amount_without_a_scale_is_refused():
-    with pytest.raises(ConfigurationError, match="needs a clip"):
-        absolute(Relative(0.5), None)
-
-
-NOT_NUMBERS = [True, "1", None, [1.0], 1j, torch.tensor(1.0)]
-NOT_FINITE = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400]
 MAKERS = {
     "RangeClip low": lambda v: RangeClip(v, 1e9),
     "RangeClip high": lambda v: RangeClip(-1e9, v),
@@ -213,41 +210,37 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_what_is_no_number_is_refused_by_type(name):
-    for value in NOT_NUMBERS:
-        with pytest.raises(ConfigurationTypeError, match=f"{name} must be a number"):
-            MAKERS[name](value)
+def test_what_is_no_finite_number_is_refused_by_name():
+    for name, make in MAKERS.items():
+        for value in (True, "1", None, torch.tensor(1.0)):
+            with pytest.raises(ConfigurationTypeError, match=f"{name} must be a number"):
+                make(value)
+        for value in (math.nan, np.float32("-inf"), 10**400):
+            with pytest.raises(ConfigurationError, match=f"{name} must be finite"):
+                make(value)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_what_is_not_finite_is_refused(name):
-    for value in NOT_FINITE:
-        with pytest.raises(ConfigurationError, match=f"{name} must be finite"):
-            MAKERS[name](value)
+OUT_OF_RANGE = [
+    (lambda: absolute(Relative(0.5), None), "needs a clip"),
+    (lambda: RangeClip(1.0, 1.0), "low < high"),
+    (lambda: RangeClip(0.0, -0.0), "low < high"),
+    (lambda: NormClip(0.0), "greater than 0"),
+    (lambda: UnitNorm(-1.0), "greater than 0"),
+    (lambda: RankNorm(0.0), "greater than 0"),
+    (lambda: RankNorm(1.0, -1.0), "greater than 0"),
+    (lambda: RankNorm(balanced_from=1), "at least 2"),
+    (lambda: RankNorm(balanced_from=2.5), "whole number or None"),
+    (lambda: Relative(-0.1), "at least 0"),
+    (lambda: ThresholdMask(-0.1), "at least 0"),
+    (lambda: TopKMask(0.0), "greater than 0"),
+    (lambda: TopKMask(1.1), r"\(0, 1\]"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RangeClip(1.0, 1.0), "low < high"),
-        (lambda: RangeClip(1.0, -1.0), "low < high"),
-        (lambda: RangeClip(0.0, -0.0), "low < high"),
-        (lambda: NormClip(0.0), "greater than 0"),
-        (lambda: UnitNorm(-1.0), "greater than 0"),
-        (lambda: RankNorm(0.0), "greater than 0"),
-        (lambda: RankNorm(1.0, -1.0), "greater than 0"),
-        (lambda: RankNorm(balanced_from=1), "at least 2"),
-        (lambda: RankNorm(balanced_from=2.5), "whole number or None"),
-        (lambda: Relative(-0.1), "at least 0"),
-        (lambda: ThresholdMask(-0.1), "at least 0"),
-        (lambda: TopKMask(0.0), "greater than 0"),
-        (lambda: TopKMask(1.1), r"\(0, 1\]"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(make, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make()
+def test_what_is_out_of_range_is_refused():
+    for make, message in OUT_OF_RANGE:
+        with pytest.raises(ConfigurationError, match=message):
+            make()
 
 
 @given(st.integers(-5, 5), st.integers(1, 5))

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.clips import RangeClip, RankNorm, Relative
 from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.noise import GaussianNoise
 
 ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
@@ -77,40 +79,37 @@ def test_reasons_are_names_in_the_order_of_the_features():
     assert TopKSet.reasons(released[:0], names) == []
 
 
-@pytest.mark.parametrize(
-    ("released", "names", "message"),
-    [
-        (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
-        (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
-        (torch.tensor([[float("nan"), 1.0]]), ["a", "b"], "expected a released TopKSet"),
-        (torch.ones(2, 3), ["a", "b"], "one number for each"),
-        (torch.ones(3), ["a", "b"], "one number for each"),
-        (torch.tensor(1.0), ["a"], "one number for each"),
-    ],
-)
-def test_reasons_of_what_is_no_set_are_refused(released, names, message):
-    with pytest.raises(InputError, match=message):
-        TopKSet.reasons(released, names)
+NO_SETS = [
+    (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.ones(2, 3), ["a", "b"], "one number for each"),
+    (torch.tensor(1.0), ["a"], "one number for each"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (TopKSet, ConfigurationError, "Give k"),
-        (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
-        (lambda: TopKSet(k=2.5), ConfigurationError, "whole number"),
-        (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
-        (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
-        (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
-        (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
-        (lambda: Levels(0), ConfigurationError, "at least 1"),
-        (lambda: Levels(17), ConfigurationError, "at most 16"),
-        (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
-    ],
-)
-def test_what_names_nothing_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
+def test_reasons_of_what_is_no_set_are_refused():
+    for released, names, message in NO_SETS:
+        with pytest.raises(InputError, match=message):
+            TopKSet.reasons(released, names)
+
+
+NOTHING_NAMED = [
+    (TopKSet, ConfigurationError, "Give k"),
+    (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
+    (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
+    (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
+    (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
+    (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
+    (lambda: Levels(0), ConfigurationError, "at least 1"),
+    (lambda: Levels(17), ConfigurationError, "at most 16"),
+    (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
+]
+
+
+def test_what_names_nothing_is_refused():
+    for make, kind, message in NOTHING_NAMED:
+        with pytest.raises(kind, match=message):
+            make()
 
 
 # --------------------------------------------------------------------------------------------------- wrong signs
@@ -123,8 +122,6 @@ def test_the_default_never_flips_a_sign_among_the_features_that_it_names():
 
 
 def test_the_rate_of_wrong_signs_is_that_of_real_maps():
-    from safexplain import GaussianNoise, RankNorm, Relative
-
     noisy = Hardening(RankNorm(), noise=GaussianNoise(Relative(0.3), key=bytes(32)))
     d, g = 10, torch.Generator().manual_seed(5)
     native = torch.randn(3000, d, generator=g) ** 3
@@ -137,12 +134,24 @@ def test_the_rate_of_wrong_signs_is_that_of_real_maps():
     assert Hardening(RankNorm(balanced_from=2)).sign_error_rate(10) > 0.05
 
 
-def test_printing_a_hardening_simulates_nothing(monkeypatch):
-    monkeypatch.setattr(Hardening, "__call__", None)
-    assert repr(Hardening.recommended()).startswith("Hardening(clip=TopKSet(k=4, fraction=0.1, positive=True), mask=")
-
-
 # ------------------------------------------------------------------------------------------- what is recommended
+
+
+def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
+    """64 or more, of 16,384 numbers, of the size of the clip's scale; without a clip, of size 1."""
+    for clip, size, d, n in ((RangeClip(-3, 2), 3.0, 1000, 64), (None, 1.0, 10, 1638), (None, 1.0, 1, 16_384)):
+        hardening = Hardening(clip, noise=GaussianNoise(0.5, key=b"public: only counts"))
+        native = size * torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+        released = hardening(native, inputs=torch.arange(float(n))[:, None])
+        wrong = (released * native < 0).double()
+        assert hardening.sign_error_rate(d) == pytest.approx(float(wrong.sum() / (released != 0).sum()), abs=1e-6)
+        largest = released.abs().topk(1, 1).indices
+        assert hardening.sign_error_rate(d, k=1) == pytest.approx(float(wrong.gather(1, largest).mean()), abs=1e-6)
+
+
+def test_the_scale_of_a_format_is_its_largest_number():
+    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3)):
+        assert clip.scale(200) == float(clip(maps()).max())
 
 
 def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):
@@ -150,6 +159,6 @@ def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hardening = Hardening.recommended()
-        assert hardening == Hardening.recommended(key=bytes(32))
+        assert hardening == Hardening.recommended(key=bytes(32)) == hardening_or_default(None)
         for features in (1, 23, 3072):
             hardening(maps(2, features))

@@ -22,7 +22,7 @@ import safexplain
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import CHUNK, Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise, query_seeds
 from safexplain.outputs import Probability
@@ -45,6 +45,13 @@ EVERY_PAIR = [
     Hardening(clip, mask, NOISES[(i + j) % len(NOISES)]) for i, clip in enumerate(CLIPS) for j, mask in enumerate(MASKS)
 ]
 """Every two slots in every combination."""
+SOME = [
+    Hardening(CLIPS[2], MASKS[1], NOISES[1]),
+    Hardening(CLIPS[5], MASKS[2], NOISES[2]),
+    Hardening(CLIPS[6]),
+]
+"""One of each kind of clip, mask and noise."""
+some = pytest.mark.parametrize("hardening", SOME, ids=repr)
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +128,11 @@ def slow_harden(h, row, seed):
     return row if step is None else [round(v / step) * step for v in row]
 
 
-@pytest.mark.parametrize("slots", EVERY_PAIR, ids=repr)
-def test_the_order_is_clip_then_mask_then_noise_then_grid(slots):
+@pytest.mark.parametrize("clip", CLIPS, ids=repr)
+def test_the_order_is_clip_then_mask_then_noise_then_grid(clip):
     a, x = batch()
     query = {"inputs": x, "target": 3, "model_digest": b"model", "method": "Saliency"}
-    for grid in (None, 0.0625):
+    for slots, grid in product([one for one in EVERY_PAIR if one.clip == clip], (None, 0.0625)):
         hardening = replace(slots, grid=grid)
         seeds = query_seeds(KEY, **query, configuration=hardening.to_json()) if hardening.noise else [None] * len(a)
         expected = [slow_harden(hardening, row, seed) for row, seed in zip(a.tolist(), seeds, strict=True)]
@@ -133,7 +140,7 @@ def test_the_order_is_clip_then_mask_then_noise_then_grid(slots):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERY_PAIR))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_single_precision_agrees_with_double(seed, d, hardening):
     if isinstance(hardening.mask, TopKMask | ThresholdMask):
         hardening = replace(hardening, mask=None)  # a mask's edge may fall either way
@@ -160,11 +167,9 @@ def test_masked_coordinates_carry_noise_too():
 @pytest.mark.parametrize(
     ("noise", "grid", "step"),
     [
-        (GaussianNoise(0.1, key=KEY), None, 2.0**-8),
         (GaussianNoise(0.125, key=KEY), None, 2.0**-7),
         (GaussianNoise(Relative(0.5), key=KEY), None, 2.0**-6),
         (GaussianNoise(0.1, key=KEY), 0.25, 0.25),
-        (None, 0.5, 0.5),
     ],
     ids=repr,
 )
@@ -179,6 +184,7 @@ def test_released_numbers_are_multiples_of_the_grid(noise, grid, step):
 
 
 def test_nothing_is_rounded_without_noise():
+    assert Hardening(noise=GaussianNoise(0.1)).grid_step(10) == 2.0**-8
     assert Hardening(RangeClip(-1, 1)).grid_step(10) is None
     assert Hardening(noise=GaussianNoise(0.0)).grid_step(10) is None
 
@@ -226,7 +232,7 @@ def test_where_there_is_noise_a_zero_explanation_does_not_stand_out(clip):
     assert not Hardening(clip)(a)[0].any()  # without noise, there is no key to draw from
 
 
-@pytest.mark.parametrize("size", [1e-44, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30])
 def test_rank_norm_does_not_show_how_many_coordinates_are_zero(size):
     g = torch.Generator().manual_seed(0)
     a, x = torch.randn(1, 400, generator=g), torch.zeros(1, 1)
@@ -238,18 +244,19 @@ def test_rank_norm_does_not_show_how_many_coordinates_are_zero(size):
     assert len(found.abs().unique()) == 400 if size > 1e-40 else len(found[:300].abs().unique()) == 300
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_zeros_in_maps_of_one_sign_get_that_sign(sign):
-    a = sign * (torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) + 0.1)
-    a[0, :100] = 0
-    for clip in (RankNorm(), RankNorm(balanced_from=2)):
+def test_zeros_in_maps_of_one_sign_get_that_sign():
+    size = torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) / 2 + 0.1
+    size[0, :100] = 0
+    for clip, sign in product((RankNorm(), RankNorm(balanced_from=2)), (1.0, -1.0)):
+        a = sign * size
         found = sign * Hardening(clip, noise=GaussianNoise(0.0, key=KEY))(a, inputs=torch.zeros(1, 1))[0]
         assert bool((found > 0).all())
         assert float(found[:100].amax()) < float(found[100:].amin())
 
 
-@pytest.mark.parametrize("clip", [NormClip(1.5), RankNorm(), UnitNorm()], ids=repr)
-def test_without_noise_is_what_averaging_over_keys_leaves(clip):
+def test_without_noise_is_what_averaging_over_keys_leaves():
+    """Of 20 x 20 keys; five standard errors of 30 numbers fail by chance once in 50,000 choices of keys."""
+    clip = RankNorm()
     a, x = batch(dtype=torch.float64)[0][3:], torch.zeros(3, 1)
     noisy = Hardening(clip, noise=GaussianNoise(0.2, key=KEY))
     exact = noisy.without_noise()(a, inputs=x)
@@ -262,7 +269,7 @@ def test_without_noise_is_what_averaging_over_keys_leaves(clip):
     assert plain.without_noise() is plain
 
 
-@pytest.mark.parametrize("clip", CLIPS[1:], ids=repr)
+@pytest.mark.parametrize("clip", CLIPS[4:7], ids=repr)
 def test_without_noise_the_maps_are_all_that_is_looked_at_and_no_key_is_asked_for(clip, monkeypatch):
     monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY")
     a, x = batch()
@@ -276,7 +283,7 @@ def test_without_noise_the_maps_are_all_that_is_looked_at_and_no_key_is_asked_fo
 # ------------------------------------------------------------------------------------------------ broken numbers
 
 
-@pytest.mark.parametrize("hardening", EVERY_PAIR[1:], ids=repr)
+@some
 def test_what_is_not_finite_comes_out_as_zero_plus_noise(hardening):
     for dtype, bad in product((torch.float16, torch.float64), (math.nan, math.inf, -math.inf)):
         a, x = batch(dtype=dtype)
@@ -305,7 +312,7 @@ EXTREME = st.builds(
 
 
 @given(EXTREME, st.lists(st.floats(width=32), min_size=1, max_size=6), st.sampled_from([torch.float16, torch.float32]))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_no_configuration_releases_what_is_not_finite(hardening, row, dtype):
     a = torch.tensor([row]).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
@@ -322,7 +329,7 @@ def test_numbers_too_large_for_the_grid_are_released_as_they_are():
 # ------------------------------------------------------------------------------------------------ any tensor
 
 
-@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
+@some
 def test_an_empty_batch_gives_an_empty_tensor(hardening):
     for shape in ((0, 3, 4), (2, 0), (0,), (0, 0)):
         released = hardening(torch.zeros(shape, dtype=torch.float16), inputs=torch.zeros(shape[0], 2), target=1)
@@ -334,7 +341,7 @@ def test_one_number_for_each_example_is_hardened():
     assert Hardening(RangeClip(-1, 1))(torch.tensor([0.5, 3.0])).tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
+@some
 def test_the_memory_layout_does_not_matter(hardening):
     a = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
     x = torch.zeros(4, 1)
@@ -349,7 +356,7 @@ def test_the_memory_layout_does_not_matter(hardening):
     assert torch.equal(hardening(repeated, inputs=x), hardening(repeated.contiguous(), inputs=x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions_come_back_as_they_came(dtype):
     a, x = batch(dtype=dtype)
     released = Hardening(UnitNorm(2.0), None, GaussianNoise(0.1, key=KEY))(a, inputs=x)
@@ -358,7 +365,7 @@ def test_other_precisions_come_back_as_they_came(dtype):
     assert torch.allclose(released.float(), single, atol=2.0**-7)
 
 
-@pytest.mark.parametrize("hardening", EVERY_PAIR[1:], ids=repr)
+@some
 def test_the_tensors_of_an_example_are_hardened_as_one(hardening):
     a, x = batch(6, 12)
     first, second = a[:, :8].reshape(6, 2, 4), a[:, 8:].float().double()
@@ -369,19 +376,14 @@ def test_the_tensors_of_an_example_are_hardened_as_one(hardening):
     assert torch.equal(torch.cat([t.flatten(1) for t in released], 1), whole)
 
 
-def test_one_tensor_in_a_tuple_stays_in_a_tuple():
-    released = Hardening(RangeClip(-1, 1))((torch.zeros(2, 3),))
-    assert isinstance(released, tuple)
-    assert len(released) == 1
-
-
 def test_each_tensor_of_a_tuple_keeps_its_precision():
     released = Hardening(UnitNorm())((torch.ones(2, 3, dtype=torch.float16), torch.ones(2, 1, dtype=torch.float64)))
     assert [t.dtype for t in released] == [torch.float16, torch.float64]
+    assert [t.shape for t in Hardening(RangeClip(-1, 1))((torch.zeros(2, 3),))] == [(2, 3)]  # a tuple stays one
     assert torch.allclose(released[1], torch.full((2, 1), 0.5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
+@some
 def test_what_is_released_is_detached_and_new(hardening):
     a, x = batch(dtype=torch.float32)
     a.requires_grad_()
@@ -396,6 +398,7 @@ def test_what_is_released_is_detached_and_new(hardening):
 
 
 def test_no_hardening_changes_nothing():
+    assert Hardening.none().is_none
     a, _ = batch(dtype=torch.float32)
     a[0, 0] = math.nan
     released = Hardening.none()((a, a.long()))
@@ -404,11 +407,17 @@ def test_no_hardening_changes_nothing():
 
 
 def test_large_batches_are_worked_on_in_parts_with_the_same_result(monkeypatch):
-    a, x = batch(50, 30, dtype=torch.float32)
-    hardening = Hardening(RankNorm(), TopKMask(0.5), GaussianNoise(0.1, key=KEY))
-    whole = hardening(a, inputs=x)
-    monkeypatch.setattr("safexplain.hardening.hardening.CHUNK", 70)
-    assert torch.equal(hardening(a, inputs=x), whole)
+    a, x = batch(9 * CHUNK // 3000, 3000, dtype=torch.float32)
+    hardening, sizes = Hardening(RankNorm(), TopKMask(0.5), GaussianNoise(0.1, key=KEY)), []
+    plain = Hardening._harden_rows
+    monkeypatch.setattr(
+        Hardening, "_harden_rows", lambda self, rows, seeds: sizes.append(rows.numel()) or plain(self, rows, seeds)
+    )
+    in_parts = hardening(a, inputs=x)
+    assert max(sizes) <= CHUNK
+    assert len(sizes) > 8
+    assert torch.equal(in_parts[:5], hardening(a[:5], inputs=x[:5]))
+    assert torch.equal(in_parts[-5:], hardening(a[-5:], inputs=x[-5:]))
 
 
 MEMORY = """
@@ -430,12 +439,13 @@ def growth(n):
         found.append((held("VmHWM") - before) / (a.numel() * 4))
     return max(found)
 growth(64)
-in_parts = growth(1024)
+in_parts = growth(512)
 hardening.CHUNK = 1 << 40
-print(in_parts, growth(1024))
+print(in_parts, growth(512))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_stays_below_twice_the_attribution():
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back, and is counted again
@@ -474,18 +484,15 @@ CONFIGURATIONS = st.one_of(ABSOLUTE, RELATIVE)
 
 
 @given(CONFIGURATIONS)
-def test_a_configuration_survives_json_and_repr(hardening):
+@settings(max_examples=40)
+def test_a_configuration_survives_json_and_repr_without_its_key(hardening):
     assert Hardening.from_json(hardening.to_json()) == hardening
     assert Hardening.from_json(hardening.to_dict()) == hardening
     assert Hardening.from_json(hardening.to_json()).to_json() == hardening.to_json()
     assert eval(repr(hardening), {name: getattr(safexplain, name) for name in safexplain.__all__}) == hardening
     assert hash(Hardening.from_json(hardening.to_json())) == hash(hardening)
     assert json.loads(hardening.to_json()) == hardening.to_dict()
-
-
-@given(CONFIGURATIONS)
-def test_the_key_is_in_neither_repr_nor_json(hardening):
-    for text in (repr(hardening), str(hardening), hardening.to_json(), str(hardening.to_dict()), f"{hardening.noise}"):
+    for text in (repr(hardening), hardening.to_json(), str(hardening.to_dict()), f"{hardening.noise}"):
         assert "secret" not in text
         assert KEY.hex() not in text
 
@@ -495,15 +502,6 @@ def test_equal_configurations_are_those_that_read_the_same(a, b):
     assert (a == b) == (a.to_json() == b.to_json())
 
 
-def test_the_spelling_of_a_number_does_not_change_the_noise():
-    a, x = batch(dtype=torch.float32)
-    written = Hardening(RangeClip(-1.0, 1.0), None, GaussianNoise(1.0, key=KEY))
-    for one in (1, np.float32(1), np.int64(1)):
-        other = Hardening(RangeClip(-one, one), None, GaussianNoise(one, key=KEY))
-        assert other == written
-        assert torch.equal(other(a, inputs=x), written(a, inputs=x))
-
-
 def test_keys_do_not_count_in_equality():
     assert Hardening.deepleak(KEY) == Hardening.deepleak(b"another of these secret keys")
     assert Hardening.deepleak(KEY).with_key(b"another of these secret keys").noise.key != KEY
@@ -511,71 +509,42 @@ def test_keys_do_not_count_in_equality():
     assert Hardening(RangeClip(-1, 1)).with_key(KEY) == Hardening(RangeClip(-1, 1))
 
 
-def test_the_recommended_hardening_survives_json():
-    recommended = Hardening.recommended()
-    assert not recommended.is_none
-    assert Hardening.from_json(recommended.to_json()) == recommended
-    assert Hardening.none().is_none
+NO_CONFIGURATIONS = [
+    (lambda: GaussianNoise(-0.1), ConfigurationError, "GaussianNoise std must be at least 0"),
+    (lambda: GaussianNoise(math.nan), ConfigurationError, "finite"),
+    (lambda: GaussianNoise("0.1"), ConfigurationTypeError, "number"),
+    (lambda: Hardening(clip=TopKMask(0.5)), ConfigurationTypeError, "clip must be one of RangeClip"),
+    (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
+    (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
+    (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
+    (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
+    (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (lambda: GaussianNoise(-0.1), ConfigurationError, "GaussianNoise std must be at least 0"),
-        (lambda: GaussianNoise(math.nan), ConfigurationError, "finite"),
-        (lambda: GaussianNoise(math.inf), ConfigurationError, "finite"),
-        (lambda: GaussianNoise("0.1"), ConfigurationTypeError, "number"),
-        (lambda: GaussianNoise(True), ConfigurationTypeError, "number"),
-        (lambda: Hardening(clip=TopKMask(0.5)), ConfigurationTypeError, "clip must be one of RangeClip"),
-        (lambda: Hardening(clip=(-1, 1)), ConfigurationTypeError, "clip must be one of"),
-        (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
-        (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
-        (lambda: Hardening(noise=RangeClip(-1, 1)), ConfigurationTypeError, "noise"),
-        (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
-        (lambda: Hardening(grid=-1.0), ConfigurationError, "grid"),
-        (lambda: Hardening(grid=math.nan), ConfigurationError, "grid must be finite"),
-        (lambda: Hardening(grid="1"), ConfigurationTypeError, "grid"),
-        (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
-        (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
+def test_a_configuration_that_makes_no_sense_is_refused():
+    for make, kind, message in NO_CONFIGURATIONS:
+        with pytest.raises(kind, match=message):
+            make()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "none",
-        "[]",
-        "3",
-        "null",
-        b"{}",
-        5,
-        None,
-        "[" * 100_000,
-        '{"clips": null}',
-        '{"clip": "RangeClip"}',
-        '{"clip": {"kind": "os.system"}}',
-        '{"clip": {"kind": []}}',
-        '{"clip": {"kind": "TopKMask", "fraction": 0.5}}',
-        '{"clip": {"kind": "RangeClip", "low": 0}}',
-        '{"clip": {"kind": "RangeClip", "low": 0, "high": 1, "middle": 2}}',
-        '{"clip": {"kind": "RangeClip", "low": {"relative": 1}, "high": 2}}',
-        '{"clip": {"kind": "RangeClip", "low": NaN, "high": 2}}',
-        '{"noise": {"kind": "GaussianNoise", "std": -1}}',
-        '{"noise": {"kind": "GaussianNoise", "std": {"relative": "a"}}}',
-        '{"noise": {"kind": "GaussianNoise", "std": {"relative": 1, "absolute": 2}}}',
-        '{"noise": {"kind": "GaussianNoise", "std": 1, "key": "00"}}',
-        '{"grid": "fine"}',
-    ],
-    ids=lambda t: repr(t)[:60],
-)
-def test_json_that_is_no_hardening_is_refused(text):
-    with pytest.raises(ConfigurationError):
-        Hardening.from_json(text)
+NO_HARDENINGS = [
+    "[]",
+    None,
+    "[" * 100_000,
+    '{"clips": null}',
+    '{"clip": {"kind": "os.system"}}',
+    '{"clip": {"kind": "RangeClip", "low": 0, "high": 1, "middle": 2}}',
+    '{"clip": {"kind": "RangeClip", "low": {"relative": 1}, "high": 2}}',
+    '{"noise": {"kind": "GaussianNoise", "std": {"relative": 1, "absolute": 2}}}',
+    '{"noise": {"kind": "GaussianNoise", "std": 1, "key": "00"}}',
+]
+
+
+def test_json_that_is_no_hardening_is_refused():
+    for text in NO_HARDENINGS:
+        with pytest.raises(ConfigurationError):
+            Hardening.from_json(text)
 
 
 def test_whole_numbers_in_json_are_read():
@@ -586,23 +555,22 @@ def test_whole_numbers_in_json_are_read():
 NOISY = Hardening(noise=GaussianNoise(0.1, key=KEY))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
-        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
-        (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
-        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
-        (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
-        (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
-        (lambda: NOISY([[1.0]], inputs=torch.zeros(1, 1)), "tensor"),
-        (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
-        (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),
-    ],
-)
-def test_a_call_that_makes_no_sense_is_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+NO_CALLS = [
+    (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
+    (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
+    (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
+    (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
+    (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
+    (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
+    (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
+    (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),
+]
+
+
+def test_a_call_that_makes_no_sense_is_refused():
+    for call, message in NO_CALLS:
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 def test_probability_is_the_softmax_of_the_logits():

@@ -48,25 +48,18 @@ def images(batch=5, seed=0):
 # ---------------------------------------------------------------------------------------------- the same query
 
 
-def test_asking_again_gives_the_same_bits():
-    x = images()
-    assert torch.equal(drawn(x, target=1), drawn(x.clone(), target=1))
-
-
-@pytest.mark.parametrize("d", [24, 3072])
 @pytest.mark.parametrize(
     "hardening",
     [
         Hardening(RangeClip(-1, 1), ThresholdMask(0.2), GaussianNoise(0.1)),
         Hardening(NormClip(2.0), TopKMask(0.3), GaussianNoise(Relative(0.3))),
         Hardening(UnitNorm(), None, GaussianNoise(Relative(0.3))),
-        Hardening(RankNorm(), None, GaussianNoise(Relative(0.2))),
         Hardening(RankNorm(), None, GaussianNoise(0.0)),
     ],
     ids=lambda h: f"{type(h.clip).__name__}-{h.noise.std}",
 )
-def test_neither_batch_nor_order_changes_an_answer(hardening, d):
-    hardening = hardening.with_key(KEY)
+def test_neither_batch_nor_order_changes_an_answer(hardening):
+    hardening, d = hardening.with_key(KEY), 500
     g = torch.Generator().manual_seed(3)
     a, x = torch.randn(70, d, generator=g), torch.randn(70, d, generator=g)
     a[7] = 0
@@ -81,36 +74,38 @@ def test_neither_batch_nor_order_changes_an_answer(hardening, d):
     assert torch.equal(hardening(a[twice], inputs=x[twice], target=y[twice]), together[twice])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_cast_of_the_input_is_the_same_query(dtype):
-    x = images().to(dtype)
-    assert torch.equal(drawn(x), drawn(x.float()))
+WHOLE = torch.randint(0, 2, (3, 7), generator=torch.Generator().manual_seed(0))
+LARGE = torch.tensor([[2**24, 1]])
+ENDING = torch.tensor([[3.0, 0.0, 1.0]])
+NAN, INF = torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, math.inf]])
+SAME = {
+    "asked again": (images(), images()),
+    "a cast": (images().bfloat16(), images().bfloat16().float()),
+    "of double precision": (images(), images().double()),
+    "truth values": (WHOLE.bool(), WHOLE),
+    "bytes": (WHOLE.to(torch.uint8), WHOLE),
+    "whole numbers as floats": (WHOLE.double(), WHOLE),
+    "whole numbers beyond float32": (LARGE.double(), LARGE),
+    "another shape": (images().reshape(5, 3, 1, 2, 4), images()),
+    "channels last": (images().contiguous(memory_format=torch.channels_last), images()),
+    "transposed memory": (images().transpose(2, 3).contiguous().transpose(2, 3), images()),
+    "a zero at the end": (torch.cat([ENDING, torch.zeros(1, 1)], 1), ENDING),
+    "zeros at the end": (torch.cat([ENDING, torch.zeros(1, 50)], 1), ENDING),
+    "nothing but zeros": (torch.zeros(1, 3), torch.zeros(1, 5)),
+    "the sign of zero": (torch.tensor([[-0.0, 1.0]]), torch.tensor([[0.0, 1.0]])),
+    "not a number": (NAN.double(), NAN),
+}
+DIFFERENT = {
+    "the next whole number": (LARGE + torch.tensor([[1, 0]]), LARGE),
+    "a zero in front": (torch.tensor([[0.0, 3.0, 0.0, 1.0]]), ENDING),
+    "nearly zero": (torch.tensor([[1e-30, 1.0]]), torch.tensor([[0.0, 1.0]])),
+    "not a number and infinity": (NAN, INF),
+}
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32, torch.float32, torch.float64])
-def test_whole_numbers_of_any_type_are_the_same_query(dtype):
-    x = torch.randint(0, 2, (3, 7), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(drawn(x.to(dtype)), drawn(x))
-
-
-def test_whole_numbers_that_float32_cannot_tell_apart_are_different_queries():
-    large = torch.tensor([[2**24, 1]])
-    assert torch.equal(drawn(large), drawn(large.double()))
-    assert not torch.equal(drawn(large), drawn(large + torch.tensor([[1, 0]])))
-
-
-@pytest.mark.parametrize("shape", [(6, 1), (1, 6), (2, 3), (3, 1, 2, 1)])
-def test_the_same_numbers_in_another_shape_are_the_same_query(shape):
-    x = images(4).flatten(1)[:, :6]
-    assert torch.equal(drawn(x.reshape(4, *shape)), drawn(x))
-
-
-def test_zeros_at_the_end_do_not_make_a_new_query():
-    x = torch.tensor([[3.0, 0.0, 1.0]])
-    for zeros in (1, 50):
-        assert torch.equal(drawn(torch.cat([x, torch.zeros(1, zeros)], 1)), drawn(x))
-    assert not torch.equal(drawn(torch.tensor([[0.0, 3.0, 0.0, 1.0]])), drawn(x))
-    assert torch.equal(drawn(torch.zeros(1, 3)), drawn(torch.zeros(1, 5)))
+def test_a_query_is_the_numbers_of_its_input_however_they_are_held():
+    assert [name for name, (one, other) in SAME.items() if not torch.equal(drawn(one), drawn(other))] == []
+    assert [name for name, (one, other) in DIFFERENT.items() if torch.equal(drawn(one), drawn(other))] == []
 
 
 def test_what_is_below_the_smallest_normal_number_is_zero_for_the_noise_and_for_the_explainer():
@@ -140,45 +135,19 @@ def test_an_explainer_that_is_given_the_hashed_numbers_cannot_answer_two_questio
     assert torch.equal(moved, single) or query_seeds(KEY, inputs=moved) != query_seeds(KEY, inputs=single)
 
 
-def test_not_a_number_and_infinity_are_different_queries():
-    nan, inf = (torch.tensor([[1.0, float(value)]]) for value in ("nan", "inf"))
-    assert torch.equal(drawn(nan), drawn(nan.double()))
-    assert not torch.equal(drawn(nan), drawn(inf))
-
-
-def test_the_sign_of_zero_does_not_make_a_new_query():
-    x = torch.tensor([[0.0, 1.0]])
-    flipped = torch.tensor([[-0.0, 1.0]])
-    assert torch.equal(drawn(x), drawn(flipped))
-    assert not torch.equal(drawn(x), drawn(torch.tensor([[1e-30, 1.0]])))
-
-
-def test_memory_layout_does_not_make_a_new_query():
-    x = images()
-    assert torch.equal(drawn(x), drawn(x.contiguous(memory_format=torch.channels_last)))
-    assert torch.equal(drawn(x), drawn(x.transpose(2, 3).contiguous().transpose(2, 3)))
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
+def test_a_target_is_the_same_however_it_is_written():
+    x = images(3)
+    spellings = (
         (2,),
         torch.tensor(2),
         torch.tensor([2]),
-        torch.tensor([2, 2, 2]),
-        torch.tensor([2, 2, 2], dtype=torch.int32),
         np.array([2, 2, 2]),
         np.int64(2),
-        [2, 2, 2],
         [(2,), (2,), (2,)],
         [torch.tensor(2)] * 3,
-    ],
-    ids=repr,
-)
-def test_a_target_is_the_same_however_it_is_written(spelling):
-    x = images(3)
-    assert torch.equal(drawn(x, target=spelling), drawn(x, target=2))
-    assert not torch.equal(drawn(x, target=spelling), drawn(x, target=1))
+    )
+    assert all(torch.equal(drawn(x, target=spelling), drawn(x, target=2)) for spelling in spellings)
+    assert not torch.equal(drawn(x, target=2), drawn(x, target=1))
 
 
 def test_each_example_has_its_own_target():
@@ -264,18 +233,15 @@ QUERY = {"inputs": X, "target": 1, "model_digest": b"model", "method": "Saliency
 @pytest.mark.parametrize(
     "change",
     [
-        {"hardening": PLAIN.with_key(KEY[::-1])},
         {"hardening": PLAIN.with_key(KEY + b"\0")},
         {"inputs": nudged(X)},
         {"inputs": (X, X)},
         {"target": 2},
         {"target": None},
         {"target": (1, 1)},
-        {"model_digest": b"Model"},
         {"model_digest": b"mode", "method": "lSaliency"},
         {"method": "InputXGradient"},
         {"hardening": replace(PLAIN, clip=RangeClip(-1, 1))},
-        {"hardening": replace(PLAIN, mask=TopKMask(0.5))},
         {"hardening": replace(PLAIN, grid=FINE / 2)},
         {"hardening": replace(PLAIN, noise=GaussianNoise(1.0 + 2**-20, key=KEY))},
     ],
@@ -285,24 +251,12 @@ def test_another_query_gets_independent_noise(change):
     assert independent(drawn(**{**QUERY, **change}, d=D), drawn(**QUERY, d=D))
 
 
-def test_swapped_inputs_get_independent_noise():
+def test_inputs_tensors_examples_and_purposes_get_independent_noise():
     a, b = images(1, seed=1), images(1, seed=2)
     assert independent(drawn((a, b), d=D), drawn((b, a), d=D))
-
-
-def test_the_tensors_of_a_tuple_get_independent_noise():
-    first, second = PLAIN((torch.zeros(1, D), torch.zeros(1, D)), inputs=(X, X))
-    assert independent(first, second)
-
-
-def test_examples_of_a_batch_get_independent_noise():
-    first, second = drawn(images(2), d=D)
-    assert independent(first, second)
-
-
-def test_noise_and_random_directions_are_independent():
-    a, b = (torch.from_numpy(standard_normal(b"seed", D, purpose=p)) for p in (b"noise", b"direction"))
-    assert independent(a, b)
+    assert independent(*PLAIN((torch.zeros(1, D), torch.zeros(1, D)), inputs=(X, X)))
+    assert independent(*drawn(images(2), d=D))
+    assert independent(*(torch.from_numpy(standard_normal(b"seed", D, purpose=p)) for p in (b"noise", b"direction")))
 
 
 def test_the_measure_of_independence_can_fail():
@@ -365,10 +319,11 @@ def test_its_distribution_is_as_near_to_the_normal_one_as_is_stated():
         assert share_at_most(-beyond * 2**28) / distributions.norm.cdf(-beyond) == pytest.approx(share, abs=0.003)
 
 
-@pytest.mark.parametrize("step", [1 / 16, 1 / 32])
-def test_rounded_to_the_grid_it_cannot_be_told_from_normal_noise(step):
+def test_rounded_to_the_grid_it_cannot_be_told_from_normal_noise():
     """Whatever was hidden: the squared Hellinger distance bounds what any test of a release can tell. One word of 16
     bits would fall short of it."""
+
+    step = 1 / 32
 
     def distance(counts, offset):
         edges = np.arange(-8, 8 + step, step) + offset * step
@@ -404,7 +359,6 @@ def test_the_grid_leaves_nothing_of_the_low_order_bits():
         (NormClip(3.0), Relative(0.5), 0.5 * 3 / 100),
         (UnitNorm(2.0), Relative(0.4), 0.4 * 2 / 100),
         (RankNorm(5.0), Relative(0.2), 0.2 * 5 / 100),
-        (RankNorm(5.0), 0.2, 0.2),
     ],
     ids=repr,
 )
@@ -443,34 +397,37 @@ print(json.dumps(out))
 
 
 @pytest.fixture(scope="module")
-def children():
+def other_process():
     environment = {k: v for k, v in os.environ.items() if k != noise.KEY_VARIABLE}
-    runs = [
-        subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, env=environment, text=True)
-        for _ in range(2)
-    ]
-    return [json.loads(run.communicate(timeout=120)[0]) for run in runs]
+    run = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, env=environment, text=True, check=True)
+    return json.loads(run.stdout)
 
 
-def test_the_same_key_gives_the_same_bits_after_a_restart(children):
+def test_the_same_key_gives_the_same_bits_after_a_restart(other_process):
     x = torch.arange(12.0).reshape(3, 4)
     here = Hardening.deepleak(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()
-    assert children[0]["keyed"] == children[1]["keyed"] == here
+    assert other_process["keyed"] == here
 
 
-def test_without_a_key_each_process_draws_its_own_and_says_so_once(children):
-    for child in children:
-        assert child["warnings"] == ["NoKeyWarning"]
-        assert child["drawn"][0] == child["drawn"][1] == child["drawn"][2]
-    assert children[0]["drawn"] != children[1]["drawn"]
+def test_without_a_key_each_process_draws_its_own_and_says_so_once(other_process, monkeypatch):
+    first, *again = other_process["drawn"]
+    assert other_process["warnings"] == ["NoKeyWarning"]
+    assert again == [first, first]
+    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
+    monkeypatch.setattr(noise, "_process_key", None)
+    keyless, x = Hardening(noise=GaussianNoise(1.0)), torch.arange(12.0).reshape(3, 4)
+    with pytest.warns(NoKeyWarning, match="SAFEXPLAIN_NOISE_KEY"):
+        here = keyless(torch.zeros(3, 4), inputs=x)
+    assert here.tolist() != first
+    assert torch.equal(keyless(torch.zeros(3, 4), inputs=x), here)
 
 
-def test_the_environment_supplies_the_key(children, monkeypatch):
+def test_the_environment_supplies_the_key(other_process, monkeypatch):
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
     x = torch.arange(12.0).reshape(3, 4)
     silent = Hardening(noise=GaussianNoise(1.0))
     here = silent(torch.zeros(3, 4), inputs=x).tolist()
-    assert children[0]["environment"] == children[1]["environment"] == here
+    assert other_process["environment"] == here
     written = silent.with_key(b"the environment's own secret key")
     assert written(torch.zeros(3, 4), inputs=x).tolist() == here
 
@@ -481,19 +438,10 @@ def test_a_key_in_the_configuration_comes_before_the_environment(monkeypatch):
     assert torch.equal(drawn(X), before)
 
 
-def test_the_warning_about_a_missing_key_says_what_to_set(monkeypatch):
-    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
-    monkeypatch.setattr(noise, "_process_key", None)
-    keyless = Hardening(noise=GaussianNoise(1.0))
-    with pytest.warns(NoKeyWarning, match="SAFEXPLAIN_NOISE_KEY"):
-        first = drawn(X, hardening=keyless)
-    assert torch.equal(drawn(X, hardening=keyless), first)
-
-
-@pytest.mark.parametrize("key", [b"", "text", 5, bytearray(32), True])
-def test_only_bytes_are_keys(key):
-    with pytest.raises(ConfigurationTypeError, match="bytes"):
-        GaussianNoise(1.0, key=key)
+def test_only_bytes_are_keys():
+    for key in (b"", "text", bytearray(32)):
+        with pytest.raises(ConfigurationTypeError, match="bytes"):
+            GaussianNoise(1.0, key=key)
 
 
 def test_a_short_key_is_warned_about(monkeypatch):
@@ -510,10 +458,13 @@ def test_a_short_key_is_warned_about(monkeypatch):
 # ------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("target", [[1, 2], torch.tensor([1, 2]), [(1, 2)], [], "cat", ["cat"] * 3, 1.5, [None] * 3])
-def test_a_target_that_does_not_fit_the_batch_is_refused(target):
-    with pytest.raises(InputError, match="target"):
-        query_seeds(KEY, inputs=torch.zeros(3, 2), target=target)
+NO_TARGETS = [torch.tensor([1, 2]), [(1, 2)], ["cat"] * 3, 1.5]
+
+
+def test_a_target_that_does_not_fit_the_batch_is_refused():
+    for target in NO_TARGETS:
+        with pytest.raises(InputError, match="target"):
+            query_seeds(KEY, inputs=torch.zeros(3, 2), target=target)
 
 
 def test_inputs_of_different_batch_sizes_are_refused():

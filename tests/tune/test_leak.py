@@ -121,7 +121,7 @@ def test_all_models_but_the_one_that_is_read_are_references(meter: LeakMeter) ->
 
 
 def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter: LeakMeter) -> None:
-    none = [meter.excess(*released(0.0, seed), meter.targets) for seed in range(5)]
+    none = [meter.excess(*released(0.0, seed), meter.targets) for seed in range(3)]
     assert np.mean([one.excess for one in none]) < 0.02
     assert all(one.excess <= 4 * one.error for one in none)
     found = meter.excess(*released(3.0), meter.targets)
@@ -131,7 +131,7 @@ def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter: LeakM
 
 
 def test_the_more_a_map_tells_the_larger_the_leak(meter: LeakMeter) -> None:
-    leaks = [meter.excess(*released(shift), meter.targets).excess for shift in (0.0, 1.5, 3.0, 6.0)]
+    leaks = [meter.excess(*released(shift), meter.targets).excess for shift in (0.0, 2.0, 6.0)]
     assert leaks == sorted(leaks)
     assert leaks[-1] - leaks[0] > 0.3
 

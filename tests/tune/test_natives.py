@@ -40,16 +40,17 @@ def natives(method: str, arguments: dict | None = None, store: Store | None = No
     return Natives(question, MODELS, pool, asked, store or Store())
 
 
-@pytest.mark.parametrize("hardening", [Hardening(TopKSet(fraction=0.2)), Hardening(RankNorm(), TopKMask(0.3))])
+SET, RANKS = Hardening(TopKSet(fraction=0.2)), Hardening(RankNorm(), TopKMask(0.3))
+
+
 @pytest.mark.parametrize(
-    ("method", "arguments"),
+    ("method", "arguments", "hardening"),
     [
-        ("InputXGradient", {}),
-        ("Occlusion", {}),
-        ("Occlusion", {"sliding_window_shapes": (3, 3, 3), "strides": (3, 2, 2)}),
-        ("FeatureAblation", {}),
-        ("FeatureAblation", {"n_segments": 4, "compactness": 1.0}),
-        ("GradCAM", {}),
+        ("InputXGradient", {}, RANKS),
+        ("Occlusion", {"sliding_window_shapes": (3, 3, 3), "strides": (3, 2, 2)}, SET),
+        ("FeatureAblation", {}, RANKS),
+        ("FeatureAblation", {"n_segments": 4, "compactness": 1.0}, SET),
+        ("GradCAM", {}, RANKS),
     ],
 )
 def test_hardened_native_maps_are_what_the_hardened_class_releases(method, arguments, hardening):

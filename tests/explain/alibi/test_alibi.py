@@ -6,7 +6,6 @@ import importlib
 import inspect
 import logging
 import pickle
-import subprocess
 import sys
 import threading
 import warnings
@@ -16,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
+from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
 from safexplain.explain import libraries as library
 from safexplain.explain.alibi import (
@@ -28,7 +27,7 @@ from safexplain.explain.alibi import (
     harden_alibi,
 )
 from safexplain.explain.alibi.explainers import anchor_hardening
-from safexplain.explain.alibi.rules import REFUSED, ROWS
+from safexplain.explain.alibi.rules import REFUSED
 from safexplain.explain.libraries import AlibiLicenceWarning, no_failed_searches
 
 pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
@@ -129,11 +128,6 @@ def stub(name, data, **attributes):
 # Without alibi.
 
 
-def test_the_module_imports_without_alibi_and_imports_it_only_when_used():
-    code = "import sys, safexplain.explain.alibi as a; assert 'alibi' not in sys.modules and 'spacy' not in sys.modules"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-
-
 def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "alibi"]:
         monkeypatch.delitem(sys.modules, name)
@@ -144,20 +138,11 @@ def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "model_digest", "kwargs"]
 
 
-def test_what_alibi_needs_and_is_not_installed_is_named_with_the_extra(unloaded, monkeypatch):
-    def fail(name):
-        raise ModuleNotFoundError("No module named 'click'", name="click")
-
-    monkeypatch.setattr(library, "import_module", fail)
-    with pytest.raises(MissingExtraError, match=r'click is not installed: pip install "safexplain\[alibi\]"'):
-        HardenedAnchorTabular(label, NAMES)
-
-
 def of_version(version):
     return lambda name: SimpleNamespace(__version__=version, explainers=None)
 
 
-@pytest.mark.parametrize("version", ["0.9.5", "0.9.6", "0.10.0", "1.0.0.dev0"])
+@pytest.mark.parametrize("version", ["0.9.5", "0.10.0"])
 def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version):
     monkeypatch.setattr(library, "import_module", of_version(version))
     with warnings.catch_warnings(record=True) as caught:
@@ -169,21 +154,13 @@ def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version
     assert "Seldon" in str(caught[0].message)
 
 
-@pytest.mark.parametrize("version", ["0.9.4", "0.9.3", "0.8.0", "0.9.4rc1"])
+@pytest.mark.parametrize("version", ["0.9.4", "0.8.0"])
 def test_of_the_last_apache_release_nothing_is_said(unloaded, monkeypatch, version):
     monkeypatch.setattr(library, "import_module", of_version(version))
     library.load("alibi")  # a warning would be an error
 
 
 # As natively.
-
-
-@pytest.mark.parametrize("kind", PUBLIC)
-def test_it_knows_the_native_class_and_is_no_instance_of_it(alibi, kind):
-    theirs, (explainer, _) = getattr(alibi, kind), made(kind, anchor_hardening(KEY))
-    assert explainer._native is theirs
-    assert explainer._entry == "explain"
-    assert not isinstance(explainer, theirs)
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
@@ -200,20 +177,8 @@ def test_without_hardening_the_allowed_fields_are_the_native_ones(alibi, kind):
         assert type(value) is type(expected.data[name]), name
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
-def test_a_native_seed_works_as_natively_without_hardening(alibi, kind):
-    constructor, fit, asked = arguments(kind)
-    answers = []
-    for cls, more in ((getattr(alibi, kind), {}), (PUBLIC[kind], {"hardening": Hardening.none()})):
-        explainer = cls(*constructor, seed=5, **more)
-        if fit is not None:
-            explainer.fit(*fit)
-        answers.append(explainer.explain(asked, **FAST).coverage)
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("kind", PUBLIC)
-def test_hardened_fractions_lie_in_the_unit_interval_on_the_grid_and_have_native_types(alibi, kind):
+def test_hardened_fractions_lie_in_the_unit_interval_on_the_grid_and_have_native_types(alibi):
+    kind = "AnchorTabular"
     explainer, asked = made(kind, anchor_hardening(KEY))
     released, theirs = explainer.explain(asked, **FAST), native(kind)[0].explain(asked, **FAST)
     for name in ("precision", "coverage"):
@@ -235,15 +200,6 @@ def test_fractions_get_the_noise_that_the_hardening_says(alibi):
         noise = np.array([[a.precision - 0.5, a.coverage - 0.5] for a in answers])
         assert (abs(noise.std() / 0.05 - 1) < 0.15) == fits
         assert abs(np.corrcoef(noise.T)[0, 1]) < 0.2
-
-
-def test_fractions_that_are_not_finite_come_out_finite(alibi):
-    for bad in (float("nan"), float("inf"), np.array([np.nan])):
-        data = {"anchor": [], "precision": bad, "coverage": bad}
-        released = harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(ROWS_OF_DATA[0])
-        assert np.isfinite([float(np.squeeze(released.precision)), float(np.squeeze(released.coverage))]).all()
-        assert type(released.precision) is type(bad)
-        assert np.shape(released.precision) == np.shape(bad)
 
 
 def test_an_empty_rule_is_released_with_its_native_types(alibi):
@@ -295,19 +251,6 @@ def test_asking_again_gives_the_same_answer_also_from_a_new_or_pickled_explainer
         assert same(other.explain(asked, **FAST), first)
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
-def test_natively_asking_again_gives_another_answer(alibi, kind):
-    explainer, asked = native(kind)
-    assert len({float(np.squeeze(explainer.explain(asked, **FAST).coverage)) for _ in range(8)}) > 1
-
-
-def test_another_key_gets_other_noise(alibi):
-    data = {"anchor": [], "precision": 0.5, "coverage": 0.5}
-    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
-    one, other = (harden_alibi(stub("AnchorTabular", data), h) for h in (hardening, hardening.with_key(b"k" * 32)))
-    assert one.explain(ROWS_OF_DATA[0]).precision != other.explain(ROWS_OF_DATA[0]).precision
-
-
 def test_options_that_only_re_estimate_share_their_noise(alibi):
     """Otherwise averaging over them would take the noise away."""
     hardening = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=1e-9)
@@ -329,8 +272,8 @@ def test_options_that_only_re_estimate_share_their_noise(alibi):
     assert abs(noise[0]) > 1e-4
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
-def test_numpys_global_generator_is_neither_read_nor_moved(alibi, kind):
+def test_numpys_global_generator_is_neither_read_nor_moved(alibi):
+    kind = "AnchorImage"
     np.random.seed(3)  # noqa: NPY002
     before = np.random.get_state()  # noqa: NPY002
     explainer, asked = made(kind, anchor_hardening(KEY))
@@ -368,12 +311,11 @@ def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_cop
     assert same(hardened.explain(ROWS_OF_DATA[0], **FAST), alone) == isolated
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
+@pytest.mark.parametrize("kind", ["AnchorTabular", "AnchorText"])
 def test_eight_threads_get_the_answers_of_one(alibi, kind):
     explainer, _ = made(kind, anchor_hardening(KEY))
     questions = {
         "AnchorTabular": list(ROWS_OF_DATA[:16]),
-        "AnchorImage": [np.roll(IMAGE, i, 0) for i in range(16)],
         "AnchorText": [f"{TEXT} It is {'good' if i % 2 else 'bad'} and has page {i} ." for i in range(16)],
     }[kind]
     expected = [explainer.explain(question, **FAST) for question in questions]
@@ -394,7 +336,7 @@ def test_eight_threads_get_the_answers_of_one(alibi, kind):
     assert len({a.to_json() for a in expected}) > 4
 
 
-@pytest.mark.parametrize("kind", PUBLIC)
+@pytest.mark.parametrize("kind", ["AnchorTabular", "AnchorText"])
 def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     free = []
 
@@ -433,14 +375,6 @@ def test_training_data_and_predictors_are_shared_not_copied(alibi):
     assert not hasattr(explainers.private_copy(explainer), "mab")
 
 
-def test_a_hardened_explainer_leaves_the_native_one_as_it_was(alibi):
-    explainer, asked = native("AnchorTabular")
-    before = {name: repr(value) for name, value in vars(explainer.samplers[0]).items()}
-    HardenedAnchors(explainer, hardening=anchor_hardening(KEY)).explain(asked, **FAST)
-    assert {name: repr(value) for name, value in vars(explainer.samplers[0]).items()} == before
-    assert not hasattr(explainer, "mab")
-
-
 # Configuration and refusals.
 
 
@@ -468,28 +402,28 @@ def _no_key_yet():
     return noise._process_key is None and noise.KEY_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("step", [{"clip": RankNorm()}, {"clip": UnitNorm()}, {"clip": NormClip(1.0)}])
-def test_a_hardening_that_weighs_precision_against_coverage_is_refused(alibi, step):
-    for hardening in (Hardening(**step), Hardening(mask=TopKMask(0.5))):
+def test_a_hardening_that_weighs_precision_against_coverage_is_refused(alibi):
+    ranks = Hardening(clip=RankNorm())
+    for hardening in (ranks, Hardening(clip=NormClip(1.0)), Hardening(mask=TopKMask(0.5))):
         with pytest.raises(ConfigurationError, match=r"RangeClip\(0\.0, 1\.0\)") as caught:
             HardenedAnchorTabular(label, NAMES, hardening=hardening)
         assert "anchor_hardening(key)" in str(caught.value)
     HardenedAnchorTabular(label, NAMES, hardening=Hardening(RangeClip(0.0, 1.0), ThresholdMask(0.01)))
-    harden_alibi(stub("KernelShap", {}), Hardening(**step))
+    harden_alibi(stub("KernelShap", {}), ranks)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if not name.startswith("plot_")])
-def test_explanations_of_a_whole_data_set_are_refused_and_it_is_said_why(alibi, name):
-    derived = type("Mine", (getattr(alibi, name),), {})
-    for native in (object.__new__(getattr(alibi, name)), object.__new__(derived)):
-        with pytest.raises(RefusedError, match="is refused: it describes the model over a whole data set"):
-            harden_alibi(native)
+def test_explanations_of_a_whole_data_set_are_refused_and_it_is_said_why(alibi):
+    for name in (name for name in REFUSED if not name.startswith("plot_")):
+        derived = type("Mine", (getattr(alibi, name),), {})
+        for native in (object.__new__(getattr(alibi, name)), object.__new__(derived)):
+            with pytest.raises(RefusedError, match="is refused: it describes the model over a whole data set"):
+                harden_alibi(native)
 
 
-@pytest.mark.parametrize("name", ["CEM", "Counterfactual", "CounterfactualRLTabular", "IntegratedGradients"])
-def test_an_explainer_that_has_no_rule_is_refused(name):
-    with pytest.raises(RefusedError, match=f"{name} is refused: no rule says which of its fields may leave"):
-        harden_alibi(stub(name, {}))
+def test_an_explainer_that_has_no_rule_is_refused():
+    for name in ("CEM", "IntegratedGradients", "Brandnew"):
+        with pytest.raises(RefusedError, match=f"{name} is refused: no rule says which of its fields may leave"):
+            harden_alibi(stub(name, {}))
 
 
 def test_anchors_that_keep_their_rows_in_other_processes_are_refused(alibi):
@@ -504,13 +438,6 @@ def test_those_that_return_training_rows_point_to_protodash_over_a_public_set(al
         harden_alibi(protoselect)
     with pytest.raises(RefusedError, match="HardenedProtoDash"):
         harden_alibi(stub("GradientSimilarity", {}))
-
-
-def test_an_alibi_class_without_a_rule_is_refused_and_a_subclass_of_one_with_a_rule_is_not(alibi):
-    with pytest.raises(RefusedError, match="no rule"):
-        harden_alibi(stub("Brandnew", {}))
-    derived = type("Mine", (alibi.AnchorTabular,), {})(label, NAMES).fit(ROWS_OF_DATA)
-    assert harden_alibi(derived, anchor_hardening(KEY)).explain(ROWS_OF_DATA[0], **FAST).anchor
 
 
 def test_what_is_no_native_explainer_is_a_type_error(alibi):
@@ -530,13 +457,6 @@ def test_repr_shows_method_and_hardening_and_neither_key_nor_data(alibi):
     explainer, _ = made("AnchorTabular", anchor_hardening(KEY))
     assert repr(explainer) == f"HardenedAnchorTabular(AnchorTabular, hardening={anchor_hardening()!r})"
     assert repr(KEY) not in repr(explainer)
-
-
-def test_the_first_argument_of_every_anchor_explainer_is_what_is_explained(alibi):
-    for name in ROWS:
-        if name.startswith("Anchor"):
-            asked = list(inspect.signature(getattr(alibi, name).explain).parameters)[1]
-            assert asked == {"AnchorImage": "image", "AnchorText": "text"}.get(name, "X")
 
 
 def test_an_audit_of_anchors_does_not_log_each_search_that_failed_and_nothing_else_is_hidden(caplog):

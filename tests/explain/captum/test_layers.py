@@ -1,18 +1,14 @@
 """Methods of layers and neurons: which layer, which layout, and the promises of every hardened explainer."""
 
-import warnings
-
 import captum.attr
 import pytest
 import torch
 from explain_nets import (
     NOISY,
-    Sum,
     TwoInputs,
     hardened_class,
     image_net,
     images,
-    net_for,
     quiet,
     run,
 )
@@ -20,12 +16,11 @@ from torch import nn
 
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
-from safexplain.explain.captum.layers import as_map, whole_layer
+from safexplain.explain.captum.layers import as_map
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
-INNER_ROWS = [row for row in CATALOG.values() if row.of != "input"]
-inner_rows = pytest.mark.parametrize("row", INNER_ROWS, ids=lambda row: row.name)
+INNER_ROWS = [CATALOG[n] for n in ("GradCAM", "LayerIntegratedGradients", "LayerDeepLift", "NeuronConductance")]
 
 
 # Which layer
@@ -57,11 +52,10 @@ def test_of_resnet18_it_is_the_last_convolution_of_the_last_block():
     "model",
     [
         nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
-        nn.Sequential(nn.ReLU()),
         nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 4), nn.Linear(4, 2)),
         lambda x: x,
     ],
-    ids=["one linear layer", "no layer", "patches", "no module"],
+    ids=["one linear layer", "patches", "no module"],
 )
 def test_where_there_is_no_layer_to_choose_one_is_asked_for(model):
     with pytest.raises(
@@ -89,8 +83,7 @@ def tokens_of(features, front=0):
     return torch.cat([torch.full((len(flat), front, flat.shape[2]), -1.0), flat], 1)
 
 
-@pytest.mark.parametrize("layout", ["auto", "tokens"])
-@pytest.mark.parametrize("front", [0, 1, 2, 4])
+@pytest.mark.parametrize(("layout", "front"), [("auto", 0), ("tokens", 1), ("auto", 4)])
 def test_tokens_become_rows_and_columns(layout, front):
     features = square()
     model = nn.Module()
@@ -108,12 +101,12 @@ def test_the_model_says_how_many_tokens_stand_for_no_place():
     assert as_map(tokens_of(features, 7), "tokens").shape == (1, 2, 4, 4)
 
 
-@pytest.mark.parametrize(("count", "front"), [(7, 1), (12, 0), (1, 1), (3, 5)])
-def test_tokens_that_are_no_square_are_refused(count, front):
-    model = nn.Module()
-    model.num_prefix_tokens = front
-    with pytest.raises(InputError, match=rf"square image after {front} others, got {count}: give reshape_transform="):
-        as_map(torch.zeros(1, count, 5), "auto", model)
+def test_tokens_that_are_no_square_are_refused():
+    for count, front in ((12, 0), (3, 5)):
+        model = nn.Module()
+        model.num_prefix_tokens = front
+        with pytest.raises(InputError, match=rf"square image after {front} others, got {count}: give reshape_tr"):
+            as_map(torch.zeros(1, count, 5), "auto", model)
 
 
 def test_channels_last_is_moved_and_channels_first_is_left():
@@ -124,7 +117,7 @@ def test_channels_last_is_moved_and_channels_first_is_left():
     assert torch.equal(as_map(features, "auto"), features)
 
 
-@pytest.mark.parametrize(("height", "width"), [(7, 7), (4, 8), (8, 4), (7, 6)])
+@pytest.mark.parametrize(("height", "width"), [(7, 7), (4, 8)])
 def test_channels_last_is_seen_by_the_normalisation_and_the_image(height, width):
     normalised, plain = nn.Sequential(nn.LayerNorm(5)), nn.Sequential(nn.BatchNorm2d(5))
     last, size = torch.zeros(1, height, width, 5), (32 * height, 32 * width)
@@ -134,47 +127,30 @@ def test_channels_last_is_seen_by_the_normalisation_and_the_image(height, width)
     assert as_map(last, "auto", plain, size).shape == last.shape  # nothing says that the channels are at the end
 
 
-@pytest.mark.parametrize(
-    ("shape", "layout"),
-    [
-        ((2, 5), "auto"),
-        ((2, 5), "channels_first"),
+def test_what_is_no_map_is_refused():
+    for shape, layout in (
+        ((2, 5), "channels_last"),
         ((2, 3, 4, 4), "tokens"),
         ((2, 3, 4, 4), "BHWC"),
         ((2, 9, 5), "map"),
-    ],
-)
-def test_what_is_no_map_is_refused(shape, layout):
-    with pytest.raises(InputError, match=r"is no map as '.*channels_first, channels_last, tokens or a function"):
-        as_map(torch.zeros(shape), layout)
-
-
-def test_the_whole_layer_is_its_sum():
-    x = torch.arange(24.0).view(2, 3, 4)
-    assert whole_layer(x).tolist() == [66.0, 210.0]
+    ):
+        with pytest.raises(InputError, match=r"is no map as '.*channels_first, channels_last, tokens or a function"):
+            as_map(torch.zeros(shape), layout)
 
 
 # Beyond the contract that `tests/testing/test_check_explainer.py` runs over every row.
 
 
-@inner_rows
-def test_the_caller_hears_no_warning_that_is_about_private_copies(row):
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        run(hardened_class(row)(net_for(row), hardening=NOISY), row, images())
-    assert [str(w.message) for w in heard if "did not already require gradients" in str(w.message)] == []
-
-
 def test_a_delta_is_refused():
     for row in INNER_ROWS:
-        explainer = hardened_class(row)(net_for(row), hardening=NOISY)
+        explainer = hardened_class(row)(image_net(), hardening=NOISY)
         assert explainer.has_convergence_delta() is False
         if row.delta:
             with pytest.raises(RefusedError, match="convergence delta is refused"):
                 run(explainer, row, images(), return_convergence_delta=True)
 
 
-@pytest.mark.parametrize("name", ["LayerActivation", "LayerGradientXActivation", "LayerFeatureAblation", "GradCAM"])
+@pytest.mark.parametrize("name", ["LayerActivation", "LayerFeatureAblation"])
 def test_another_layer_has_other_noise(name):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(6, 6), nn.Tanh()] * 2, nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
@@ -193,17 +169,6 @@ def test_another_layer_has_other_noise(name):
         torch.testing.assert_close(noise(explained, model[0]), one, atol=1e-6, rtol=0)
 
 
-def test_another_neuron_has_other_noise():
-    model, x, row = image_net(), images(16), CATALOG["NeuronGradient"]
-    noises = []
-    for selector in ((0, 1, 1), (1, 1, 1), whole_layer):
-        native = row.explainer(model).attribute(x, neuron_selector=selector)
-        released = hardened_class(row)(model, hardening=NOISY).attribute(x, neuron_selector=selector)
-        noises.append((released - native).flatten())
-    correlation = torch.corrcoef(torch.stack(noises))
-    assert (correlation - torch.eye(3)).abs().max() < 0.1
-
-
 def test_maps_of_a_layer_of_two_inputs_and_of_a_neuron_for_two_inputs():
     model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
     for name in ("LayerGradientXActivation", "LayerFeatureAblation", "LayerConductance"):
@@ -217,15 +182,6 @@ def test_maps_of_a_layer_of_two_inputs_and_of_a_neuron_for_two_inputs():
         released = hardened_class(row).kind(model, model.head, hardening=NOISY).attribute(x, **selector)
         assert [t.shape for t in released] == [t.shape for t in x]
         assert all(0.02 < (a - b).std() < 0.1 for a, b in zip(released, native, strict=True))
-
-
-def test_a_neuron_of_a_model_with_one_output_is_explained():
-    """Nothing in these methods needs a target."""
-    model, x = Sum().eval(), images()
-    for name in ("NeuronDeepLift", "NeuronDeepLiftShap", "NeuronGradient"):
-        row = CATALOG[name]
-        native = run(row.explainer(model), row, x)
-        assert torch.equal(run(hardened_class(row)(model, hardening=Hardening.none()), row, x), native)
 
 
 def test_harden_takes_the_layer_along():

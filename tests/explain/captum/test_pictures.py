@@ -56,14 +56,17 @@ def test_without_axes_the_current_ones_are_drawn_on():
     pyplot.close()
 
 
-@pytest.mark.parametrize(
-    ("image", "released", "said"),
-    [((2, 3, 8, 8), (3, 8, 8), "one image of a batch"), ((3, 8, 8), (1, 4, 4), "enlarged by interpolate_mode="),
-     ((3, 8, 8), (8,), "got .3, 8, 8. and .8,.")],
-)  # fmt: skip
-def test_other_shapes_are_refused(image, released, said):
-    with pytest.raises(InputError, match=said):
-        drawn(torch.zeros(image), torch.zeros(released))
+OTHER_SHAPES = [
+    ((2, 3, 8, 8), (3, 8, 8), "one image of a batch"),
+    ((3, 8, 8), (1, 4, 4), "enlarged by interpolate_mode="),
+    ((3, 8, 8), (8,), "got .3, 8, 8. and .8,."),
+]
+
+
+def test_other_shapes_are_refused():
+    for image, released, said in OTHER_SHAPES:
+        with pytest.raises(InputError, match=said):
+            drawn(torch.zeros(image), torch.zeros(released))
 
 
 def test_what_is_no_set_is_refused():
@@ -87,8 +90,7 @@ def test_captum_draws_a_set_by_every_method_with_every_sign_that_a_set_has(name)
     assert len(figure.axes) == len(FITTING)
 
 
-@pytest.mark.parametrize("pixels", [np.ones((4, 4)), np.zeros((4, 4))])
-def test_captum_says_why_it_draws_nothing_that_is_not_there(pixels):
+def test_captum_says_why_it_draws_nothing_that_is_not_there():
     """Should this fail, docs/explainers.md need not say it."""
     with pytest.raises(AssertionError, match="scale factor = 0"):
-        visualization.visualize_image_attr(pixels, sign="negative", use_pyplot=False)
+        visualization.visualize_image_attr(np.ones((4, 4)), sign="negative", use_pyplot=False)

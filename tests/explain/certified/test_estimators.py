@@ -91,6 +91,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_classifier_that_was_dumped_is_the_audited_one_in_another_process(tmp_path: Path) -> None:
     for name, estimator in ESTIMATORS.items():
         (tmp_path / name).mkdir()
@@ -134,7 +135,8 @@ def test_columns_keep_the_names_that_a_classifier_was_fitted_with() -> None:
     np.testing.assert_allclose(as_module(fitted)(ASKED).numpy(), fitted.predict_proba(frame[:3]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [HardenedOcclusion, pytest.param(HardenedKernelShap, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [HardenedOcclusion, HardenedKernelShap])
 def test_an_audit_of_a_forest_ends_in_what_a_service_loads(kind: Any, tmp_path: Path) -> None:
     member = np.arange(40) % 2 == 0
     fitted = RandomForestClassifier(3, random_state=0).fit(X[:40][member], Y[:40][member])

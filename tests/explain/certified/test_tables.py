@@ -94,6 +94,10 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
+few_cases = pytest.mark.parametrize("case", ["LimeTabular", "Anchors", "KernelExplainer"], indirect=True)
+"""A library each, with and without noise."""
+
+
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     for library in NEEDS[request.param].split():
@@ -132,12 +136,16 @@ def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
         assert kind._row is CATALOG[name]
 
 
-@pytest.mark.parametrize("model", [forest(), network()], ids=["forest", "network"])
-def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path) -> None:
-    if case.kind in (HardenedTreeShap, HardenedTreeExplainer) and isinstance(model, nn.Module):
-        with pytest.raises(InputError, match=r"trees|tables"):
-            load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
-        return
+@pytest.mark.parametrize("name", ["TreeShap", "TreeExplainer"])
+def test_a_network_has_no_trees_to_explain(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("shap")
+    pytest.importorskip("alibi")
+    with pytest.raises(InputError, match=r"trees|tables"):
+        load_release(network(), about(tmp_path, CASES[name], network()), key=KEY, public=PUBLIC)
+
+
+def test_a_service_tells_what_was_audited(case: Case, tmp_path: Path) -> None:
+    model: Any = network() if case.kind in (HardenedLimeTabular, HardenedProtoDash) else forest()
     release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
     target = release.predict(ASKED).argmax(1)
     module = as_module(model)
@@ -160,6 +168,7 @@ def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path
     assert (release.shape, release.mixes_batch, release.uncertified) == ((4,), False, False)
 
 
+@few_cases
 def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> None:
     path, kind = about(tmp_path, case, forest()), case.kind
     given: dict[str, Any] = {"public": PUBLIC, "key_file": tmp_path / "key"}
@@ -190,6 +199,7 @@ def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> N
         kind.from_certificate(forest(), about(tmp_path, case, forest(), said={"options": {}}), **given)
 
 
+@few_cases
 def test_a_weak_key_and_a_changed_model_are_refused(case: Case, tmp_path: Path) -> None:
     model = forest()
     path = about(tmp_path, case, model)
@@ -203,9 +213,8 @@ def test_a_weak_key_and_a_changed_model_are_refused(case: Case, tmp_path: Path) 
         release.explain(ASKED, torch.tensor([0, 1, 0]))
 
 
+@few_cases
 def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would_ask(case: Case) -> None:
-    if case.kind is HardenedProtoDash:
-        pytest.skip("cvxpy cannot solve for ten prototypes of these rows")
     model, hardening = forest(), case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
     said = {"method": case.kind._row.name, "hardening": case.hardening}  # type: ignore[union-attr]
     before = load_release(model, None, key=KEY, public=PUBLIC, uncertified=True, **said)
@@ -218,6 +227,7 @@ def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would
     assert len(before.digest) == 64
 
 
+@few_cases
 def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp_path: Path) -> None:
     path, key = about(tmp_path, case, forest()), tmp_path / "key"
     key.write_bytes(KEY)
@@ -230,8 +240,9 @@ def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp
         load_release(forest(), path, public=PUBLIC, key=KEY).explain(ASKED[:, :3], torch.tensor([0, 1, 0]))
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "a", "b", "c"]])
-@pytest.mark.parametrize("kind", [HardenedLimeTabular, HardenedAnchors])
+@pytest.mark.parametrize(
+    ("kind", "names"), [(HardenedLimeTabular, ["a", "b", "c"]), (HardenedAnchors, ["a", "a", "b", "c"])]
+)
 def test_every_column_of_the_background_has_one_name(kind: Any, names: list[str]) -> None:
     pytest.importorskip("lime" if kind is HardenedLimeTabular else "alibi")
     with pytest.raises(InputError, match="4 different names"):
@@ -246,6 +257,7 @@ def test_the_rows_of_a_service_have_the_columns_of_a_table(tmp_path: Path) -> No
     assert release.explain(ASKED[:0], torch.tensor([], dtype=torch.long)).shape == (0, 4)  # type: ignore[union-attr]
 
 
+@few_cases
 def test_threads_get_the_answers_that_each_would_get_alone(case: Case, tmp_path: Path) -> None:
     release = load_release(forest(), about(tmp_path, case, forest()), key=KEY, public=PUBLIC)
     asked = [torch.from_numpy(X[i : i + 2]) for i in range(0, 12, 2)]
@@ -297,6 +309,16 @@ def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
         HardenedAnchorImage.from_certificate(model, path)
     with pytest.raises(RefusedError, match="rows of tables"):
         HardenedAnchorImage.catalogued(PUBLIC)
+
+
+def test_rules_of_anchors_are_about_quartiles_of_the_public_rows() -> None:
+    pytest.importorskip("alibi")
+    asked = HardenedAnchors.catalogued(PUBLIC, feature_names=NAMES)(
+        as_module(forest()), hardening=anchor_hardening(KEY)
+    )
+    for name, rule, column in zip(NAMES, asked.explainer._rules, PUBLIC.T, strict=True):
+        low, middle, high = np.percentile(column, (25, 50, 75))
+        assert {f"{name} <= {low:.2f}", f"{name} <= {middle:.2f}", f"{name} > {high:.2f}"} <= rule.texts.keys()
 
 
 def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
@@ -396,6 +418,9 @@ def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
     values = HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[:3])
     np.testing.assert_allclose(values[np.arange(3), :, target], expected, atol=1e-6)
     assert np.isnan(values[np.arange(3), :, (target + 1) % 3]).all()
+    np.testing.assert_array_equal(
+        HardenedLinearExplainer.from_certificate(model, path, public=PUBLIC).shap_values(X[0]), values[0]
+    )
 
 
 # --- what cannot be certified ----------------------------------------------------------------------------------------
@@ -453,7 +478,7 @@ FAST = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["LimeTabular", "Anchors", "ProtoDash", "AlibiKernelShap", "TreeExplainer"])
 def test_an_audit_ends_in_a_certificate_that_a_service_loads(name: str, tmp_path: Path) -> None:
     for library in NEEDS[name].split():
         pytest.importorskip(library)

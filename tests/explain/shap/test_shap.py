@@ -84,8 +84,9 @@ def native_trees(name: str, *data: Any) -> Any:
 # --- the values ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [None, PUBLIC], ids=["paths", "background"])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("name", "data"), [(name, None) for name in TREES] + [("forest of three classes", PUBLIC), ("xgboost", PUBLIC)]
+)
 def test_without_hardening_the_values_are_the_native_ones(name: str, data: Any) -> None:
     hardened = HardenedTreeExplainer(model(name), data, hardening=PLAIN)
     native = native_trees(name, data)
@@ -95,7 +96,7 @@ def test_without_hardening_the_values_are_the_native_ones(name: str, data: Any) 
     assert hardened.shap_values(ASKED[0]).shape == expected.shape[1:]
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", ["forest", "boosting", "lightgbm of three classes"])
 def test_every_row_is_hardened_by_itself_and_asking_again_gives_the_same(name: str) -> None:
     explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
     released = explainer.shap_values(ASKED)
@@ -129,6 +130,11 @@ def test_kernel_values_are_drawn_from_generators_of_their_own() -> None:
         together = list(pool.map(lambda row: explainer.shap_values(row, nsamples=12), rows))
     for i, found in enumerate(together):
         assert np.array_equal(found[0], released[i % 4])
+
+
+def test_no_rows_have_no_values() -> None:
+    for explainer in explainers():
+        assert explainer.shap_values(ASKED[:0]).shape[:2] == (0, 5)
 
 
 def test_two_outputs_that_say_the_same_share_their_noise() -> None:
@@ -213,13 +219,12 @@ def test_of_several_outputs_one_has_to_be_named_to_be_drawn() -> None:
     figures.close("all")
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
-@pytest.mark.parametrize("name", ["expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"])
-def test_what_would_tell_more_cannot_be_read(place: int, name: str) -> None:
-    explainer = explainers()[place]
-    assert not hasattr(explainer, name)
-    with pytest.raises(AttributeError, match="only hardened values leave"):
-        getattr(explainer, name)
+def test_what_would_tell_more_cannot_be_read() -> None:
+    for explainer in explainers():
+        for name in ("expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"):
+            assert not hasattr(explainer, name)
+            with pytest.raises(AttributeError, match="only hardened values leave"):
+                getattr(explainer, name)
 
 
 def test_noise_hides_the_sum_that_would_be_the_confidence() -> None:
@@ -233,8 +238,9 @@ def test_noise_hides_the_sum_that_would_be_the_confidence() -> None:
 # --- questions and answers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("columns", [3, 7])
+@pytest.mark.parametrize(
+    ("name", "columns"), [("forest", 7), ("histograms", 3), ("xgboost booster", 7), ("lightgbm booster", 3)]
+)
 def test_rows_of_other_columns_than_the_model_has_are_refused(name: str, columns: int) -> None:
     explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
     with pytest.raises(InputError, match="5 features"):
