@@ -10,9 +10,8 @@ from evidence import twice
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from audit.suites.broken_trainers import by_hand, true_epsilon
+from audit.suites.broken_trainers import by_hand
 from audit.suites.broken_trainers import suite as battery
-from safexplain._privacy_loss import Steps, epsilon_of
 
 ROOT = Path(__file__).parents[2]
 BY_HAND = {case.name: case for case in (*battery.BROKEN, *battery.RIGHT) if case.name.startswith("by_hand")}
@@ -175,49 +174,8 @@ def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_
     assert sum(len(row["white_box"]) for row in report["right"]) >= 50
 
 
-# ------------------------------------------------------------------------------------------- true epsilons
-
-
-def test_the_epsilon_of_a_sum_is_that_of_full_batches():
-    claimed = epsilon_of([Steps(3.5, 1.0, 8, "full-batch")], 1e-5, "substitute")
-    assert true_epsilon.of_sum(8, 3.5 * 8**0.5, 1e-5) == pytest.approx(claimed, abs=1e-3)
-
-
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(2.2, 0.5, 12), (1.0, 0.25, 8)])
-def test_the_epsilon_of_mixtures_is_that_of_poisson_batches(sigma, rate, steps):
-    claimed = epsilon_of([Steps(sigma, rate, steps)], 1e-5, "substitute")
-    assert claimed - 1e-3 < true_epsilon.of_mixtures([rate], [1.0], sigma, steps, 1e-5) < claimed + 0.02
-
-
-def test_dividing_by_the_actual_batch_size_costs_more_where_batches_are_small():
-    claimed = epsilon_of([Steps(1.0, 0.125, 20)], 1e-5, "substitute")
-    assert true_epsilon.of_actual_batch_size(24, 0.125, 1.0, 20, 1e-5) > 2 * claimed
-    assert true_epsilon.of_actual_batch_size(1, 1.0, 3.5, 8, 1e-5) == pytest.approx(7.712, abs=0.02), "always one"
-
-
-def test_shuffled_epochs_of_one_batch_are_full_batches():
-    found = true_epsilon.of_epochs(1, 8, 3.5, 1e-3, draws=200_000)
-    assert found == pytest.approx(true_epsilon.of_sum(8, 3.5 * 8**0.5, 1e-3), abs=0.1)
-
-
-def test_a_mixture_is_what_its_samples_say():
-    """Delta at the epsilon that is found, by simulation of the privacy loss."""
-    weights, means, sigma, steps, delta = [0.2, 0.3], [2.0, 0.5], 1.5, 3, 1e-2
-    epsilon = true_epsilon.of_mixtures(weights, means, sigma, steps, delta)
-    rng = np.random.default_rng(0)
-    mean = rng.choice([0.0, *means], p=[0.5, *weights], size=(200_000, steps))
-    y = mean + sigma * rng.standard_normal(mean.shape)
-
-    def density(sign):
-        parts = zip([0.5, *weights], [0.0, *means], strict=True)
-        return sum(w * np.exp(-((y - sign * m) ** 2) / (2 * sigma**2)) for w, m in parts)
-
-    loss = np.log(density(1) / density(-1)).sum(1)
-    assert np.maximum(1 - np.exp(epsilon - loss), 0).mean() == pytest.approx(delta, rel=0.1)
-
-
 @pytest.mark.slow
 def test_the_suite_runs_and_resumes(tmp_path):
     found = twice("audit.suites.broken_trainers", tmp_path)[1]
     assert [battery.found_by(row) for row in found["broken"]] == [["white_box", "canaries"]] * 2
-    assert found["provenance"]["command"].startswith("python -m audit.suites.broken_trainers")
+    assert found["run"]["command"].startswith("python -m audit.suites.broken_trainers")
