@@ -110,9 +110,8 @@ PAGES = (
         "releases", "with `--order`: what the order of a set adds", "`cifar10.npz`, `heloc.npz`", "10 min",
         "releases_order"))),
     Page("dithering", "Patience, and limits on looks", (_suite(
-        "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
-        " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
-        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
+        "dithering", "how many dithered queries about one example a service's budget lets through, and how many honest"
+        " questions it takes for such", "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "20 min"),)),
     Page("third_party", "Networks that nobody here trained", ()),
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
