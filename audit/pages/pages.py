@@ -117,8 +117,8 @@ PAGES = (
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
     Page("red_team", "Attacks on safexplain itself", (_suite(
-        "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, on running"
-        " services in version 0.2.0, and what they gain now", "nothing", "20 min of one core"),)),
+        "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
+        " gain now", "nothing", "20 min of one core"),)),
     Page("fuzzed_files", "A thousand disguises of a leak", (_suite(
         "fuzzed_files", "whether any variant of a leaking file of signals is certified, or a harmless one of a clean"
         " file is not", "nothing", "40 min of one core"),)),

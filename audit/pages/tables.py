@@ -28,14 +28,8 @@ from ..suites.verdict_errors import tables as verdict_tables
 
 def red_team(found: dict[str, Any]) -> str:
     """Each attack on verdicts, noise and files, before and now."""
-    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] != "served"]
+    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"]]
     return markdown(("attack", "version 0.1", "now"), rows, left=3)
-
-
-def served(found: dict[str, Any]) -> str:
-    """Each attack on a running service, before and now."""
-    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] == "served"]
-    return markdown(("attack", "version 0.2.0", "now"), rows, left=3)
 
 
 # ------------------------------------------------------------------------------------------------------ benchmarks
@@ -89,7 +83,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
     **{f"attack_table: {name}": ("attack_table", getattr(attack_tables, name)) for name in ("scores", "changes")},
     "red_team": ("red_team", red_team),
-    "red_team: served": ("red_team", served),
     "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
     "bound_errors": ("bound_errors", bound_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from audit.suites.red_team import fuzz
-from audit.suites.red_team.served import (
+from request_fuzz import fuzzed
+from served_attacks import (
     ATTACKS,
     PREDICT,
     Server,
@@ -25,6 +24,7 @@ from audit.suites.red_team.served import (
     model,
     public_rows,
 )
+
 from safexplain.hardening.hardening import Hardening
 
 SLOW = {"forged_checksum", "half_sent_headers", "by_mlflow", "many_names", "reloads", "slower_than_the_timeout"}
@@ -33,7 +33,7 @@ SLOW = {"forged_checksum", "half_sent_headers", "by_mlflow", "many_names", "relo
 
 @pytest.mark.parametrize(
     "attack",
-    [pytest.param(f, id=f.__name__, marks=[pytest.mark.slow] * (f.__name__ in SLOW)) for *_, f in ATTACKS],
+    [pytest.param(f, id=f.__name__, marks=[pytest.mark.slow] * (f.__name__ in SLOW)) for f in ATTACKS],
 )
 def test_the_attack_fails(attack):
     if attack.__name__ == "by_mlflow":
@@ -44,7 +44,7 @@ def test_the_attack_fails(attack):
 
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_malformed_request_is_an_error_of_the_server_or_is_told_more_than_is_listed(quick):
-    text, numbers, held = fuzz.fuzzed(quick)
+    text, numbers, held = fuzzed(quick)
     assert held, (text, numbers)
 
 
