@@ -71,8 +71,3 @@ def _at(counts: Floats, place: NDArray[np.integer[Any]]) -> Floats:
     """The count of each column at its place, 0 before the first."""
     found: Floats = np.take_along_axis(counts, np.maximum(place, 0)[None], 0)[0]
     return np.where(place >= 0, found, 0)
-
-
-def interval(estimate: dict[str, float], z: float) -> tuple[float, float]:
-    """Normal interval."""
-    return estimate["value"] - z * estimate["se"], estimate["value"] + z * estimate["se"]
