@@ -105,7 +105,7 @@ PAGES = (
         " where nothing leaks", "`cifar10.npz`", "20 min"),)),
     Page("attack_table", "Which attacks earn a row", (_suite(
         "attack_table", "what each attack finds alone, and what the stack of all finds with it and without it, on"
-        " twelve releases of six tasks, chosen on one draw and confirmed on another; cheaper attacks of the literature",
+        " twelve releases of six tasks, chosen on one draw and confirmed on another",
         "`heloc.npz`, `adult.npz`, `agnews_test.npz`, `cifar10.npz` (digits: nothing)", "20 min"),)),
     Page("releases", "What may be released", (_suite(
         "releases", "what each format of a release adds to the labels of the same queries, asked once and often, and"
@@ -114,19 +114,15 @@ PAGES = (
         "releases", "with `--order`: what the order of a set adds", "`cifar10.npz`, `heloc.npz`", "10 min",
         "releases_order"))),
     Page("dithering", "Patience, and limits on looks", (_suite(
-        "dithering", "what 1, 32 and 200 dithered queries about one example tell, and what explanations add to their"
-        " labels; how many of them a service's budget lets through, and how many honest questions it takes for such",
-        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "40 min"),)),
+        "dithering", "how many dithered queries about one example a service's budget lets through, and how many honest"
+        " questions it takes for such", "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "20 min"),)),
     Page("third_party", "Networks that nobody here trained", ()),
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
     Page("red_team", "Attacks on safexplain itself", (_suite(
-        "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, on running"
-        " services in version 0.2.0, and what they gain now", "nothing", "20 min of one core"), _suite(
-        "red_team.soak", "whether memory, time a question and counts of a service hold over half an hour, 100,000"
-        " names, reloads and kills; a million names", "nothing", "30 min, and 40 min with `--in-process`",
-        "red_team_soak"))),
+        "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
+        " gain now", "nothing", "20 min of one core"),)),
     Page("fuzzed_files", "A thousand disguises of a leak", (_suite(
         "fuzzed_files", "whether any variant of a leaking file of signals is certified, or a harmless one of a clean"
         " file is not", "nothing", "40 min of one core"),)),

@@ -27,46 +27,19 @@ from ..suites.verdict_errors import tables as verdict_tables
 
 def red_team(found: dict[str, Any]) -> str:
     """Each attack on verdicts, noise and files, before and now."""
-    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] != "served"]
+    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"]]
     return markdown(("attack", "version 0.1", "now"), rows, left=3)
-
-
-def served(found: dict[str, Any]) -> str:
-    """Each attack on a running service, before and now."""
-    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"] if r["area"] == "served"]
-    return markdown(("attack", "version 0.2.0", "now"), rows, left=3)
-
-
-def soak(found: dict[str, Any]) -> str:
-    """Counts, memory and time of a service under load, at the first sample and at the last."""
-    rows = []
-    for where, one in found["results"].items():
-        first, last = one["samples"][0], one["samples"][-1]
-        counts = f"{one['counted']:,}" if "counted" in one else "not asked"
-        both = [f"{first[k]:,.1f} → {last[k]:,.1f}" for k in ("resident_mb", "processor_ms", "wait_ms")]
-        times = [str(one.get(k, 0)) for k in ("kills", "reloads")]
-        answered = one.get("answered", last["answered"])
-        rows.append((where, f"{one['names']:,}", f"{answered:,}", counts, *times, *both))
-    header = ("load", "names", "questions answered", "counted by the ledger", "kills", "reloads", "memory, MB",
-              "processor time a question, ms", "wait, ms")  # fmt: skip
-    return markdown(header, rows)
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
-    **{
-        f"attack_table: {name}": ("attack_table", getattr(attack_tables, name))
-        for name in ("scores", "changes", "methods", "strata", "one_run", "ranking")
-    },
+    **{f"attack_table: {name}": ("attack_table", getattr(attack_tables, name)) for name in ("scores", "changes")},
     "red_team": ("red_team", red_team),
-    "red_team: served": ("red_team", served),
-    "red_team: soak": ("red_team_soak", soak),
     "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
     "bound_errors": ("bound_errors", bound_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
     "broken_trainers": ("broken_trainers", trainer_tables.broken_trainers),
     "broken_trainers: right": ("broken_trainers", trainer_tables.right_trainers),
-    "broken_trainers: spent": ("broken_trainers", trainer_tables.spent),
     "canary_figure3": ("canary_figure3", canary_tables.on_data),
     "canary_scratch": ("canary_scratch", canary_tables.on_data),
     "canary_training": ("canary_training", canary_tables.training),

@@ -11,6 +11,14 @@ Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 
+def weights_of(n: int, resamples: int, seed: int = 0xB007, groups: NDArray[Any] | None = None) -> Floats:
+    """(n, 1 + resamples) how often each example counts: once in column 0, then as it (or its group) was resampled."""
+    unit = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
+    units = int(unit.max()) + 1
+    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples).T
+    return np.concatenate([np.ones((n, 1)), drawn[unit]], axis=1).astype(np.float32)
+
+
 def resampled_rates(
     scores: Floats, member: Bools, weights: Floats, fpr: float, columns: int = 64
 ) -> tuple[Floats, Floats]:
@@ -63,8 +71,3 @@ def _at(counts: Floats, place: NDArray[np.integer[Any]]) -> Floats:
     """The count of each column at its place, 0 before the first."""
     found: Floats = np.take_along_axis(counts, np.maximum(place, 0)[None], 0)[0]
     return np.where(place >= 0, found, 0)
-
-
-def interval(estimate: dict[str, float], z: float) -> tuple[float, float]:
-    """Normal interval."""
-    return estimate["value"] - z * estimate["se"], estimate["value"] + z * estimate["se"]

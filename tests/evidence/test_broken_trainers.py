@@ -9,9 +9,8 @@ from evidence import twice
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from audit.suites.broken_trainers import by_hand, true_epsilon
+from audit.suites.broken_trainers import by_hand
 from audit.suites.broken_trainers import suite as battery
-from safexplain._privacy_loss import Steps, epsilon_of
 
 ROOT = Path(__file__).parents[2]
 BY_HAND = {case.name: case for case in (*battery.BROKEN, *battery.RIGHT) if case.name.startswith("by_hand")}
@@ -118,20 +117,8 @@ def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_
     assert sum(len(row["white_box"]) for row in report["right"]) >= 50
 
 
-def test_the_epsilon_of_mixtures_is_that_of_poisson_batches():
-    sigma, rate, steps = 1.0, 0.25, 8
-    claimed = epsilon_of([Steps(sigma, rate, steps)], 1e-5, "substitute")
-    assert claimed - 1e-3 < true_epsilon.of_mixtures([rate], [1.0], sigma, steps, 1e-5) < claimed + 0.02
-
-
-def test_dividing_by_the_actual_batch_size_costs_more_where_batches_are_small():
-    claimed = epsilon_of([Steps(1.0, 0.125, 20)], 1e-5, "substitute")
-    assert true_epsilon.of_actual_batch_size(24, 0.125, 1.0, 20, 1e-5) > 2 * claimed
-    assert true_epsilon.of_actual_batch_size(1, 1.0, 3.5, 8, 1e-5) == pytest.approx(7.712, abs=0.02), "always one"
-
-
 @pytest.mark.slow
 def test_the_suite_runs_and_resumes(tmp_path):
     found = twice("audit.suites.broken_trainers", tmp_path)[1]
     assert [battery.found_by(row) for row in found["broken"]] == [["white_box", "canaries"]] * 2
-    assert found["provenance"]["command"].startswith("python -m audit.suites.broken_trainers")
+    assert found["run"]["command"].startswith("python -m audit.suites.broken_trainers")

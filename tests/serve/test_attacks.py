@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient
+from request_fuzz import PATHS, malformed
 from served_digits import KEY
 from servers import EXPLAIN, INFER, PREDICT, ask, listening
 
-from audit.suites.red_team.fuzz import PATHS, malformed
 from safexplain.loading import load_model
 from safexplain.outputs import Probability
 from safexplain.serve import Limits, Service, app, protocol

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from argparse import Namespace
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +9,6 @@ from evidence import DATA
 
 from audit.suites.dithering import scripts, suite
 from audit.suites.releases.tasks import TASKS
-from safexplain.audit.attacks import LikelihoodRatio
 
 
 @pytest.fixture(scope="module")
@@ -103,27 +98,3 @@ def test_a_script_of_small_changes_that_is_answered_is_missed_and_so_are_honest_
     assert suite.judged({"digits": {"honest": [honest], "through": [script, wide]}}) == [
         "digits: 2 honest questions are refused", "digits: 30 questions of 'faint' are answered",
     ]  # fmt: skip
-
-
-def test_what_is_safe_at_a_few_queries_and_leaks_at_many_is_missed():
-    safe, leaks, between = [0.0, 0.004, 0.0, 0.002], [0.01, 0.001, 0.03, 0.005], [0.0, 0.004, 0.012, 0.005]
-    levels = {
-        "labels": {"1": [0.5, 0.01, 0.01, 0.01]},
-        "kept": {"1": safe, "32": safe, "200": safe},
-        "lost": {"1": safe, "32": safe, "200": leaks},
-        "known": {"1": safe, "32": between, "200": leaks},
-    }
-    found = {"some": {"honest": [], "patience": {"narrow": levels}}}
-    assert suite.judged(found) == ["some: lost is safe at 1 and 32 queries (narrow) and leaks at 200"]
-
-
-def test_a_signal_that_tells_is_found_and_noise_adds_nothing(digits):
-    patient = suite.asking(digits, True, Namespace(cache=Path(tempfile.mkdtemp())), lambda *told: None)
-    rng = np.random.default_rng(0)
-    tells = patient.member + 0.3 * rng.standard_normal(patient.member.shape)
-    column = patient.ratios(LikelihoodRatio("identity"), tells)
-    noise = patient.ratios(LikelihoodRatio("identity"), rng.standard_normal(tells.shape))
-    alone = patient.rates([column])
-    assert alone[0, 0] > 0.95
-    assert abs(patient.rates([column, noise])[0, 0] - alone[0, 0]) < 0.03
-    assert 0.3 < patient.rates([noise])[0, 0] < 0.7

@@ -1,4 +1,4 @@
-"""Which attacks earn a row, and which of the cheaper ones in the literature would do instead.
+"""Which attacks earn a row in an audit's table.
 
 Twelve releases of six tasks: networks on scikit-learn's digits, on HELOC and Adult, on CIFAR-10 and on words of AG
 News, and a forest on HELOC. Eight models are attacked, each with the same eight references in complementary pairs. What
@@ -12,16 +12,11 @@ strongest case is looked for: the release, level and measure where it gains most
 point at 1 % or 5 %, or .002 of AUC, and more than two errors. Only that case is read in the second draw: a row is
 confirmed where it gains more than two errors there too.
 
-**The literature.** On the losses of the same models and of less overfitted ones: RMIA with one, two and eight
-references, quantile regression without any, the likelihood ratio with two and eight; strata of vulnerable examples by
-loss traces; what one run shows. And which cheap number ranks 18 models as a whole audit of the second draw does.
-
     python -m audit.suites.attack_table [--data DIR] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
 
-import time
 import warnings
 from dataclasses import asdict, replace
 from typing import Any
@@ -35,14 +30,15 @@ from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Thre
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.verdict.evidence import at_level
+from safexplain.verdict.stats import roc
 
-from ...shared.run import Progress, Unusable, destination, parser, provenance, rounded, write_json
-from . import literature
-from .literature import figures_of, written
+from ...shared.run import Progress, Run, Unusable
 from .tasks import DRAWS, LEVELS, QUICK, TASKS, Size, accuracy, collected, trained
 
 Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
+FPRS = (0.01, 0.05)
 MEASURES = ("TPR at 1 %", "TPR at 5 %", "AUC")
 MATTERS = np.array([0.005, 0.005, 0.002])
 """Gains below these earn no row, however sure they are."""
@@ -50,6 +46,17 @@ MATTERS = np.array([0.005, 0.005, 0.002])
 OTHERS = ("variance", "l2", "support", "sparsity", "peak")
 """Signals that are no rows. The library reads those of them that a file has, as it reads any signal: a file of somebody
 else's may leak there alone."""
+
+
+def figures_of(scores: Array, member: Bools) -> list[float]:
+    """TPR at 1 % and at 5 %, and AUC; the curve is interpolated, so that ties do not pass for a loss."""
+    curve = roc(scores, member)
+    return [*np.interp(FPRS, curve.fpr, curve.tpr), curve.auc]
+
+
+def written(values: Array) -> list[float]:
+    """Means over targets (the first axis), then their standard errors."""
+    return [*values.mean(0).tolist(), *(values.std(0, ddof=1) / np.sqrt(len(values))).tolist()]
 
 
 def candidates(signals: Signals, level: int) -> dict[str, SuiteRow]:
@@ -184,43 +191,36 @@ def conclude(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when it is done."""
-    options = parser("attack_table", __doc__).parse_args(argv)
+    run = Run("attack_table", __doc__, argv)
     warnings.filterwarnings("ignore", module="captum")
     torch.set_num_threads(1)
-    start, size, progress = time.perf_counter(), QUICK if options.quick else Size(), Progress()
+    size, progress = QUICK if run.quick else Size(), Progress()
     results: dict[str, dict[str, Any]] = {draw: {} for draw in DRAWS}
-    cheap: dict[str, dict[str, Any]] = {draw: {} for draw in DRAWS}
     left_out: list[str] = []
     for name, (make, releases) in list(TASKS.items())[: size.tasks]:
         for number, draw in enumerate(DRAWS):
             try:
-                task = make(size, options.data, number)
+                task = make(size, run.options.data, number)
             except Unusable as missing:
                 print(f"{name} is left out: {missing}", flush=True)
                 left_out.append(f"{name}, {draw}")
                 continue
-            models, seconds = trained(size, task, task.train, number)
-            right = {k: v for k, v in accuracy(models, task.pool).items() if k != "members_by_model"}
-            native = None
+            models = trained(size, task, number)
+            right = accuracy(models, task.pool)
             for kind in releases:
                 signals = collected(size, task, models, kind, progress)
-                native = native or signals
                 figures = measure(size, signals, number, kind == "native")
                 results[draw][f"{name}, {kind}"] = {
                     "examples": len(signals), "accuracy": right, "changes": changes_of(figures),
                     "figures": {level: {group: {row: written(each) for row, each in rows.items()}
                                         for group, rows in groups.items()} for level, groups in figures.items()},
                 }  # fmt: skip
-                print(f"{name}, {kind}, {draw}: done after {time.perf_counter() - start:.0f} s", flush=True)
-            assert native is not None
-            cheap[draw][name] = literature.measure(size, task, models, native, seconds, number, progress)
-            print(f"{name}, literature, {draw}: done after {time.perf_counter() - start:.0f} s", flush=True)
-    head = {"suite": "attack_table", "quick": options.quick, "size": asdict(size), "measures": list(MEASURES)}
-    found = {"left_out": left_out, "summary": conclude(results), "ranking": literature.ranking(cheap)}
-    run = provenance(time.perf_counter() - start)
-    write_json(destination(options), rounded(head | found | {"results": results, "literature": cheap}) | run)
-    print(f"written to {destination(options)}", flush=True)
-    return 0
+                print(f"{name}, {kind}, {draw}: done", flush=True)
+    run.write(
+        size=asdict(size), measures=list(MEASURES), left_out=left_out, summary=conclude(results), results=results,
+        run=run.provenance(),
+    )  # fmt: skip
+    return run.end()
 
 
 def _is_row(row: SuiteRow) -> bool:

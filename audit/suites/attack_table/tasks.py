@@ -1,9 +1,8 @@
-"""Six tasks, how overfitted their models are, and what is released of these; models of two draws that share nothing."""
+"""Six tasks and what is released of them; models of two draws that share nothing."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,22 +57,17 @@ class Task:
         pool: examples.
         train: recipe or estimator whose models the table is about.
         build: of networks.
-        weaker: the same with less overfitting, by name.
         explainer: of the public hardened classes.
     """
 
     pool: Population
     train: Any
     build: Callable[[int], nn.Module] | None
-    weaker: dict[str, Any]
     explainer: str = "InputXGradient"
 
 
 def _network(size: Size, pool: Population, build: Callable[[int], nn.Module], recipe: Recipe) -> Task:
-    """Weaker networks are trained for a tenth and for a quarter of the epochs."""
-    epochs = size.epochs or recipe.epochs
-    fewer = {f"{epochs // part} epochs": replace(recipe, epochs=epochs // part) for part in (10, 4) if epochs >= part}
-    return Task(pool, replace(recipe, epochs=epochs), build, fewer)
+    return Task(pool, replace(recipe, epochs=size.epochs or recipe.epochs), build)
 
 
 def _dense(features: int, hidden: int, classes: int) -> Callable[[int], nn.Module]:
@@ -111,11 +105,7 @@ def heloc(size: Size, folder: Path, draw: int) -> Task:
 def forest(size: Size, folder: Path, draw: int) -> Task:
     from sklearn.ensemble import ExtraTreesClassifier
 
-    def trees(depth: int | None) -> Any:
-        return ExtraTreesClassifier(n_estimators=20, max_depth=depth)
-
-    weaker = {f"depth {depth}": trees(depth) for depth in (4, 8)}
-    return Task(heloc(size, folder, draw).pool, trees(None), None, weaker, "Occlusion")
+    return Task(heloc(size, folder, draw).pool, ExtraTreesClassifier(n_estimators=20), None, "Occlusion")
 
 
 def adult(size: Size, folder: Path, draw: int) -> Task:
@@ -193,40 +183,29 @@ def hardening_of(name: str, model: int) -> Hardening:
     return Hardening.none() if name == "native" else RANKS.with_key(noise_key(model))
 
 
-def accuracy(shadows: Shadows, population: Population) -> dict[str, Any]:
-    """On members and on non-members, mean over models; and of each model on its members."""
-    right = []
+def accuracy(shadows: Shadows, population: Population) -> dict[str, float]:
+    """On members and on non-members, mean over models."""
     with torch.no_grad():
-        for model in shadows.models:
-            device = next((p.device for p in model.parameters()), torch.device("cpu"))
-            found = [model(x.to(device)).argmax(1).cpu() for x in population.x.split(500)]
-            right.append((torch.cat(found) == population.y).numpy())
+        right = [(torch.cat([model(x).argmax(1) for x in population.x.split(500)]) == population.y).numpy()
+                 for model in shadows.models]  # fmt: skip
     correct, member = np.array(right), shadows.membership
-    return {
-        "members": float(correct[member].mean()),
-        "non_members": float(correct[~member].mean()),
-        "members_by_model": [float(c[m].mean()) for c, m in zip(correct, member, strict=True)],
-    }
+    return {"members": float(correct[member].mean()), "non_members": float(correct[~member].mean())}
 
 
-def trained(size: Size, task: Task, train: Any, draw: int) -> tuple[Shadows, float]:
-    """The targets, then the references, each second one trained on what the one before was not; seconds a model."""
+def trained(size: Size, task: Task, draw: int) -> Shadows:
+    """The targets, then the references, each second one trained on what the one before was not."""
     n, rng = len(task.pool), np.random.default_rng(1 + draw)
     half = rng.random((size.references // 2, n)) < 0.5
     both = np.stack([half, ~half], axis=1).reshape(size.references, n)
     member = np.concatenate([rng.random((size.targets, n)) < 0.5, both])
-    start = time.process_time()
-    models = train_shadows(task.pool, train, build=task.build, models=len(member), membership=member, seed=draw)
-    return models, (time.process_time() - start) / len(member)
+    return train_shadows(task.pool, task.train, build=task.build, models=len(member), membership=member, seed=draw)
 
 
-def collected(
-    size: Size, task: Task, models: Shadows, name: str, progress: Progress, patience: tuple[int, ...] = LEVELS
-) -> Signals:
-    """Signals of one release; references answer dithered queries without noise. Maps are kept for the table only."""
+def collected(size: Size, task: Task, models: Shadows, name: str, progress: Progress) -> Signals:
+    """Signals of one release; references answer dithered queries without noise."""
     quiet = replace(RANKS, noise=None) if name == "ranks with noise" else None
     return collect_signals(
         models, task.pool, [release(task.explainer, hardening_of(name, i)) for i in range(len(models.models))],
-        without_noise=None if quiet is None else release(task.explainer, quiet), patience=patience,
-        keep_attributions=patience == LEVELS, targets=tuple(range(size.targets)), progress=progress,
+        without_noise=None if quiet is None else release(task.explainer, quiet), patience=LEVELS,
+        targets=tuple(range(size.targets)), progress=progress,
     )  # fmt: skip

@@ -20,7 +20,6 @@ Then the same for one run with many canaries, each of which joins by its own coi
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -39,7 +38,7 @@ from safexplain.verdict.stats.bound_methods import ErrorCounts
 from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json
+from ...shared.run import Progress, Run
 from .credible import NAME as CREDIBLE
 from .credible import credible_bound
 
@@ -202,71 +201,32 @@ def failures(cells: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def show(cells: list[dict[str, Any]], size: str) -> str:
-    """A table of the cells: above the truth, mean bound."""
-    names = list(cells[0]["bounds"])
-    rows = []
-    for cell in cells:
-        of, bounds = cell["mechanism"], cell["bounds"].values()
-        title = f"q {of['sample_rate']:g}, T {of['steps']}, epsilon {cell['epsilon']:.2f}, {cell[size]:,} {size}"
-        title += f", {cell['guessed']:.0%} guessed" if "guessed" in cell else ""
-        rows.append(
-            [title, *(f"{b['rate']:.1%} {b['mean'] if b['mean'] is not None else math.inf:.2f}" for b in bounds)]
-        )
-    return table(["above the truth, mean bound", *names], rows)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no promised bound is surely above the truth in more than 5 %, 1 otherwise."""
-    options = parser("bound_errors", __doc__).parse_args(argv)
-    progress, parts = Progress(), Parts(options.cache / "bound_errors", __package__)
-    repeats = QUICK_REPEATS if options.quick else REPEATS
-    sizes = RUNS[:2] if options.quick else RUNS
-    seconds = 0.0
-
-    def timed(key: list[Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        nonlocal seconds
-
-        def run() -> dict[str, Any]:
-            began = time.perf_counter()
-            return {"bounds": make(), "seconds": time.perf_counter() - began}
-
-        part = parts.get([*key, repeats], run)
-        seconds += part["seconds"]
-        return dict(part["bounds"])
-
-    many = [calibrated(*setting) for setting in (MANY_STEPS[2:6:3] if options.quick else MANY_STEPS)]
-    few = FEW_STEPS[2:3] if options.quick else FEW_STEPS
+    run = Run("bound_errors", __doc__, argv)
+    progress, parts = Progress(), run.parts(__package__)
+    repeats, sizes = (QUICK_REPEATS, RUNS[:2]) if run.quick else (REPEATS, RUNS)
+    many = [calibrated(*setting) for setting in (MANY_STEPS[2:6:3] if run.quick else MANY_STEPS)]
     both, single = [], []
-    for mechanism in [*many, *few]:
+    for mechanism in [*many, *(FEW_STEPS[2:3] if run.quick else FEW_STEPS)]:
         truths = {"epsilon": round(mechanism.epsilon, 4), "epsilon_of_sum": round(mechanism.epsilon_of_sum, 4)}
         for runs in sizes:
             title = f"q {mechanism.sample_rate:g}, T {mechanism.steps}, epsilon {mechanism.epsilon:.1f}, {runs:,} runs"
-            bounds = timed(
-                ["two worlds", asdict(mechanism), runs],
+            bounds = parts.get(
+                ["two worlds", asdict(mechanism), runs, repeats],
                 lambda m=mechanism, r=runs, t=title: simulate(m, r, repeats, lambda i: progress(t, i + 1, repeats)),
             )
             both.append({"mechanism": asdict(mechanism), "runs": runs, **truths, "bounds": bounds})
-    settings = ONE_RUN[-2:] if options.quick else ONE_RUN
+    settings = ONE_RUN[-2:] if run.quick else ONE_RUN
     for q, epsilon, canaries, share in settings:
-        key = [q, epsilon, canaries, share]
-        bounds = timed(["one run", *key], lambda key=key: one_run(*key, repeats))
-        of = {"mechanism": asdict(calibrated(q, 500, epsilon)), "canaries": canaries, "guessed": share}
-        single.append({**of, "epsilon": round(calibrated(q, 500, epsilon).epsilon, 4), "bounds": bounds})
+        key, mechanism = [q, epsilon, canaries, share], calibrated(q, 500, epsilon)
+        bounds = parts.get(["one run", *key, repeats], lambda key=key: one_run(*key, repeats))
+        of = {"mechanism": asdict(mechanism), "canaries": canaries, "guessed": share}
+        single.append({**of, "epsilon": round(mechanism.epsilon, 4), "bounds": bounds})
         progress("one run", len(single), len(settings))
     missed = failures([*both, *single])
-    print(show(both, "runs"), show(single, "canaries"), sep="\n\n")
-    report = {
-        "suite": "bound_errors",
-        "quick": options.quick,
-        "repeats": repeats,
-        "delta": DELTA,
-        "confidence": 1 - RISK,
-        "two_worlds": both,
-        "one_run": single,
-        "targets_missed": missed,
-        **provenance(seconds),
-    }
-    out = destination(options)
-    write_json(out, report)
-    return concluded(missed, out, "failed" if missed else "all targets met")
+    run.write(
+        repeats=repeats, delta=DELTA, confidence=1 - RISK, two_worlds=both, one_run=single, targets_missed=missed,
+        run=run.provenance(),
+    )  # fmt: skip
+    return run.end(missed)

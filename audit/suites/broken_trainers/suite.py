@@ -9,7 +9,7 @@ Each is audited by `WhiteBox`, and by `audit_within`, as `safexplain canaries --
 runs in all, at a confidence of 95 %. Nothing knows of the bug. A function that seeds its noise is refused by either.
 
 The suite fails if a broken trainer is found by neither, if a right one is refuted, or if the white box does not call it
-"as claimed". For trainers whose bug leaves the released model as claimed, `true_epsilon` computes what they spend.
+"as claimed".
 
     python -m audit.suites.broken_trainers [--out FILE] [--cache DIR] [--quick]
 """
@@ -20,7 +20,7 @@ import importlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -28,15 +28,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain._privacy_loss import Adjacency, Steps, epsilon_of
+from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.audit.canaries import CanaryProbe, Claim, WhiteBox
 from safexplain.audit.canaries.trainer.halving import audit_within
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.result import decisive
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, rounded, write_json
-from . import true_epsilon
-from .by_hand import FEATURES, ActualBatchSize, Loop, Shuffled, ShuffledMoreNoise
+from ...shared.run import Parts, Progress, Run
+from .by_hand import FEATURES
 
 RECORDS, DELTA = 24, 1e-5
 RUNS = 1000
@@ -203,61 +202,6 @@ def found_by(row: dict[str, Any]) -> list[str]:
     return [how for how in ("white_box", "canaries") if all(audit["verdict"] in FOUND for audit in row[how])]
 
 
-# ------------------------------------------------------------------------------------------- true epsilons
-
-RELEASED, ALL = "the released model", "all models between the steps"
-LARGE = 0.1
-"""A delta at which other mechanisms than the claimed one show, though epsilon at `DELTA` is kept."""
-
-
-def spent() -> list[dict[str, Any]]:
-    """What trainers really spend whose bug leaves epsilon as claimed, or nearly, and is not or seldom found."""
-    t, sigma = Loop.steps, Loop.sigma
-    epochs = round(Shuffled.steps * Shuffled.rate)
-
-    def in_order(s: float, delta: float) -> float:
-        """Batches of a fixed order: the canary is in one of each epoch, known which."""
-        return true_epsilon.of_sum(epochs, s * epochs**0.5, delta)
-
-    def released(s: float, delta: float) -> float:
-        return true_epsilon.of_sum(epochs, s * Shuffled.steps**0.5, delta)
-
-    def shuffled(s: float, delta: float) -> float:
-        return true_epsilon.of_epochs(round(1 / Shuffled.rate), epochs, s, delta)
-
-    a = ActualBatchSize
-    little, more = Shuffled.sigma, ShuffledMoreNoise.sigma
-    known: list[tuple[str, str, Callable[[float], float]]] = [
-        ("SameNoiseEveryStep", RELEASED, partial(true_epsilon.of_sum, t, t * sigma)),
-        ("NoiseInEveryMicroBatch", ALL, partial(true_epsilon.of_sum, t, 2 * sigma * t**0.5)),
-        ("NoNoiseInLastStep", RELEASED, partial(true_epsilon.of_sum, t, sigma * (t - 1) ** 0.5)),
-        ("Shuffled", RELEASED, partial(released, little)),
-        ("Shuffled", ALL, partial(shuffled, little)),
-        ("ShuffledMoreNoise", RELEASED, partial(released, more)),
-        ("ShuffledMoreNoise", ALL, partial(shuffled, more)),
-        ("FixedOrder", RELEASED, partial(released, little)),
-        ("FixedOrder", ALL, partial(in_order, little)),
-        ("ActualBatchSize", ALL, partial(true_epsilon.of_actual_batch_size, RECORDS, a.rate, a.sigma, a.steps)),
-    ]
-    rows = []
-    for name, of, epsilon in known:
-        case = Case(f"by_hand:{name}")
-        mechanism = case.claim.mechanism
-        assert mechanism is not None
-        rows += [
-            {
-                "trainer": case.name,
-                "bug": case.bug,
-                "of": of,
-                "delta": delta,
-                "epsilon": epsilon(delta),
-                "claimed": epsilon_of([mechanism], delta, "substitute"),
-            }
-            for delta in (DELTA, LARGE)
-        ]
-    return rows
-
-
 # ------------------------------------------------------------------------------------------- the suite
 
 
@@ -275,9 +219,8 @@ def problems(broken: Sequence[dict[str, Any]], right: Sequence[dict[str, Any]]) 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 1 if it does not show what it was to show."""
-    options = parser("broken_trainers", __doc__).parse_args(argv)
-    began, progress, quick = time.monotonic(), Progress(), options.quick
-    parts = Parts(options.cache / "broken_trainers", __package__)
+    run = Run("broken_trainers", __doc__, argv)
+    progress, parts, quick = Progress(), run.parts(__package__), run.quick
     cases = [(case, 1) for case in (BROKEN[:2] if quick else BROKEN)]
     cases += [(case, 1 if quick else AGAIN) for case in (RIGHT[:1] if quick else RIGHT)]
     rows = []
@@ -286,9 +229,5 @@ def main(argv: list[str] | None = None) -> int:
         progress(case.name, len(rows), len(cases))
     broken, right = rows[: 2 if quick else len(BROKEN)], rows[2 if quick else len(BROKEN) :]
     settings = {"records": RECORDS, "features": FEATURES, "delta": DELTA, "runs": RUNS}
-    result = {
-        "provenance": provenance(time.monotonic() - began), "quick": quick, "settings": settings, "broken": broken,
-        "right": right, "spent": parts.get("spent", spent),
-    }  # fmt: skip
-    write_json(destination(options), rounded(result))
-    return concluded(problems(broken, right), destination(options))
+    run.write(settings=settings, broken=broken, right=right, run=run.provenance())
+    return run.end(problems(broken, right))

@@ -12,28 +12,16 @@ looks and no other limit; what it refuses counts for nothing, and the attacker g
                 the input, in units of the .01 quantile of the distances of public rows to the nearest other one;
                 "map": mean cosine of the InputXGradient maps of dithered inputs with that of the plain one, by a model
                 trained on public rows. `scripts` says what the scripts do
-    labels      what the labels of 32 queries tell, by dither: AUC, TPR at 1 % and their standard errors
-    patience    what an explanation (InputXGradient) adds to the labels of the same 1, 32 and 200 queries, by format;
-                "few": at 32 queries, of which only 4 are explained. With noise drawn anew for every query, the dither
-                of .003 is the case where labels tell nothing more and averages all
 
-Models that overfit are attacked as `patience` says; intervals come from resampling examples with their scores against
-all models. A format is safe at 1 and 32 queries where both upper 95 % bounds are below 1 point of TPR and .02 of AUC;
-the suite fails if one that is safe there is above a limit at 200, by its lower bound. It also fails if, at the default
-quantile, a script whose change is at most .8 gets more than a tenth of its questions answered, or more than 1 % of
-honest ones are refused.
+The suite fails if, at the default quantile, a script whose change is at most .8 gets more than a tenth of its questions
+answered, or more than 1 % of honest ones are refused.
 
-    python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--part budgets|patience|all] [--data DIR]
-                                     [--out FILE] [--cache DIR] [--quick]
-
-`--part budgets` makes `honest` and `through` anew, the only parts that depend on how near-duplicates are recognised,
-and keeps the others of an earlier result.
+    python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -48,20 +36,8 @@ from safexplain.errors import BudgetExhausted
 from safexplain.serve.budget import Budget, Likeness, Limits
 from safexplain.serve.questions import Questions
 
-from ...shared.run import (
-    Parts,
-    Progress,
-    Unusable,
-    concluded,
-    destination,
-    earlier,
-    parser,
-    provenance,
-    rounded,
-    write_json,
-)
+from ...shared.run import Parts, Progress, Run, Unusable
 from ..releases.tasks import TASKS, Task
-from .patience import PLAIN, TINY, Patient
 from .scripts import QUERIES, SCRIPTS, Attacker, flat
 
 Floats = NDArray[np.floating[Any]]
@@ -74,12 +50,8 @@ LOOKS = Limits().looks
 NO_LIMIT = 10**9
 NEAR, MOST_ANSWERED, MOST_REFUSED = 0.8, 0.1, 0.01
 """Up to which change scripts are to be stopped; shares of their questions answered, and of honest ones refused."""
-SIZES = {"digits": (33, 600), "heloc": (25, 600), "cifar10": (13, 200)}
-"""Models, and examples that are asked about, of each task."""
-AVERAGED = ("native", "top-k set (recommended)", "balanced ranks", *(f"ranks, noise {s}" for s in (".3", "1", "3")))
-"""What is averaged over tiny dithers."""
-MOST_AUC, MOST_TPR, ONE_SIDED = 0.02, 0.01, 1.645
-CODE = ("safexplain.serve.budget", "safexplain.audit.queries", "safexplain.audit.attacks.stacked")
+DATA = ("digits", "heloc", "cifar10")
+CODE = ("safexplain.serve.budget", "safexplain.audit.queries")
 """What stored parts depend on, beside the code here."""
 
 
@@ -168,18 +140,9 @@ def through(attacker: Attacker, script: str, quantile: float, examples: int) -> 
     }  # fmt: skip
 
 
-def asking(task: Task, quick: bool, options: Any, progress: Progress) -> Patient:
-    """The attacker, and models trained on independent coin flips: with partners, nobody could leave one out."""
-    models, scored = (6, 40) if quick else SIZES[task.name]
-    member = np.random.default_rng([0, 0xF11B]).random((models, len(task.pool))) < 0.5
-    shadows = train_shadows(task.pool, task.train, build=task.build, membership=member,
-                            cache=str(options.cache / "models"), progress=progress)  # fmt: skip
-    return Patient(task, shadows, np.sort(np.random.default_rng(0).permutation(len(task.pool))[:scored]))
-
-
 def of_budgets(task: Task, quick: bool, options: Any, parts: Parts, progress: Progress) -> dict[str, Any]:
     """What is answered: `honest` and `through`."""
-    started, key = time.monotonic(), [task.name, quick]
+    key = [task.name, quick]
     everyone = np.ones((1, len(task.public)), bool)
     (model,) = train_shadows(task.public, task.train, build=task.build, membership=everyone,
                              cache=str(options.cache / "models"), progress=progress).models  # fmt: skip
@@ -202,63 +165,31 @@ def of_budgets(task: Task, quick: bool, options: Any, parts: Parts, progress: Pr
     for row in found["honest"]:
         print(f"{task.name:8} {row['quantile']:5g} after {row['asked_before'][0]:5}: taken {row['taken']:.3%}, exactly"
               f" {row['exact']:.3%}, refused {row['refused']:.3%}", flush=True)  # fmt: skip
-    return {**found, "data": task.source, "run_of_budgets": provenance(time.monotonic() - started)}
-
-
-def of_patience(task: Task, quick: bool, options: Any, parts: Parts, progress: Progress) -> dict[str, Any]:
-    """What queries are worth: `labels` and `patience`."""
-    started, key, found = time.monotonic(), [task.name, quick], dict[str, Any]()
-    patient = asking(task, quick, options, progress)
-    found["accuracy"] = {
-        side: float((patient.label == task.pool.y[patient.rows].numpy())[of].mean())
-        for side, of in (("members", patient.member), ("non_members", ~patient.member))
-    }
-    found["labels"] = parts.get([*key, "labels"], patient.labels)
-    for name, auc in found["labels"].items():
-        print(f"{task.name:8} labels {name:28} AUC {auc[0]:.3f} TPR {auc[2]:.2%} +- {auc[3]:.2%}", flush=True)
-    found["patience"] = {}
-    for dither, chosen in ((PLAIN, ()), (TINY, AVERAGED)):
-        adds = parts.get([*key, "patience", dither], lambda d=dither, c=chosen: patient.adds(d, c))
-        found["patience"][dither] = adds
-        for name, levels in adds.items():
-            told = (f"{level}: {r[0]:+.3f} {r[2]:+.2%} +- {r[3]:.2%}" for level, r in levels.items())
-            print(f"{task.name:8} {dither} {name:26}", "; ".join(told), flush=True)
-    return {**found, "data": task.source, "run": provenance(time.monotonic() - started)}
+    return {**found, "data": task.source}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite."""
-    p = parser("dithering", __doc__)
-    p.add_argument("--task", choices=(*SIZES, "all"), default="all")
-    p.add_argument("--part", choices=("budgets", "patience", "all"), default="all")
-    options = p.parse_args(argv)
+    run = Run("dithering", __doc__, argv, task={"choices": (*DATA, "all"), "default": "all"})
     warnings.filterwarnings("ignore", module="captum")
-    parts = Parts(options.cache / "dithering", __package__, *CODE)
-    out, missing = destination(options), []
-    results = earlier(out, options.quick)
-    head = {"suite": "dithering", "quick": options.quick, "looks": LOOKS, "queries": QUERIES, "default": DEFAULT}
-    for name in SIZES if options.task == "all" else (options.task,):
+    parts, results = run.parts(__package__, *CODE), run.earlier()
+    for name in DATA if run.options.task == "all" else (run.options.task,):
         try:
-            task = TASKS[name]("quick" if options.quick else "small", options.data)
+            task = TASKS[name]("quick" if run.quick else "small", run.options.data)
         except Unusable as error:
-            if options.task != "all":
+            if run.options.task != "all":
                 raise
-            missing.append(name)
             print(f"skipped {name}: {error}", flush=True)
             continue
-        progress, found = Progress(f"{name}: "), results.get(name, {})
-        if options.part != "patience":
-            found = found | of_budgets(task, options.quick, options, parts, progress)
-        if options.part != "budgets":
-            found = found | of_patience(task, options.quick, options, parts, progress)
-        results[name] = rounded(found)
-        write_json(out, {**head, "results": results})
-    return concluded(judged(results), out)
+        found = of_budgets(task, run.quick, run.options, parts, Progress(f"{name}: "))
+        results[name] = found | {"run": run.provenance()}
+        run.write(looks=LOOKS, queries=QUERIES, default=DEFAULT, results=results)
+    return run.end(judged(results))
 
 
 def judged(results: dict[str, Any]) -> list[str]:
     """Targets that were missed: honest questions are taken for looks at most about as often as the quantile says and
-    hardly refused, scripts of small changes are stopped, and nothing that is safe at 1 and 32 queries leaks at 200."""
+    hardly refused, and scripts of small changes are stopped."""
     missed = []
     for name, found in results.items():
         for row in found["honest"]:
@@ -274,18 +205,4 @@ def judged(results: dict[str, Any]) -> list[str]:
             near = row["quantile"] == DEFAULT and row["change"] <= NEAR
             if near and row["mean"] > MOST_ANSWERED * (QUERIES + 1):
                 missed.append(f"{name}: {row['mean']:.0f} questions of '{row['script']}' are answered")
-        for dither, adds in found.get("patience", {}).items():
-            for release, levels in adds.items():
-                if release != "labels" and safe(levels["1"]) and safe(levels["32"]) and leaks(levels["200"]):
-                    missed.append(f"{name}: {release} is safe at 1 and 32 queries ({dither}) and leaks at 200")
     return missed
-
-
-def safe(adds: list[float]) -> bool:
-    """Whether both upper bounds of what is added are below the limits."""
-    return adds[0] + ONE_SIDED * adds[1] <= MOST_AUC and adds[2] + ONE_SIDED * adds[3] <= MOST_TPR
-
-
-def leaks(adds: list[float]) -> bool:
-    """Whether a lower bound is above its limit."""
-    return adds[0] - ONE_SIDED * adds[1] > MOST_AUC or adds[2] - ONE_SIDED * adds[3] > MOST_TPR

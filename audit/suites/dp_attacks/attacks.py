@@ -19,7 +19,7 @@ from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.verdict.implied import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-from ...shared.resampling import interval, resampled_rates
+from ...shared.resampling import resampled_rates, weights_of
 from ..paper_a.published import ReleasedRatio
 from .plan import DELTA, Budget, Size
 
@@ -57,18 +57,13 @@ def scalar(signals: Signals, resamples: int) -> dict[str, Any]:
 
     Intervals (normal, 95 %) come from resampled examples; `sd_over_targets` stands beside them.
     """
-    weights = _weights(len(signals), resamples)
+    weights = weights_of(len(signals), resamples, 0xD9A)
     found: dict[str, dict[str, list[Any]]] = {}
     for target in range(len(signals.membership)):
         scorer = Scorer(signals, SCALAR, target=target, training=np.ones(len(signals), dtype=bool))
         for row, scores in zip(SCALAR, scorer.scores(target), strict=True):
             _add(found.setdefault(f"{row.name} on {row.signal}", {}), scores, signals.membership[target], weights)
     return _means(found)
-
-
-def _weights(n: int, resamples: int) -> NDArray[np.float32]:
-    drawn = np.random.default_rng(0xD9A).multinomial(n, np.full(n, 1 / n), size=resamples).T
-    return np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)
 
 
 def _add(each: dict[str, list[Any]], scores: Any, member: NDArray[np.bool_], weights: NDArray[np.float32]) -> None:
@@ -115,6 +110,5 @@ def digest(signals: Signals) -> str:
 
 def estimate(replicates: NDArray[np.float64]) -> dict[str, float]:
     """The value (the first one) and its interval from the others."""
-    value, se = float(replicates[0]), float(replicates[1:].std(ddof=1))
-    low, high = interval({"value": value, "se": se}, float(ndtri(0.975)))
-    return {"value": value, "low": low, "high": high}
+    value, half = float(replicates[0]), float(ndtri(0.975)) * float(replicates[1:].std(ddof=1))
+    return {"value": value, "low": value - half, "high": value + half}

@@ -176,7 +176,7 @@ class Explained:
         weights = self.heads.weight.cpu().numpy().tobytes() + self.heads.bias.cpu().numpy().tobytes()
         size, code = self.size, code_of(__package__, *EXPLAINING)
         what = [hashlib.sha256(weights).hexdigest(), model_digest(self.model.net).hex(), size.side, size.points]
-        what += [size.explained, size.mapped, self.private, self.pool.digest(), code, ROWS]
+        what += [size.explained, size.mapped, self.pool.digest(), code, ROWS]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
 
     def files(self, progress: Progress) -> list[Path]:

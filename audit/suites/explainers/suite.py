@@ -38,7 +38,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from safexplain import Hardening, Probability
-from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, train_shadows, utility
+from safexplain.audit import Population, Recipe, Shadows, Signals, train_shadows, utility
 from safexplain.audit.asked import Predictions, predict, summarise
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.explainers import anchor_hardening
@@ -65,17 +64,16 @@ from safexplain.explain.feature_groups import find_groups
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.outputs import EstimatorModule, are_probabilities
-from safexplain.verdict.evidence import WHOLE_MAP
 
-from ...shared.resampling import interpolated_rates
-from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, write_json
-from ..releases.suite import Always, apart, smaller
+from ...shared.resampling import weights_of
+from ...shared.run import Progress, Run
+from ..releases.suite import Always, rates_of
 from ..releases.tasks import TASKS as RELEASE_TASKS
 
 Floats = NDArray[np.floating[Any]]
 
 FPRS = (0.01,)
-ONE_SIDED, TWO_SIDED = 1.6449, 1.96
+ONE_SIDED = 1.6449
 BATCH = 100
 RESAMPLES = 400
 BACKGROUND = 20
@@ -359,28 +357,16 @@ class Unasked(Exception):
 
 def judged(trained: Trained, maps: Floats, resamples: int) -> dict[str, Any]:
     """Members found by the labels alone and by the complete stack on labels and answers."""
-    n = maps.shape[1]
-    drawn = np.random.default_rng(0xB007).multinomial(n, np.full(n, 1 / n), size=resamples).T
-    weights = np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)
     values = {k: v for k, v in trained.said.values.items() if k == "label"}
     each = [summarise(torch.from_numpy(rows)) for rows in maps]
     values |= {name: np.stack([found[name].numpy() for found in each]) for name in each[0]}
     signals = Signals(trained.shadows.membership, values, maps.astype(np.float32), {})
-    rows = [apart(row) for row in _rows(signals)]
-    views = {f"{view}_{WHOLE_MAP}": make(values_of(signals, [Signal(WHOLE_MAP)])) for view, make in VIEWS.items()}
-    signals = replace(signals, values={**signals.values, **views})
-    rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
-    for target in range(trained.task.targets):
-        scorer = Scorer(signals, rows, target=target, training=np.ones(n, dtype=bool), known=trained.known.get(target))
-        trained.known.setdefault(target, scorer)
-        for row, scores in zip(rows, scorer.scores(target), strict=True):
-            member = trained.shadows.membership[target]
-            rates[row].append(interpolated_rates(scores, member, weights, FPRS))
-    mean = {row: np.mean(found, axis=0) for row, found in rates.items()}
-    labels = next(mean[row] for row in rows if row.baseline)
-    stack = next(row for row in rows if row.name == "Stacked" and not row.baseline)
-    always = next(row for row in rows if type(row.attack) is Always)
-    others = [row for row in rows if row.role == "explanation+label" and type(row.attack) is Stacked]
+    weights = weights_of(maps.shape[1], resamples)
+    mean = rates_of(signals, (1,), False, trained.task.targets, weights, FPRS, trained.known)
+    labels = next(mean[row] for row in mean if row.baseline)
+    stack = next(row for row in mean if row.name == "Stacked" and not row.baseline)
+    always = next(row for row in mean if type(row.attack) is Always)
+    others = [row for row in mean if row.role == "explanation+label" and type(row.attack) is Stacked]
     out: dict[str, Any] = {"labels": _pair(labels), "stack": _pair(mean[stack]), "always": _pair(mean[always]),
                            "adds": _pair(mean[stack] - labels)}  # fmt: skip
     added = {f"{row.name} on {row.signal}": _pair(mean[row] - labels)["tpr"] for row in others}
@@ -388,20 +374,6 @@ def judged(trained: Trained, maps: Floats, resamples: int) -> dict[str, Any]:
     out["strongest"] = {"attack": best, **added[best]}
     out["at_most"] = max(found["value"] + ONE_SIDED * found["se"] for found in added.values())
     return out
-
-
-def _rows(signals: Signals) -> list[SuiteRow]:
-    rows = []
-    for row in fitting(signals, Policy(patience=(1,), training=0.0)):
-        if not (row.baseline or (row.role == "explanation+label" and row.columns)):
-            continue
-        if row.columns and row.columns[-1].learns and row.name != "Stacked":
-            continue
-        row = smaller(row)
-        rows.append(row)
-        if row.name == "Stacked" and not row.baseline:
-            rows.append(replace(row, name="Always", attack=Always(row.attack.fpr)))  # type: ignore[attr-defined]
-    return rows
 
 
 def _pair(replicates: Floats) -> dict[str, dict[str, float]]:
@@ -480,52 +452,38 @@ def measure(row: Row, tasks: Callable[[str], Trained], progress: Progress) -> di
     return {"reason": "; ".join(dict.fromkeys(reasons))}
 
 
-def show(name: str, r: dict[str, Any]) -> None:
-    """One line."""
-    if "reason" in r:
-        print(f"{name:28} not measured: {r['reason']}", flush=True)
-        return
-    rates = (r["labels"], r["native"]["stack"], r["hardened"]["stack"])
-    found = " ".join(f"{100 * f['tpr']['value']:5.1f} +-{196 * f['tpr']['se']:4.1f}" for f in rates)
-    print(f"{name:28} {r['task']:6} {r['numbers']:4} labels, native, hardened: {found} | overlap"
-          f" {r['utility']['overlap']:.2f} | {r['cpu_seconds']} s", flush=True)  # fmt: skip
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite."""
-    p = parser("explainers", __doc__)
-    p.add_argument("--method", nargs="+", choices=tuple(CATALOG), help="these alone; others keep their results")
-    options = p.parse_args(argv)
+    run = Run(
+        "explainers", __doc__, argv,
+        method={"nargs": "+", "choices": tuple(CATALOG), "help": "these alone; others keep their results"},
+    )  # fmt: skip
     warnings.simplefilter("ignore")
-    parts = Parts(options.cache / "explainers", __package__, *CODE)
-    out, progress, ready = destination(options), Progress(), dict[str, Trained]()
+    options, parts, progress, ready = run.options, run.parts(__package__, *CODE), Progress(), dict[str, Trained]()
 
     def tasks(name: str) -> Trained:
         if name not in ready:
-            ready[name] = Trained.of(task_of(name, options.quick, options.data), options.cache / "models", progress)
+            ready[name] = Trained.of(task_of(name, run.quick, options.data), options.cache / "models", progress)
         return ready[name]
 
-    start = time.perf_counter()
-    methods = dict(earlier(out, options.quick).get("methods", {})) if out.is_file() else {}
+    methods = dict(run.earlier().get("methods", {}))
     for name in options.method or CATALOG:
         if name in SLOW and not options.method:
             reason = f"{SLOW[name]}: `python -m audit.suites.explainers --method {name}` does it, and was not run"
             methods.setdefault(name, {"reason": reason})
             continue
-        methods[name] = parts.get([name, options.quick], lambda: measure(CATALOG[name], tasks, progress))  # noqa: B023
-        show(name, methods[name])
+        methods[name] = parts.get([name, run.quick], lambda: measure(CATALOG[name], tasks, progress))  # noqa: B023
+        print(f"{name}: {methods[name].get('reason', 'measured')}", flush=True)
     about = {
         name: {"examples": len(t.task.pool), "models": t.task.models, "targets": t.task.targets,
                "accuracy": t.accuracy(), "data": t.task.source}
         for name, t in ((name, tasks(name)) for name in SIZES)
     }  # fmt: skip
     results = {"tasks": about, "methods": {name: methods[name] for name in CATALOG if name in methods}}
-    run = provenance(time.perf_counter() - start)
-    run["versions"] |= {name: _version(name) for name in ("alibi", "shap", "lime", "aix360")}
-    head = {"suite": "explainers", "quick": options.quick, "fpr": FPRS[0], "resamples": RESAMPLES, **run}
-    write_json(out, rounded(head | {"results": results}))
-    print(f"written to {out}")
-    return 0
+    made = run.provenance()
+    made["versions"] |= {name: _version(name) for name in ("alibi", "shap", "lime", "aix360")}
+    run.write(fpr=FPRS[0], resamples=RESAMPLES, results=results, run=made)
+    return run.end()
 
 
 def _version(name: str) -> str | None:

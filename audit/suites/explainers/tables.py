@@ -6,7 +6,7 @@ from typing import Any
 
 from safexplain.explain import CATALOG
 
-from ...shared.run import markdown
+from ...shared.tables import Column, percent, table
 
 
 def _estimate(found: dict[str, float]) -> str:
@@ -14,36 +14,34 @@ def _estimate(found: dict[str, float]) -> str:
     return f"{100 * found['value']:.1f} % [{100 * max(low, 0):.1f}, {100 * high:.1f}]"
 
 
+def _measured(found: dict[str, Any]) -> list[dict[str, Any]]:
+    methods = found["results"]["methods"].items()
+    return [{**m, "name": CATALOG[name].hardened_name} for name, m in methods if "reason" not in m]
+
+
+CLASS: Column = ("class", "name", "`{}`".format)
+
+
 def leaks(found: dict[str, Any]) -> str:
     """Members found from the label alone, with the native and with the hardened answer."""
-    rows = []
-    for name, m in found["results"]["methods"].items():
-        if "reason" in m:
-            continue
-        stacks = (m["native"]["stack"], m["hardened"]["stack"])
-        rows.append((
-            f"`{CATALOG[name].hardened_name}`", m["task"], str(m["numbers"]), _estimate(m["labels"]["tpr"]),
-            *(_estimate(s["tpr"]) for s in stacks), *(f"{s['auc']['value']:.2f}" for s in stacks),
-            _estimate(m["hardened"]["always"]["tpr"]), f"{100 * max(m['hardened']['at_most'], 0):.1f}",
-        ))  # fmt: skip
-    header = ("class", "task", "numbers", "label alone", "native", "hardened", "AUC, native", "AUC, hardened",
-              "hardened, always", "adds at most, points")  # fmt: skip
-    return markdown(header, rows, left=2)
+    both = ("native", "hardened")
+    return table(
+        _measured(found), CLASS, ("task", "task"), ("numbers", "numbers"), ("label alone", "labels/tpr", _estimate),
+        *((which, f"{which}/stack/tpr", _estimate) for which in both),
+        *((f"AUC, {which}", f"{which}/stack/auc/value", ".2f") for which in both),
+        ("hardened, always", "hardened/always/tpr", _estimate),
+        ("adds at most, points", lambda m: 100 * max(m["hardened"]["at_most"], 0), ".1f"), left=2,
+    )  # fmt: skip
 
 
 def utility(found: dict[str, Any]) -> str:
     """What hardened answers are still worth."""
-    rows = []
-    for name, m in found["results"]["methods"].items():
-        if "reason" in m:
-            continue
-        u = m["utility"]
-        deletion = [f"{u[key]:.2f}" if key in u else "" for key in ("deletion_native", "deletion_hardened")]
-        rows.append((f"`{CATALOG[name].hardened_name}`", m["explains"], f"`{m['hardening']}`", f"{u['overlap']:.2f}",
-                     f"{u['rank_correlation']:.2f}", f"{u['cosine']:.2f}", *deletion))  # fmt: skip
-    header = ("class", "explains", "released", "top features kept", "rank correlation", "cosine", "deletion, native",
-              "deletion, hardened")  # fmt: skip
-    return markdown(header, rows, left=3)
+    named = {"top features kept": "overlap", "rank correlation": "rank_correlation", "cosine": "cosine",
+             "deletion, native": "deletion_native", "deletion, hardened": "deletion_hardened"}  # fmt: skip
+    return table(
+        _measured(found), CLASS, ("explains", "explains"), ("released", "hardening", "`{}`".format),
+        *((title, f"utility/{name}", ".2f") for title, name in named.items()), left=3,
+    )  # fmt: skip
 
 
 def reasons(found: dict[str, Any]) -> str:
@@ -55,12 +53,12 @@ def reasons(found: dict[str, Any]) -> str:
 
 def tasks(found: dict[str, Any]) -> str:
     """Examples, models and how well they learned."""
-    rows = [
-        (name, str(t["examples"]), str(t["models"]), str(t["targets"]), f"{100 * t['accuracy']['members']:.1f} %",
-         f"{100 * t['accuracy']['non_members']:.1f} %")
-        for name, t in found["results"]["tasks"].items()
-    ]  # fmt: skip
-    return markdown(("task", "examples", "models", "targets", "right on members", "right on others"), rows)
+    rows = [{**t, "task": name} for name, t in found["results"]["tasks"].items()]
+    sides = {"right on members": "members", "right on others": "non_members"}
+    return table(
+        rows, *((name, name) for name in ("task", "examples", "models", "targets")),
+        *((title, f"accuracy/{side}", percent()) for title, side in sides.items()),
+    )  # fmt: skip
 
 
 def seconds(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Runs the suite: `python -m audit.suites.red_team --help`."""
+"""Runs the suite: `python -m audit.suites.fuzzed_files --help`."""
 
 from ...shared.run import finish
 from .suite import main

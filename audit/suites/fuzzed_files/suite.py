@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from io import StringIO
@@ -34,7 +32,7 @@ from safexplain.audit.controls.holdout_uses import VARIABLE
 from safexplain.cli import _run as command_line
 from safexplain.errors import SafexplainError
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, write_json
+from ...shared.run import Progress, Run, concluded
 
 Arrays = dict[str, NDArray[Any]]
 """Arrays of a file; "meta" is a JSON text."""
@@ -356,48 +354,33 @@ def harmless(number: int) -> dict[str, Any]:
         first = outcome(file, policy, folder, uses)
         fresh = outcome(changed, policy, folder, Path(at, "fresh.sqlite"))
         again = outcome(changed, policy, folder, uses)
-        shutil.rmtree(folder / "x", ignore_errors=True)
     return {"first": first, "changes": [change.__name__ for change in changes], "fresh": fresh, "again": again}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Judge all variants and write the table; 1 if one is certified, or a harmless one judged otherwise.
-
-    Args:
-        argv: of the command line.
-    """
-    options = parser("fuzzed_files", __doc__).parse_args(argv)
-    started, progress = time.perf_counter(), Progress()
-    parts = Parts(options.cache / "fuzzed_files", __package__)
-    share = 0.02 if options.quick else 1.0
-    counts = {"after a verdict": (after_a_verdict, VARIANTS), "first of all": (first_of_all, VARIANTS // 4)}
-    found: dict[str, list[dict[str, Any]]] = {}
-    missed: list[str] = []
-    for name, (judged, many) in {**counts, "harmless": (harmless, HARMLESS)}.items():
-        rows = found[name] = []
-        for number in range(max(2, round(share * many))):
+    """Judge all variants and write the table; 1 if one is certified, or a harmless one judged otherwise."""
+    run = Run("fuzzed_files", __doc__, argv)
+    parts, progress, share = run.parts(__package__), Progress(), 0.02 if run.quick else 1.0
+    variants = {"after a verdict": (after_a_verdict, VARIANTS), "first of all": (first_of_all, VARIANTS // 4),
+                "harmless": (harmless, HARMLESS)}  # fmt: skip
+    results, missed = dict[str, Any](), list[str]()
+    for name, (judged, many) in variants.items():
+        rows, count = list[dict[str, Any]](), max(2, round(share * many))
+        for number in range(count):
             rows.append(parts.get([name, number], lambda n=number, j=judged: j(n)))
-            progress(name, number + 1, max(2, round(share * many)))
-    for name in counts:
-        missed += [f"{name}: certified after {row['changes']}" for row in found[name] if row["then"] == "certified"]
-    for row in found["harmless"]:
-        if not row["first"] == row["fresh"] == row["again"] == "certified":
-            missed.append(f"harmless: {row}")
-    out = destination(options)
-    results = {
-        name: {
-            "variants": len(rows),
-            "outcomes": dict(sorted(Counter(row.get("then", row.get("again")) for row in rows).items())),
-            "by change": {
-                change: dict(sorted(Counter(r["then"] for r in rows if change in r["changes"]).items()))
-                for change in sorted({c for r in rows for c in r["changes"]} if name in counts else ())
-            },
-        }
-        for name, rows in found.items()
-    }
-    content = {
-        "suite": "fuzzed_files", "quick": options.quick, "provenance": provenance(time.perf_counter() - started),
-        "results": results,
-    }  # fmt: skip
-    write_json(out, content)
-    return concluded(missed, out)
+            progress(name, number + 1, count)
+        results[name] = {"variants": count}
+        if name == "harmless":
+            results[name]["outcomes"] = _counted(row["again"] for row in rows)
+            missed += [f"harmless: {r}" for r in rows if {r["first"], r["fresh"], r["again"]} != {"certified"}]
+            continue
+        results[name]["outcomes"] = _counted(row["then"] for row in rows)
+        changes = sorted({c for r in rows for c in r["changes"]})
+        results[name]["by change"] = {c: _counted(r["then"] for r in rows if c in r["changes"]) for c in changes}
+        missed += [f"{name}: certified after {row['changes']}" for row in rows if row["then"] == "certified"]
+    run.write(results=results, run=run.provenance())
+    return concluded(missed, run.out)
+
+
+def _counted(outcomes: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(outcomes).items()))

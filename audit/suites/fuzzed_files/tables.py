@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...shared.run import markdown
+from ...shared.tables import table
 
-OUTCOMES = ("leak", "inconclusive", "refused", "certified")
+VARIANTS = {
+    "after a verdict": "leaking files, judged before",
+    "first of all": "leaking files, judged for the first time",
+    "harmless": "clean files in harmless variants, judged before",
+}
 
 
 def fuzzed_files(found: dict[str, Any]) -> str:
     """What comes of the variants of each kind."""
-    rows = []
-    for name, says in (
-        ("after a verdict", "leaking files, judged before"),
-        ("first of all", "leaking files, judged for the first time"),
-        ("harmless", "clean files in harmless variants, judged before"),
-    ):  # fmt: skip
-        of = found["results"][name]
-        rows.append((says, f"{of['variants']:,}", *(f"{of['outcomes'].get(outcome, 0):,}" for outcome in OUTCOMES)))
-    return markdown(("variants of", "how many", *OUTCOMES), rows)
+    rows = [{**found["results"][name], "says": says} for name, says in VARIANTS.items()]
+    outcomes = ("leak", "inconclusive", "refused", "certified")
+    counts = ((o, lambda r, o=o: r["outcomes"].get(o, 0), ",") for o in outcomes)
+    return table(rows, ("variants of", "says"), ("how many", "variants", ","), *counts)

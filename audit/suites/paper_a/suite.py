@@ -26,7 +26,6 @@ explanations and datasets (Tables 1 and 2) cannot be recomputed from it.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
@@ -38,7 +37,7 @@ from safexplain.audit.attacks import RMIA, Attack, JointLikelihoodRatio, Likelih
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
-from ...shared.run import Progress, concluded, destination, load, parser, provenance, write_json
+from ...shared.run import Progress, Run, load
 from .published import ReleasedRatio
 
 Floats = NDArray[np.float64]
@@ -250,37 +249,24 @@ def measure(signals: dict[str, Floats], membership: Bools, targets: int) -> dict
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
-    options: argparse.Namespace = parser("paper_a", __doc__).parse_args(argv)
-    start = time.perf_counter()
-    arrays, source = load(options.data, "paper_a_ixg_signals", ("membership", "l1", "loss"))
+    run = Run("paper_a", __doc__, argv)
+    arrays, source = load(run.options.data, "paper_a_ixg_signals", ("membership", "l1", "loss"))
     membership = arrays["membership"].astype(bool)
     signals = {name: arrays[name].astype(np.float64) for name in ("l1", "loss")}
     signals[BOTH] = np.stack([signals["l1"], signals["loss"]], axis=-1)
-    found = measure(signals, membership, 3 if options.quick else len(membership))
-    trees = boosted(signals, membership, BOOSTED_TARGETS[:1] if options.quick else BOOSTED_TARGETS)
+    found = measure(signals, membership, 3 if run.quick else len(membership))
+    trees = boosted(signals, membership, BOOSTED_TARGETS[:1] if run.quick else BOOSTED_TARGETS)
     seconds = default_attack_seconds(signals["l1"], membership)
     means = found["means"]
-    missed = [] if options.quick else failures(means, trees["means"], seconds)
+    missed = [] if run.quick else failures(means, trees["means"], seconds)
     first, joint = means["l1"], means[BOTH]["JointLikelihoodRatio()"]
     said = [first["read_at"], first["corrected"], first["LikelihoodRatio()"], means["loss"]["LikelihoodRatio()"], joint]
     plain = found["non_members_found_means"]["loss"]["Threshold()"][0]
     sentence = FINDING.format(*(v for pair in said for v in pair[:2]), plain, first["swapped_axes_only"][0])
     print(f"{sentence}\nAll {len(membership)} targets of one signal: {seconds:.1f} s.")
-    report = {
-        "suite": "paper_a",
-        "quick": options.quick,
-        "columns": ["at 0.1 %", "at 1 %", "AUC"],
-        "figures": found,
-        "boosted": trees,
-        "table_3_of_the_paper": PAPER,
-        "finding": sentence,
-        "seconds_all_targets_one_signal": round(seconds, 2),
-        "targets_missed": missed,
-        "not_in_the_file": ABSENT,
-        "data": source | {"models": len(membership), "examples": membership.shape[1]},
-        **provenance(time.perf_counter() - start),
-    }
-    out = destination(options)
-    write_json(out, report)
-    verdict = "quick run, targets not checked" if options.quick else "all targets met" if not missed else "failed"
-    return concluded(missed, out, verdict)
+    run.write(
+        columns=["at 0.1 %", "at 1 %", "AUC"], figures=found, boosted=trees, table_3_of_the_paper=PAPER,
+        finding=sentence, seconds_all_targets_one_signal=seconds, targets_missed=missed, not_in_the_file=ABSENT,
+        data=source | {"models": len(membership), "examples": membership.shape[1]}, run=run.provenance(),
+    )  # fmt: skip
+    return run.end(missed)

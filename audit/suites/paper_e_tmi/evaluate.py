@@ -21,7 +21,7 @@ from scipy.special import expit
 
 from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 
-from ...shared.resampling import resampled_rates
+from ...shared.resampling import resampled_rates, weights_of
 from .attacks import AtTargetLabel, Metaclassifier, OverQueries
 
 Floats = NDArray[np.float64]
@@ -88,8 +88,7 @@ def scores(against: Against, values: Mapping[str, Floats], membership: Bools, ta
 def figures(found: Floats, member: Bools, probability: bool = False) -> dict[str, Any]:
     """Both evaluations of (t, n) scores of t targets."""
     t, n = found.shape
-    drawn = np.random.default_rng(0xB007).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T
-    weights = np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)
+    weights = weights_of(n, RESAMPLES)
     fewest = int((~member).sum(1).min())
     out: dict[str, Any] = {"targets": t, "points": n, "published": as_published(found, member, probability)}
     for rate in RATES:

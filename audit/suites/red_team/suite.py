@@ -1,21 +1,20 @@
 """What attacks on safexplain itself gained in earlier versions, and what they gain now.
 
-Each row is an attack that a security team made on version 0.1 or, on running services, on version 0.2.0: what it did,
-what it gained then (a figure that was measured at that time and is quoted here), and what the same attack gains with
-the code as it is, which is measured by this script. Rows on verdicts use simulated signals of which the truth is known,
-rows on noise small networks, rows on services real servers.
+Each row is an attack that a security team made on version 0.1: what it did, what it gained then (a figure that was
+measured at that time and is quoted here), and what the same attack gains with the code as it is, which is measured by
+this script. Rows on verdicts use simulated signals of which the truth is known, rows on noise small networks. Attacks
+on running services are tests (`tests/serve/test_red_team.py`).
 
-    python -m audit.suites.red_team [--area AREA] [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.red_team [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,33 +35,15 @@ from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.result import AuditResult
 
-from ...shared.run import Parts, Progress, concluded, destination, earlier, parser, peak_bytes, provenance, write_json
-from . import fuzz, served
+from ...shared.run import Progress, Run, concluded, peak_bytes
 
 ONCE = Policy(fpr=0.05, max_tpr=0.15, patience=(1,), training=0.0, uncounted=True)
 """Judged by one query, so that each row is about one thing."""
 
 KEY = bytes(range(32))
 
-SERVES = ("safexplain.cli.serve", "safexplain.cli.ledger", "safexplain.serve.http", "safexplain.serve.mlflow")
-"""Modules that the commands run, which no file here imports."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One attack on the product.
-
-    Args:
-        area: verdict, attackers, noise, files or served.
-        attack: what is done.
-        before: what it gained in version 0.1, of what is served in version 0.2.0, as measured then.
-        measure: (quick) -> what it gains now, in words, the numbers behind it, and whether it fails as it must.
-    """
-
-    area: str
-    attack: str
-    before: str
-    measure: Callable[[bool], tuple[str, dict[str, Any], bool]]
+Gained = tuple[str, dict[str, Any], bool]
+"""What an attack gains now, in words; the numbers behind it; whether it fails as it must."""
 
 
 # ------------------------------------------------------------------------------------------- signals of known truth
@@ -104,7 +85,7 @@ def said(result: AuditResult) -> str:
     return f"{result.verdict}, exit {result.exit_code}"
 
 
-def weak_suite(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def weak_suite(quick: bool) -> Gained:
     """Only weak attacks are run on a release that leaks."""
     leaking = simulated(leak=1.5, examples=400 if quick else 2000)
     weak = certify(leaking, replace(ONCE, suite=("Threshold", "RMIA")))
@@ -113,13 +94,13 @@ def weak_suite(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return text, {"weak": weak.verdict, "full": full.verdict}, weak.verdict != "certified"
 
 
-def few_references(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def few_references(quick: bool) -> Gained:
     """A release that leaks, audited with four reference models."""
     result = certify(simulated(leak=0.3, examples=400 if quick else 4000, models=5), ONCE)
     return said(result), {"verdict": result.verdict, "references": result.references}, result.verdict != "certified"
 
 
-def one_of_many(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def one_of_many(quick: bool) -> Gained:
     """One of 17 models leaks."""
     n = 4 if quick else 17
     signals = simulated(leak=2.5, examples=400 if quick else 1500, models=33, targets=tuple(range(n)), effect=0.2)
@@ -129,7 +110,7 @@ def one_of_many(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return text, {"verdict": result.verdict, "model": result.target, "low": low}, result.verdict == "leak"
 
 
-def uses_dodged(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def uses_dodged(quick: bool) -> Gained:
     """A second configuration on the same examples, dressed up as new ones."""
     signals = simulated(examples=400)
     policy = replace(ONCE, uncounted=False)
@@ -162,7 +143,7 @@ def uses_dodged(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return f"counted as use {worst} in each of {len(counts)} disguises", counts, worst == 2
 
 
-def weak_references(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def weak_references(quick: bool) -> Gained:
     """Reference models whose effect is 70 % of the target's."""
     repeats = 3 if quick else 20
     found = []
@@ -174,7 +155,7 @@ def weak_references(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return f"the recipe control fails in {share:.0%} of {repeats} audits", {"share": share}, share >= 0.9
 
 
-def near_copies(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def near_copies(quick: bool) -> Gained:
     """Groups of 50 near-copies that are in or out together; nothing leaks, and the examples are not independent."""
     repeats, groups, size = (10 if quick else 200), 60, 50
     wrong = {"with groups": 0, "without": 0}
@@ -198,7 +179,7 @@ def near_copies(quick: bool) -> tuple[str, dict[str, Any], bool]:
 # ------------------------------------------------------------------------------------------- attackers
 
 
-def swamped(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def swamped(quick: bool) -> Gained:
     """A random map beside the label: whoever reads both must not find less than who reads the label."""
     lost = []
     for seed in range(2 if quick else 8):
@@ -213,7 +194,7 @@ def swamped(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return f"{100 * mean:+.2f} points", {"points": 100 * mean}, abs(mean) < 0.005
 
 
-def patient(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def patient(quick: bool) -> Gained:
     """200 dithered questions about each example of the demo, averaged: the audit must find what such a client finds."""
     sizes = {"REFERENCES": 6} if quick else {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -268,7 +249,7 @@ def explainers(kind: Any, model: nn.Module) -> tuple[Any, Any]:
     )
 
 
-def spellings(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def spellings(quick: bool) -> Gained:
     """One question in other shapes, with other values that mean true, with its class written in other ways, and with
     numbers in an empty pixel that are too small to change anything."""
     model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
@@ -293,7 +274,7 @@ def spellings(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return f"error {said}", found, all(mean >= 0.99 * one for one, mean in found.values())
 
 
-def baselines(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def baselines(quick: bool) -> Gained:
     """The same set of baselines of GradientShap in other orders."""
     model, x = Probability(network()), torch.rand(1, 64, generator=torch.Generator().manual_seed(3))
     chosen = torch.rand(16, 64, generator=torch.Generator().manual_seed(4))
@@ -311,7 +292,7 @@ def baselines(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return text, {"one": one, "averaged": mean}, mean >= 0.9 * one
 
 
-def wrappers(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def wrappers(quick: bool) -> Gained:
     """One model behind wrappers that change nothing."""
     model = network()
     behind = {
@@ -325,7 +306,7 @@ def wrappers(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return f"{noises} noise for {len(behind)} ways to call it", digests, noises == 1
 
 
-def quantised(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def quantised(quick: bool) -> Gained:
     """Two int8 versions of one network: with one digest their noise cancels in the difference."""
     found = []
     for seed in (0, 1):
@@ -339,7 +320,7 @@ def quantised(quick: bool) -> tuple[str, dict[str, Any], bool]:
 # ------------------------------------------------------------------------------------------- files
 
 
-def zip_bomb(quick: bool) -> tuple[str, dict[str, Any], bool]:
+def zip_bomb(quick: bool) -> Gained:
     """An array that nobody asks for, which is large only when it is unpacked."""
     with TemporaryDirectory() as folder:
         path, mib = Path(folder) / "signals.npz", 64 if quick else 1024
@@ -364,106 +345,45 @@ def zip_bomb(quick: bool) -> tuple[str, dict[str, Any], bool]:
     return text, {"peak": peak, "claimed": mib * 2**20, "refused": bool(refused)}, peak < mib * 2**20 / 4
 
 
-ROWS = (
-    Row("verdict", "judge a leak by weak attacks only (`--attacks Threshold,RMIA`)", "certified, exit 0", weak_suite),
-    Row(
-        "verdict",
-        "audit with four reference models",
-        "certified, where attacks had 33–85 % of an oracle's power",
-        few_references,
-    ),
-    Row(
-        "verdict",
-        "hide one leaking model among 17",
-        "certified at 2.7 %; alone, a leak of 6.5–11.3 %",
-        one_of_many,
-    ),
-    Row(
-        "verdict",
-        "permute rows, drop one, change seed or subject: a second look that counts as the first",
-        "counted as use 1",
-        uses_dodged,
-    ),
-    Row(
-        "verdict",
-        "train references that memorise 70 % as much as the target",
-        "certified at 2.9 %, where right ones find 5.0 %",
-        weak_references,
-    ),
-    Row("verdict", "groups of 50 near-copies as if they were independent", "29.5 % false leaks", near_copies),
-    Row(
-        "attackers",
-        "a random map beside the label",
-        "the attack on both found 3 points less than the label alone",
-        swamped,
-    ),
-    Row(
-        "attackers",
-        "200 dithered questions about each example of the demo, answers averaged",
-        "22.8 % of the members at 5 % false positives, where the certificate said at most 17.3 %",
-        patient,
-    ),
-    Row(
-        "noise",
-        "one question in other shapes, with `abs=1`, `2`, …, its class as 3, −7, [3], …, denormals in an empty pixel",
-        "a noise for each: error .315 → .016 over 400 shapes",
-        spellings,
-    ),
-    Row(
-        "noise",
-        "one set of baselines of GradientShap, in other orders",
-        "baselines were no part of the key: .318 → .049 over 64 sets",
-        baselines,
-    ),
-    Row("noise", "DataParallel, torch.compile, a wrapper", "five noises for one model", wrappers),
-    Row(
-        "noise",
-        "two int8 versions of one network, subtracted",
-        "one digest for both: error .0008 instead of .053",
-        quantised,
-    ),
-    Row("files", "a zip bomb in an array that nobody asks for", "unpacked whole", zip_bomb),
-    *(Row("served", *attack) for attack in served.ATTACKS),
-    Row("served", "10,000 mutated requests, and those of schemathesis", "no fault", fuzz.fuzzed),
-)
+ROWS: tuple[tuple[str, str, str, Callable[[bool], Gained]], ...] = (
+    ("verdict", "judge a leak by weak attacks only (`--attacks Threshold,RMIA`)", "certified, exit 0", weak_suite),
+    ("verdict", "audit with four reference models", "certified, where attacks had 33–85 % of an oracle's power",
+     few_references),
+    ("verdict", "hide one leaking model among 17", "certified at 2.7 %; alone, a leak of 6.5–11.3 %", one_of_many),
+    ("verdict", "permute rows, drop one, change seed or subject: a second look that counts as the first",
+     "counted as use 1", uses_dodged),
+    ("verdict", "train references that memorise 70 % as much as the target",
+     "certified at 2.9 %, where right ones find 5.0 %", weak_references),
+    ("verdict", "groups of 50 near-copies as if they were independent", "29.5 % false leaks", near_copies),
+    ("attackers", "a random map beside the label", "the attack on both found 3 points less than the label alone",
+     swamped),
+    ("attackers", "200 dithered questions about each example of the demo, answers averaged",
+     "22.8 % of the members at 5 % false positives, where the certificate said at most 17.3 %", patient),
+    ("noise",
+     "one question in other shapes, with `abs=1`, `2`, …, its class as 3, −7, [3], …, denormals in an empty pixel",
+     "a noise for each: error .315 → .016 over 400 shapes", spellings),
+    ("noise", "one set of baselines of GradientShap, in other orders",
+     "baselines were no part of the key: .318 → .049 over 64 sets", baselines),
+    ("noise", "DataParallel, torch.compile, a wrapper", "five noises for one model", wrappers),
+    ("noise", "two int8 versions of one network, subtracted", "one digest for both: error .0008 instead of .053",
+     quantised),
+    ("files", "a zip bomb in an array that nobody asks for", "unpacked whole", zip_bomb),
+)  # fmt: skip
+"""Area, what is done, what it gained in version 0.1 as measured then, and the function that makes it again."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure every row and write the table.
+    """Measure every row and write the table; 1 where an attack gains what it must not."""
+    run = Run("red_team", __doc__, argv)
+    parts, progress, found = run.parts(__package__), Progress(), list[dict[str, Any]]()
+    for i, (area, attack, before, measure) in enumerate(ROWS):
 
-    Args:
-        argv: of the command line.
-
-    Returns:
-        1 where an attack gains what it must not.
-    """
-    p = parser("red_team", __doc__)
-    p.add_argument("--area", choices=sorted({r.area for r in ROWS}), help="one; other rows stay as the file has them")
-    options = p.parse_args(argv)
-    out, started, progress = destination(options), time.perf_counter(), Progress()
-    parts = Parts(options.cache / "red_team", __package__)
-    serving = Parts(options.cache / "red_team", __package__, *SERVES)
-    known = {r["attack"]: r for r in earlier(out, options.quick).get("attacks", ())} if options.area else {}
-    found, missed = [], []
-    for i, row in enumerate(ROWS):
-        if options.area not in (None, row.area):
-            found += [known[row.attack]] if row.attack in known else []
-            continue
-
-        def make(row: Row = row) -> dict[str, Any]:
-            after, numbers, held = row.measure(options.quick)
+        def make(measure: Callable[[bool], Gained] = measure) -> dict[str, Any]:
+            after, numbers, held = measure(run.quick)
             return {"after": after, "numbers": numbers, "held": bool(held)}
 
-        got = (serving if row.area == "served" else parts).get([row.attack, options.quick], make)
-        found.append({"area": row.area, "attack": row.attack, "before": row.before, **got})
-        if not got["held"]:
-            missed.append(f"{row.attack}: {got['after']}")
+        found.append({"area": area, "attack": attack, "before": before, **parts.get([attack, run.quick], make)})
         progress("attacking", i + 1, len(ROWS))
-    content = {
-        "suite": "red_team",
-        "quick": options.quick,
-        "provenance": provenance(time.perf_counter() - started),
-        "results": {"attacks": found},
-    }
-    write_json(out, content)
-    return concluded(missed, out)
+    run.write(results={"attacks": found}, run=run.provenance())
+    missed = [f"{row['attack']}: {row['after']}" for row in found if not row["held"]]
+    return concluded(missed, run.out)

@@ -37,8 +37,6 @@ With `--order`, only whether the order of a set adds anything is measured: at 1 
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -59,8 +57,8 @@ from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, val
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
-from ...shared.resampling import interpolated_rates
-from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, write_json
+from ...shared.resampling import interpolated_rates, weights_of
+from ...shared.run import Parts, Progress, Run
 from .formats import ORDERED, SET, Release, releases
 from .tasks import NATIVE, TASKS, Asked, Models, Task, ask, predictions
 
@@ -118,12 +116,8 @@ class Cell:
 
     @cached_property
     def weights(self) -> Floats:
-        """(n, 1 + resamples) how often each example counts: once in column 0, then as its group was resampled."""
-        groups = self.task.pool.groups
-        unit = np.arange(len(self.task.pool)) if groups is None else np.unique(groups, return_inverse=True)[1]
-        units = int(unit.max()) + 1
-        drawn = np.random.default_rng(0xB007).multinomial(units, np.full(units, 1 / units), size=self.resamples).T
-        return np.concatenate([np.ones((len(unit), 1)), drawn[unit]], axis=1).astype(np.float32)
+        """How often each example counts, as `weights_of`."""
+        return weights_of(len(self.task.pool), self.resamples, groups=self.task.pool.groups)
 
     def signals(self, maps: dict[int, Floats]) -> Signals:
         """What an attacker sees, at each level: released maps, their summaries, and the labels."""
@@ -140,22 +134,10 @@ class Cell:
     def judged(self, maps: dict[int, Floats]) -> dict[str, Any]:
         """{level: what each stacked attack adds to the labels}, and the labels alone."""
         signals = self.signals(maps)
-        rows = [apart(row) for row in self._rows(signals)]
-        views = {f"{view}_{name}": made(values_of(signals, [Signal.parse(name)])) for name in maps_of(signals)
-                 for view, made in VIEWS.items()}  # fmt: skip
-        signals = replace(signals, values={**signals.values, **views})
-        rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
-        training = np.ones(len(self.task.pool), dtype=bool)
-        for target in range(self.task.targets):
-            known = self.without.get(target)
-            scorer = Scorer(signals, rows, target=target, training=training, known=known)
-            self.without.setdefault(target, scorer)
-            for row, scores in zip(rows, scorer.scores(target), strict=True):
-                member = self.shadows.membership[target]
-                rates[row].append(interpolated_rates(scores, member, self.weights, FPRS))
+        rates = rates_of(signals, self.task.levels, self.learned, self.task.targets, self.weights, FPRS, self.without)
         found: dict[str, Any] = {}
         for level in self.task.levels:
-            mine = {row: np.mean(rates[row], axis=0) for row in rows if row.level == level}
+            mine = {row: mean for row, mean in rates.items() if row.level == level}
             labels = next(row for row in mine if row.baseline)
             added = {
                 (f"{row.name} on {row.signal}" if type(row.attack) is not Always else "Stacked, always"): {
@@ -169,20 +151,6 @@ class Cell:
                 "attacks": added,
             }
         return found
-
-    def _rows(self, signals: Signals) -> Iterator[SuiteRow]:
-        """The suite's attacks that are stacked with the labels, with the labels alone."""
-        policy = Policy(patience=self.task.levels, training=0.0)
-        for row in fitting(signals, policy):
-            if not (row.baseline or (row.role == "explanation+label" and row.columns)):
-                continue
-            if not self.learned:
-                if row.columns[-1].learns and row.name != "Stacked":
-                    continue
-                row = smaller(row)
-            yield row
-            if row.name == "Stacked":
-                yield replace(row, name="Always", attack=Always(row.attack.fpr))  # type: ignore[attr-defined]
 
     def useful(self, released: Floats) -> dict[str, float]:
         """Agreement with the native maps of the plain query, faithfulness and signs, over all targets."""
@@ -222,6 +190,49 @@ class Cell:
             return {"levels": {}, **self.useful(asked.average(release, 1))}
         maps = {level: (asked or self.native).average(release, level) for level in self.task.levels}
         return {"levels": self.judged(maps), **self.useful(maps[1])}
+
+
+def rates_of(
+    signals: Signals, levels: tuple[int, ...], learned: bool, targets: int, weights: Floats, fprs: tuple[float, ...],
+    known: dict[int, Scorer],
+) -> dict[SuiteRow, Floats]:  # fmt: skip
+    """Attack -> (1 + FPRs, 1 + resamples) AUC and TPRs, mean over the first models as targets.
+
+    Args:
+        signals: with labels.
+        levels: how often is asked.
+        learned: whether attacks that are trained on whole maps run too.
+        targets: how many.
+        weights: of the examples, as `weights_of`.
+        fprs: false-positive rates.
+        known: of each target, what was found in the labels of the same queries; filled.
+    """
+    rows = [apart(row) for row in stacked_with_labels(signals, levels, learned)]
+    views = {f"{view}_{name}": made(values_of(signals, [Signal.parse(name)])) for name in maps_of(signals)
+             for view, made in VIEWS.items()}  # fmt: skip
+    signals = replace(signals, values={**signals.values, **views})
+    rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
+    training = np.ones(len(signals), dtype=bool)
+    for target in range(targets):
+        scorer = Scorer(signals, rows, target=target, training=training, known=known.get(target))
+        known.setdefault(target, scorer)
+        for row, scores in zip(rows, scorer.scores(target), strict=True):
+            rates[row].append(interpolated_rates(scores, signals.membership[target], weights, fprs))
+    return {row: np.mean(found, axis=0) for row, found in rates.items()}
+
+
+def stacked_with_labels(signals: Signals, levels: tuple[int, ...], learned: bool) -> Iterator[SuiteRow]:
+    """The suite's attacks that are stacked with the labels, the labels alone, and the stack that always uses both."""
+    for row in fitting(signals, Policy(patience=levels, training=0.0)):
+        if not (row.baseline or (row.role == "explanation+label" and row.columns)):
+            continue
+        if not learned:
+            if row.columns and row.columns[-1].learns and row.name != "Stacked":
+                continue
+            row = smaller(row)
+        yield row
+        if row.name == "Stacked" and not row.baseline:
+            yield replace(row, name="Always", attack=Always(row.attack.fpr))  # type: ignore[attr-defined]
 
 
 def maps_of(signals: Signals) -> list[str]:
@@ -428,7 +439,7 @@ def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any
 def run_cell(
     cell: Cell, size: str, parts: Parts, others: dict[str, Callable[[], Asked]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every release and its figures, stored and shown as soon as they are there; `others`: maps of other models."""
+    """Every release and its figures, stored as soon as they are there; `others`: maps of other models."""
     task, explainer = cell.task, cell.explainer
     chosen = releases(task, explainer, cell.native.maps.shape[3])
     if size == "quick":
@@ -444,50 +455,30 @@ def run_cell(
     key = [task.name, explainer, size, len(task.pool), task.models, task.targets, list(task.levels)]
     for name, make in made.items():
         figures = parts.get([*key, name], make)
-        show(task, explainer, name, figures)
         yield name, figures
-
-
-def show(task: Task, explainer: str, name: str, r: dict[str, Any]) -> None:
-    """One line of the table."""
-    tpr, auc, stack = worst(r, "tpr"), worst(r, "auc"), complete(r, "tpr")
-    always = complete(r, "tpr", "Stacked, always")
-    print(
-        f"{task.name:8} {explainer:14} {name:32} {100 * tpr['value']:+5.1f} +-{196 * tpr['se']:4.1f} up"
-        f" {100 * tpr['upper']:5.1f} | auc {auc['value']:+.3f} up {auc['upper']:+.3f} | stack"
-        f" {100 * stack['value']:+5.1f} always {100 * always['value']:+5.1f} | o {r['overlap']:.2f} r"
-        f" {r['rank_correlation']:.2f} c {r['cosine']:.2f} | del {r['deletion']:.3f} ins {r['insertion']:.3f} | sign"
-        f" {r['sign_errors']:.2f} {r['sign_errors_top']:.2f} | {tpr['attack'][:40]}@{tpr['level']}",
-        flush=True,
-    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite."""
-    p = parser("releases", __doc__)
-    p.add_argument("--task", choices=(*TASKS, "all"), default="all")
-    p.add_argument("--full", action="store_true", help="all models, targets and levels, and attacks on whole maps")
-    p.add_argument("--order", action="store_true", help="only what the order of a set adds")
-    p.add_argument("--device", default="cpu", help="where networks are trained and asked")
-    options = p.parse_args(argv)
+    flag = {"action": "store_true"}
+    run = Run(
+        "releases", __doc__, argv, task={"choices": (*TASKS, "all"), "default": "all"},
+        full={**flag, "help": "all models, targets and levels, and attacks on whole maps"},
+        order={**flag, "help": "only what the order of a set adds"},
+        device={"default": "cpu", "help": "where networks are trained and asked"},
+    )  # fmt: skip
+    options = run.options
     if options.order:
         options.name += "_order"
     warnings.filterwarnings("ignore", module="captum")
-    size = "quick" if options.quick else "full" if options.full else "small"
-    parts = Parts(options.cache / "releases", __package__, *CODE)
-    out = destination(options)
-    head = {"suite": "releases", "quick": options.quick, "full": options.full}
-    results = earlier(out, options.quick)
+    size = "quick" if run.quick else "full" if options.full else "small"
+    parts, results = Parts(options.cache / "releases", __package__ or "", *CODE), run.earlier()
     every = ("digits", "heloc", "cifar10") if options.order else tuple(TASKS)
     for name in every if options.task == "all" else (options.task,):
-        start = time.perf_counter()
         task = TASKS[name](size, options.data)
         if options.order:
             task = replace(task, explainers=("InputXGradient",), levels=ORDER_AT, students=False)
         found = run_task(task, size, options, parts)
-        run = provenance(time.perf_counter() - start, options.device)
-        results = {**results, name: {**found, "size": size, "data": task.source, "run": run}}
-        write_json(out, rounded(head | {"results": {n: results[n] for n in TASKS if n in results}}))
-    print(f"written to {out}")
-    sys.stdout.flush()
-    return 0
+        results = {**results, name: {**found, "size": size, "data": task.source, "run": run.provenance()}}
+        run.write(full=options.full, results={n: results[n] for n in TASKS if n in results})
+    return run.end()

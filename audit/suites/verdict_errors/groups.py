@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as distributions
 
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
@@ -35,6 +34,8 @@ from safexplain.verdict.thresholds import (
     weights_of,
 )
 
+from .pairs import SURE, shift_for
+
 GROUP_SIZES: dict[str, tuple[int, ...]] = {
     "1": (1,), "2": (2,), "5": (5,), "20": (20,), "50": (50,), "mixed": (1, 2, 5, 20, 50),
 }  # fmt: skip
@@ -47,8 +48,6 @@ EXCESS = 0.05
 ALIKE = 0.9
 """Correlation of the attack's scores with the baseline's."""
 OVER = 1.001
-SURE = 0.9995
-"""Confidence of the limits of a rate of error: of hundreds of cells none fails by chance."""
 GROUP_COLUMNS = (
     "size", "within", "sides", "claim", "truth", "counted", "wrong", "wrong_low", "wrong_high",
 )  # fmt: skip
@@ -71,10 +70,10 @@ def simulate_groups(size: str, within: str, both_sides: bool, audits: int, tick:
         attack = ALIKE * base + (1 - ALIKE**2) ** 0.5 * other
         weights = weights_of(member, groups)
         for truth, times in (("at", 1.0), ("over", OVER)):
-            scores = attack + _shift(POLICY.max_tpr * times) * member
-            beside = attack + _shift(0.1 + EXCESS * times) * member
+            scores = attack + shift_for(POLICY.max_tpr * times, POLICY.fpr) * member
+            beside = attack + shift_for(0.1 + EXCESS * times, POLICY.fpr) * member
             order = by_score(scores, number)
-            pair = by_score(beside, number), by_score(base + _shift(0.1) * member, number)
+            pair = by_score(beside, number), by_score(base + shift_for(0.1, POLICY.fpr) * member, number)
             for counted, w in (("groups", weights), ("examples", None)):
                 low, high = _bounds(member[order], None if w is None else w[order])
                 key = "whole", truth, counted
@@ -90,10 +89,6 @@ def simulate_groups(size: str, within: str, both_sides: bool, audits: int, tick:
         limits = (round(x, 5) for x in clopper_pearson(int(count), audits, SURE))
         rows.append([size, within, "both" if both_sides else "one", claim, truth, counted, int(count), *limits])
     return rows
-
-
-def _shift(tpr: float) -> float:
-    return float(distributions.norm.isf(POLICY.fpr) - distributions.norm.isf(tpr))
 
 
 def _bounds(order: NDArray[np.bool_], weights: NDArray[np.float64] | None) -> tuple[float, float]:

@@ -60,6 +60,7 @@ def ties_shift(tpr: float, fpr: float) -> float:
     return 0.0 if tpr <= fpr else float(brentq(lambda s: rate(s) - tpr, 0.0, 8.0))
 
 
+@cache
 def shift_for(tpr: float, fpr: float) -> float:
     """Mean of members at which `tpr` of them are above the rate `fpr` of a standard normal."""
     return float(distributions.norm.isf(fpr) - distributions.norm.isf(tpr))

@@ -40,9 +40,10 @@ import os
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,10 @@ from safexplain.verdict.thresholds import (
     upper_bound,
 )
 
-from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, write_json
+from ...shared.run import RESULTS, Parts, Progress, Run, concluded, provenance
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
 from .looks import LOOK_BASES, LOOK_COLUMNS, simulate_looks
-from .pairs import ALIKE, BASES, PAIR_COLUMNS, simulate_pairs
+from .pairs import ALIKE, BASES, PAIR_COLUMNS, shift_for, simulate_pairs
 from .power import critical_counts, power, ranks_of
 
 Counts = NDArray[np.int64]
@@ -110,12 +111,6 @@ BEST_ACCURACY_UP_TO = 10_000
 def rate_of(shift: float, fpr: float) -> float:
     """The rate of members whose mean is `shift` above that of a standard normal, at the rate `fpr` of this one."""
     return float(distributions.norm.sf(distributions.norm.isf(fpr) - shift))
-
-
-@cache
-def shift_for(tpr: float, fpr: float) -> float:
-    """Mean of members at which `tpr` of them are above the rate `fpr` of a standard normal."""
-    return float(distributions.norm.isf(fpr) - distributions.norm.isf(tpr))
 
 
 def ties_tpr(shift: float, fpr: float) -> float:
@@ -450,14 +445,6 @@ def power_curves() -> dict[str, Any]:
     return {"policy": policy.to_dict(), "attacks": 7, "tpr": tpr.tolist(), "by_examples": curves}
 
 
-def worst(rows: list[list[Any]], columns: tuple[str, ...], truths: tuple[str, ...], what: str, **where: Any) -> float:
-    """Largest rate over the cells with one of these truths."""
-    at = {name: columns.index(name) for name in (what, *where)}
-    truth = columns.index("truth")
-    chosen = [r[at[what]] for r in rows if r[truth] in truths and all(r[at[k]] == v for k, v in where.items())]
-    return max(chosen, default=0)
-
-
 SECTIONS = ("whole", "pairs", "groups", "looks", "certify")
 PAIR_SIZES = ((1000, 1000), (500, 3000))
 PAIR_AUDITS = GROUP_AUDITS = 200
@@ -465,30 +452,47 @@ PAIR_AUDITS = GROUP_AUDITS = 200
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no error rate is surely above 5 %, 1 otherwise."""
-    given = parser("verdict_errors", __doc__)
-    given.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS,
-                       help="sections to make; the others are kept as they are in the file")  # fmt: skip
-    options = given.parse_args(argv)
-    out = destination(options)
-    report: dict[str, Any] = {"suite": "verdict_errors", "quick": options.quick}
-    if set(options.only) != set(SECTIONS):
-        kept = out if out.exists() else RESULTS / "verdict_errors.json"
-        report = {**json.loads(kept.read_text()), **report}
-    parts = Parts(options.cache / "verdict_errors", __package__)
-    counted = Parts(options.cache / "verdict_errors", __package__, *RULE)
-    make = {
-        "whole": (whole_section, counted),
-        "pairs": (pairs_section, counted),
-        "groups": (groups_section, counted),
-        "looks": (looks_section, counted),
-        "certify": (certify_section, parts),
-    }
-    for name, (section, kept_parts) in make.items():
-        if name in options.only:
-            report |= section(kept_parts, options.quick, Progress())
+    only = {"nargs": "+", "choices": SECTIONS, "default": SECTIONS,
+            "help": "sections to make; the others are kept as they are in the file"}  # fmt: skip
+    run = Run("verdict_errors", __doc__, argv, only=only)
+    report: dict[str, Any] = {}
+    if set(run.options.only) != set(SECTIONS):
+        report = json.loads((run.out if run.out.exists() else RESULTS / "verdict_errors.json").read_text())
+    counted, progress, quick = run.parts(__package__, *RULE), Progress(), run.quick
+    make: dict[str, Callable[[], dict[str, Any]]] = {
+        "whole": lambda: whole_section(counted, quick, progress),
+        "pairs": lambda: {"pairs": simulated_cells(
+            "pairs", simulate_pairs,
+            [(*sides, fpr, alike) for sides in PAIR_SIZES[: 1 if quick else None] for fpr in BASES for alike in ALIKE],
+            PAIR_COLUMNS, 20 if quick else PAIR_AUDITS, counted, progress)},
+        "groups": lambda: {"groups": simulated_cells(
+            "groups", simulate_groups,
+            list(product(list(GROUP_SIZES)[:: 3 if quick else 1], WITHIN, (False, True))),
+            GROUP_COLUMNS, 20 if quick else GROUP_AUDITS, counted, progress)},
+        "looks": lambda: {"looks": simulated_cells(
+            "looks", simulate_looks, [(fpr, base) for fpr, bases in LOOK_BASES.items() for base in bases],
+            LOOK_COLUMNS, QUICK_AUDITS if quick else AUDITS, counted, progress)},
+        "certify": lambda: certify_section(run.parts(__package__), quick, progress),
+    }  # fmt: skip
+    for name in SECTIONS:
+        if name in run.options.only:
+            report |= make[name]()
     report["targets_missed"] = failures(report)
-    write_json(out, report)
-    return concluded(report["targets_missed"], out, "failed" if report["targets_missed"] else "all targets met")
+    run.write(**{k: v for k, v in report.items() if k not in ("suite", "quick")})
+    return concluded(report["targets_missed"], run.out, "failed" if report["targets_missed"] else "all targets met")
+
+
+def simulated_cells(
+    name: str, simulate: Callable[..., Any], keys: Sequence[tuple[Any, ...]], columns: Sequence[str], audits: int,
+    parts: Parts, progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """A section of the report: the rows that `simulate` makes of each key, finished ones as they were kept."""
+    rows, seconds = list[Any](), 0.0
+    for key in keys:
+        part = parts.get([name, *key, audits], lambda k=key: timed(simulate, k, name, audits, progress))
+        rows += part["made"]
+        seconds += part["seconds"]
+    return {"audits": audits, "columns": list(columns), "cells": rows, **provenance(seconds)}
 
 
 def whole_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
@@ -496,11 +500,11 @@ def whole_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, An
     audits, rows, best, seconds = QUICK_AUDITS if quick else AUDITS, list[Any](), dict[str, Any](), 0.0
     for members, non_members in SIZES[:2] if quick else SIZES:
         for correlation in CORRELATIONS:
-            key = [members, non_members, correlation, audits]
-            title = f"{members:,} + {non_members:,}, correlation {correlation}"
-            part = parts.get(["whole", *key], lambda k=key, t=title: timed(simulate, k, t, audits, progress))
+            key = (members, non_members, correlation)
+            part = parts.get(["whole", *key, audits], lambda k=key: timed(simulate, k, "whole", audits, progress))
             rows += part["made"]["rows"]
             if accuracy := part["made"]["best_accuracy_leaks"]:
+                title = f"{members:,} + {non_members:,}, correlation {correlation}"
                 best[title] = {k: share(v, audits) for k, v in accuracy.items()}
             seconds += part["seconds"]
     return {
@@ -512,33 +516,11 @@ def whole_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, An
     }
 
 
-def pairs_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
-    """The claim "excess"."""
-    audits, rows, seconds = 20 if quick else PAIR_AUDITS, list[Any](), 0.0
-    for members, non_members in PAIR_SIZES[:1] if quick else PAIR_SIZES:
-        for fpr in BASES:
-            for alike in ALIKE:
-                key = [members, non_members, fpr, alike, audits]
-                title = f"{members:,} + {non_members:,}, {fpr:g}, correlation {alike:g}"
-                part = parts.get(["pairs", *key], lambda k=key, t=title: timed(simulate_pairs, k, t, audits, progress))
-                rows += part["made"]
-                seconds += part["seconds"]
-    return {"pairs": {"audits": audits, "columns": list(PAIR_COLUMNS), "cells": rows, **provenance(seconds)}}
-
-
-def groups_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
-    """Groups of examples."""
-    audits, rows, seconds = 20 if quick else GROUP_AUDITS, list[Any](), 0.0
-    for size in list(GROUP_SIZES)[::3] if quick else GROUP_SIZES:
-        for within in WITHIN:
-            for both in (False, True):
-                key, title = [size, within, both, audits], f"groups of {size}, {within}, both sides {both}"
-                part = parts.get(
-                    ["groups", *key], lambda k=key, t=title: timed(simulate_groups, k, t, audits, progress)
-                )
-                rows += part["made"]
-                seconds += part["seconds"]
-    return {"groups": {"audits": audits, "columns": list(GROUP_COLUMNS), "cells": rows, **provenance(seconds)}}
+def timed(make: Callable[..., Any], key: Sequence[Any], name: str, audits: int, progress: Progress) -> dict[str, Any]:
+    """What is made of a key, and how long it took."""
+    began, title = time.perf_counter(), f"{name} {', '.join(map(str, key))}"
+    made = make(*key, audits, lambda i: progress(title, i + 1, audits))
+    return {"made": made, "seconds": time.perf_counter() - began}
 
 
 def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
@@ -556,25 +538,6 @@ def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, 
                 progress(f"certify, {name}, {setting}", i + 1, number)
             found[name][setting] = summary_of_whole(made)
     return {"certify": {**found, **provenance(time.perf_counter() - began)}}
-
-
-def looks_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
-    """An audit that looks again."""
-    audits, rows, seconds = QUICK_AUDITS if quick else AUDITS, list[Any](), 0.0
-    for fpr, bases in LOOK_BASES.items():
-        for base in bases:
-            key, title = [fpr, base, audits], f"{fpr:g}, baseline {base:g}"
-            part = parts.get(["looks", *key], lambda k=key, t=title: timed(simulate_looks, k, t, audits, progress))
-            rows += part["made"]
-            seconds += part["seconds"]
-    return {"looks": {"audits": audits, "columns": list(LOOK_COLUMNS), "cells": rows, **provenance(seconds)}}
-
-
-def timed(make: Callable[..., Any], key: list[Any], title: str, audits: int, progress: Progress) -> dict[str, Any]:
-    """What is made, and how long it took."""
-    began = time.perf_counter()
-    made = make(*key, lambda i: progress(f"{make.__name__} {title}", i + 1, audits))
-    return {"made": made, "seconds": time.perf_counter() - began}
 
 
 def failures(report: dict[str, Any]) -> list[str]:

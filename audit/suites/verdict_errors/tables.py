@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ...shared.run import markdown
-from .suite import STATES, worst
+from ...shared.tables import Column, percent, table
+from .suite import STATES
 
 SETTINGS = {
     "random": "random maps",
@@ -27,64 +28,6 @@ SHOWN = {0.05: "leak of 5 % found", 0.1: "of 10 %", 0.2: "of 20 %"}
 """Rates of members found by the attack, whose power is shown."""
 
 
-def worst_cells(found: dict[str, Any]) -> str:
-    """The most wrong cell of each family of scores."""
-    columns, cells, audits = found["whole"]["columns"], found["whole"]["cells"], found["audits_per_cell"]
-    right, over = ("nothing", *STATES[:2]), STATES[2:]
-    asked = ((right, "leak"), (over, "certified"), (right, "naive_leak"), (over, "naive_certified"))
-    rows = [
-        (title, *(f"{100 * worst(cells, columns, *what, family=family) / audits:.1f} %" for what in asked))
-        for family, title in FAMILIES.items()
-    ]
-    header = ("scores", "leak proven, none there", "certified, just over", "often done: leak", "often done: certified")
-    return markdown(header, rows)
-
-
-def through_certify(found: dict[str, Any]) -> str:
-    """Verdicts of whole audits with one look, by default, and under 0.2.0's settings; controls by default."""
-    made, rows = found["certify"], []
-    for name, setting in made["settings"].items():
-        cells = []
-        for which in ("once", "settings", "before"):
-            of = made[which].get(name, {}).get("verdicts")
-            cells.append(" / ".join(str(of[v]["count"]) for v in VERDICTS) + f" of {of['leak']['of']}" if of else "")
-        failed = (f"{100 * setting['failed'][c]['rate']:.0f} %" for c in ("blind baseline", "recipe"))
-        looks = " / ".join(map(str, setting["looks"]))
-        rows.append((SETTINGS[name], *cells, looks, f"{setting['explanations']:,}", *failed))
-    header = ("leak / certified / inconclusive", "one look", "by default", "0.2.0's settings",
-              "ended at look 1 / 2 / 3", "explanations an audit", "blind baseline fails", "recipe fails")  # fmt: skip
-    return markdown(header, rows)
-
-
-def looks(found: dict[str, Any]) -> str:
-    """Wrong verdicts of audits that look again, with and without sharing the risk."""
-    n, rows = found["looks"]["audits"], []
-    for c in cells_of(found["looks"]):
-        over = c["truth"] == "at"
-        rates = (c["leak"], c["leak_unshared"], *((c["certified"], c["certified_unshared"]) if over else (None, None)))
-        truth = "exactly what is tolerated" if over else "nothing"
-        head = f"{100 * c['fpr']:g} %", f"{100 * c['base_tpr']:g} %", truth
-        rows.append((*head, *("" if r is None else f"{100 * r / n:.1f} %" for r in rates), f"{c['looks'] / n:.1f}"))
-    header = ("false-positive rate", "labels find", "explanations add", "leak proven", "leak, risk not shared",
-              "certified", "certified, risk not shared", "looks")  # fmt: skip
-    return markdown(header, rows, left=3)
-
-
-VERDICTS = ("leak", "certified", "inconclusive")
-
-
-def power(found: dict[str, Any]) -> str:
-    """Probability of the right verdict."""
-    curves = found["power"]
-    at = {rate: curves["tpr"].index(rate) for rate in (curves["policy"]["fpr"], *SHOWN)}
-    rows = []
-    for examples, by_verdict in curves["by_examples"].items():
-        guessing = by_verdict["certified"][at[curves["policy"]["fpr"]]]
-        found_at = [by_verdict["leak"][at[rate]] for rate in SHOWN]
-        rows.append((f"{int(examples):,}", *(f"{100 * p:.0f} %" for p in (guessing, *found_at))))
-    return markdown(("examples", "guessing certified", *SHOWN.values()), rows, left=0)
-
-
 PAIR_FAMILIES = {
     "shift": "normal scores",
     "few": "few very vulnerable members",
@@ -95,49 +38,124 @@ PAIR_FAMILIES = {
 }
 
 
+OF_100 = "{:.1f} %".format
+VERDICTS = ("leak", "certified", "inconclusive")
+
+
 def cells_of(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows with their columns' names."""
     return [dict(zip(section["columns"], row, strict=True)) for row in section["cells"]]
 
 
+def worst_cells(found: dict[str, Any]) -> str:
+    """The most wrong cell of each family of scores."""
+    cells, right, over = cells_of(found["whole"]), ("nothing", *STATES[:2]), STATES[2:]
+
+    def worst(title: str, truths: Sequence[str], what: str) -> Column:
+        def rate(family: str) -> float:
+            return max(c[what] for c in cells if c["family"] == family and c["truth"] in truths)
+
+        return title, lambda family: 100 * rate(family) / found["audits_per_cell"], OF_100
+
+    return table(
+        FAMILIES, ("scores", FAMILIES.__getitem__), worst("leak proven, none there", right, "leak"),
+        worst("certified, just over", over, "certified"), worst("often done: leak", right, "naive_leak"),
+        worst("often done: certified", over, "naive_certified"),
+    )  # fmt: skip
+
+
+def through_certify(found: dict[str, Any]) -> str:
+    """Verdicts of whole audits with one look, by default, and under 0.2.0's settings; controls by default."""
+    made = found["certify"]
+    rows = [{**setting, "name": name, "all": {which: made[which].get(name) for which in ("once", "settings", "before")}}
+            for name, setting in made["settings"].items()]  # fmt: skip
+
+    def verdicts(of: dict[str, Any]) -> str:
+        return " / ".join(str(of[v]["count"]) for v in VERDICTS) + f" of {of['leak']['of']}"
+
+    return table(
+        rows, ("leak / certified / inconclusive", lambda r: SETTINGS[r["name"]]),
+        ("one look", "all/once/verdicts", verdicts), ("by default", "all/settings/verdicts", verdicts),
+        ("0.2.0's settings", "all/before/verdicts", verdicts),
+        ("ended at look 1 / 2 / 3", "looks", lambda looks: " / ".join(map(str, looks))),
+        ("explanations an audit", "explanations", ","),
+        *((f"{name} fails", f"failed/{name}/rate", percent(0)) for name in ("blind baseline", "recipe")),
+    )  # fmt: skip
+
+
+def looks(found: dict[str, Any]) -> str:
+    """Wrong verdicts of audits that look again, with and without sharing the risk."""
+    n = found["looks"]["audits"]
+
+    def rate(title: str, what: str, always: bool = True) -> Column:
+        return title, lambda c: 100 * c[what] / n if always or c["truth"] == "at" else None, OF_100
+
+    return table(
+        cells_of(found["looks"]), ("false-positive rate", "fpr", lambda f: f"{100 * f:g} %"),
+        ("labels find", "base_tpr", lambda f: f"{100 * f:g} %"),
+        ("explanations add", "truth", lambda t: "exactly what is tolerated" if t == "at" else "nothing"),
+        rate("leak proven", "leak"), rate("leak, risk not shared", "leak_unshared"),
+        rate("certified", "certified", False), rate("certified, risk not shared", "certified_unshared", False),
+        ("looks", lambda c: c["looks"] / n, ".1f"), left=3,
+    )  # fmt: skip
+
+
+def power(found: dict[str, Any]) -> str:
+    """Probability of the right verdict."""
+    curves = found["power"]
+    at = {rate: curves["tpr"].index(rate) for rate in (curves["policy"]["fpr"], *SHOWN)}
+    rows = [{**by, "examples": int(examples)} for examples, by in curves["by_examples"].items()]
+    guessing: Column = ("guessing certified", f"certified/{at[curves['policy']['fpr']]}", percent(0))
+    leak = ((title, f"leak/{at[rate]}", percent(0)) for rate, title in SHOWN.items())
+    return table(rows, ("examples", "examples", ","), guessing, *leak, left=0)
+
+
 def pair_errors(found: dict[str, Any]) -> str:
     """Bounds of the excess that miss it, over all cells of a family and in the worst one."""
-    cells, n, rows = cells_of(found["pairs"]), found["pairs"]["audits"], []
-    for family, title in PAIR_FAMILIES.items():
-        of = [c for c in cells if c["family"] == family]
-        misses = [c[side] for c in of for side in ("below_low", "above_high")]
-        small = [c[side] for c in of for side in ("below_low_small", "above_high_small")]
-        rates = [sum(x) / len(x) / n for x in (misses, small)]
-        rows.append((title, f"{100 * rates[0]:.1f} %", f"{100 * max(misses) / n:.1f} %", f"{100 * rates[1]:.2f} %"))
-    header = ("scores", "bounds at 5 % that miss", "in the worst cell", "at 0.1 %")
-    return markdown(header, rows)
+    cells, n = cells_of(found["pairs"]), found["pairs"]["audits"]
+
+    def rates(family: str, small: str = "") -> list[float]:
+        return [c[side + small] / n for c in cells if c["family"] == family for side in ("below_low", "above_high")]
+
+    def mean(rates: list[float]) -> float:
+        return sum(rates) / len(rates)
+
+    return table(
+        PAIR_FAMILIES, ("scores", PAIR_FAMILIES.__getitem__),
+        ("bounds at 5 % that miss", lambda f: mean(rates(f)), percent()),
+        ("in the worst cell", lambda f: max(rates(f)), percent()),
+        ("at 0.1 %", lambda f: mean(rates(f, "_small")), percent(2)),
+    )  # fmt: skip
 
 
 def pair_widths(found: dict[str, Any]) -> str:
     """Half of the interval where the baseline finds 10 % and the attack adds nothing."""
-    rows = []
-    for c in cells_of(found["pairs"]):
-        if c["family"] == "shift" and c["truth"] == "nothing" and c["base_tpr"] == 0.1:
-            head = f"{c['members']:,} + {c['non_members']:,}", f"{100 * c['fpr']:g} %", f"{100 * c['discordant']:.1f} %"
-            rows.append((*head, f"{100 * c['half_width']:.1f}"))
-    header = ("members + non-members", "false-positive rate", "discordant", "half-width, points")
-    return markdown(header, rows, left=1)
+    rows = [c for c in cells_of(found["pairs"])
+            if (c["family"], c["truth"], c["base_tpr"]) == ("shift", "nothing", 0.1)]  # fmt: skip
+    return table(
+        rows, ("members + non-members", lambda c: f"{c['members']:,} + {c['non_members']:,}"),
+        ("false-positive rate", "fpr", lambda f: f"{100 * f:g} %"), ("discordant", "discordant", percent()),
+        ("half-width, points", lambda c: 100 * c["half_width"], ".1f"),
+    )  # fmt: skip
 
 
 def group_errors(found: dict[str, Any]) -> str:
     """Wrong verdicts in the worst cell of each size of groups."""
-    cells, n, rows = cells_of(found["groups"]), found["groups"]["audits"], []
-    for size in dict.fromkeys(c["size"] for c in cells):
-        rates = []
-        for counted in ("groups", "examples"):
-            for claim in ("whole", "excess"):
-                for truth in ("at", "over"):
-                    key = {"size": size, "counted": counted, "claim": claim, "truth": truth}
-                    of = [c["wrong"] for c in cells if all(c[k] == v for k, v in key.items())]
-                    rates.append(f"{100 * max(of) / n:.1f} %")
-        rows.append((size, *(f"{rates[i]}, {rates[i + 1]}" for i in range(0, 8, 2))))
-    header = ("examples in a group", "whole", "excess", "whole, groups ignored", "excess, groups ignored")
-    return markdown(header, rows, left=1)
+    cells, n = cells_of(found["groups"]), found["groups"]["audits"]
+
+    def worst(title: str, counted: str, claim: str) -> Column:
+        def rates(size: str) -> str:
+            of = [c for c in cells if (c["size"], c["counted"], c["claim"]) == (size, counted, claim)]
+            both = (max(c["wrong"] for c in of if c["truth"] == truth) for truth in ("at", "over"))
+            return ", ".join(f"{100 * wrong / n:.1f} %" for wrong in both)
+
+        return title, rates
+
+    return table(
+        dict.fromkeys(c["size"] for c in cells), ("examples in a group", str), worst("whole", "groups", "whole"),
+        worst("excess", "groups", "excess"), worst("whole, groups ignored", "examples", "whole"),
+        worst("excess, groups ignored", "examples", "excess"),
+    )  # fmt: skip
 
 
 TABLES = {

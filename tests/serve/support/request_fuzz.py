@@ -15,8 +15,7 @@ from typing import Any
 
 import h11
 import httpx
-
-from .served import EXPLAIN, INFER, MB, PREDICT, Found, Server, certified, command, digits
+from served_attacks import EXPLAIN, INFER, MB, PREDICT, Found, Server, certified, command, digits
 
 PATHS = (EXPLAIN, PREDICT, INFER)
 

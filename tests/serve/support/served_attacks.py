@@ -1,4 +1,4 @@
-"""Attacks on a running service: what each gained from version 0.2.0, and what it gains now.
+"""Attacks of a security team on a running service; docs/evidence/red_team.md says what they gained from version 0.2.0.
 
 Each attack starts the real command, `safexplain serve` or `mlflow models serve`, and speaks HTTP to it as a client whom
 nobody chose; memory and processor time are the server's own, from /proc (Linux). Servers with the same settings are
@@ -43,8 +43,7 @@ from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.words import written
 
-from ...shared.run import ROOT
-
+ROOT = Path(__file__).resolve().parents[3]
 EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
 MB = 10**6
 BUDGET = 100
@@ -700,34 +699,9 @@ def many_names(quick: bool) -> Found:
     return text, {"names": n, "ms": times, "grown": grown, "ms_more_at_16000": slope}, slope < 1.2 and grown < 100 * MB
 
 
-ATTACKS: tuple[tuple[str, str, Callable[[bool], Found]], ...] = (
-    ("texts of unequal length in one JSON body, by nobody in particular",
-     "112 KB: 838 → 2,366 MB; six of 63 KB: 3,706 MB; nothing charged", padded_texts),
-    ("Parquet, texts and names in the body, sent to `mlflow models serve`",
-     "9.5 KB: 969 → 3,411 MB, then 422; 20 of 20 names answered at a budget of 5", by_mlflow),
-    ("a body of 30 MiB of `{}` or `0,`", "940 MB, 3.5 s", small_parts),
-    ("60 bodies of 31 MiB that never end", "1.9 GB held for 30 s", unfinished),
-    ("V2 fields that are nested 1,000 deep", "500", nested),
-    ("headers that never end", "open for ever", half_sent_headers),
-    ("questions that take longer than the timeout", "six 503, none charged, all computed to the end",
-     slower_than_the_timeout),
-    ("rows that end in 422: a search for the scale of overflow, and a flood",
-     "a bit each, 300 at a budget of 5; 1,324 requests of 64 rows in 10 s at a budget of 100, none charged; another"
-     " client's answer 33 → 247 ms", failing_rows),
-    ("one client who fills the queue", "12 of 15 answers of another refused", full_queue),
-    ("dithers of one image at a limit of five looks", "200 of 200 (noise of .03), 400 of 400 (eight corner pixels)",
-     near_duplicates),
-    ("one name in several spellings", "a budget each", spelled_names),
-    ("POST without a content type, or with another site's Origin and a cookie", "answered", from_a_page),
-    ("read ledger and queue as another user", "0644: inputs rebuilt (the nearest of 300 in 94 %), 503 for others",
-     others_read),
-    ("name what was asked, by trying inputs, where there is no noise key", "all 601 pairs of client and question named",
-     named_by_trying),
-    ("exchange public key and certificate before a reload", "the attacker's certificate is served", exchanged_key),
-    ("read the reason of a failed reload from readiness", "digests and kinds of models", told_reasons),
-    ("redo the checksum of a certificate that is not signed", "loads as certified, and nothing says so",
-     forged_checksum),
-    ("reload a model of 60 MB eight times", "+429 MB", reloads),
-    ("a question of each of 16,000 names, with `--public-data`", "1.1 → 10.7 ms a question", many_names),
+ATTACKS: tuple[Callable[[bool], Found], ...] = (
+    padded_texts, by_mlflow, small_parts, unfinished, nested, half_sent_headers, slower_than_the_timeout, failing_rows,
+    full_queue, near_duplicates, spelled_names, from_a_page, others_read, named_by_trying, exchanged_key, told_reasons,
+    forged_checksum, reloads, many_names,
 )  # fmt: skip
-"""Attack, what it gained from version 0.2.0, and the function that makes it again."""
+"""What each gains: (small) -> in words, the numbers behind it, and whether it fails as it must."""
