@@ -450,6 +450,6 @@ def test_all_models_are_asked_about_the_label_that_the_target_gave():
 
 
 def test_a_label_without_a_share_is_an_error():
-    target, shadows, member = np.array([[3.0, 0.1, 0.2]]), np.zeros((4, 1, 3)), np.zeros((4, 1), dtype=bool)
+    target, shadows, member = np.array([[2.0, 0.1, 0.2]]), np.zeros((4, 1, 3)), np.zeros((4, 1), dtype=bool)
     with pytest.raises(InputError, match="labels lie in"):
         OwnLabelRatio()(target, shadows, member)
