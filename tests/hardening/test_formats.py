@@ -155,7 +155,7 @@ def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
 
 
 def test_the_scale_of_a_format_is_its_largest_number():
-    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3)):
+    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3), Levels(16)):
         assert clip.scale(200) == float(clip(maps()).max())
 
 
