@@ -64,6 +64,11 @@ def test_every_explanation_names_as_many_features():
             assert ((steps - sign * value).abs() < 1e-6).sum(1).unique().tolist() == [count]
 
 
+def test_levels_of_one_sign_are_filled_by_magnitude_also_beside_zeros():
+    rows = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, -1.0, -2.0, -3.0], [-1.0, 1.0, 2.0, 3.0]])
+    assert Levels(1)(rows).tolist() == [[0, 0, 1, 1], [0, 0, -1, -1], [-1, 0, 0, 1]]
+
+
 def test_features_that_count_against_the_class_are_not_named_in_order_to_fill_the_set():
     rows = torch.tensor([[-1.0, -2.0, 0.5, 0.0], [-1.0, -2.0, -3.0, 0.0]])
     assert TopKSet(k=3)(rows).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
@@ -150,7 +155,7 @@ def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
 
 
 def test_the_scale_of_a_format_is_its_largest_number():
-    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3)):
+    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3), Levels(16)):
         assert clip.scale(200) == float(clip(maps()).max())
 
 

@@ -465,6 +465,8 @@ CONFIGURED_CLIPS = st.one_of(
     FLOATS.map(NormClip),
     FLOATS.map(UnitNorm),
     st.builds(RankNorm, FLOATS, FLOATS, st.none() | st.integers(2, 100)),
+    st.builds(TopKSet, st.integers(1, 9), st.none() | st.floats(0.01, 1), st.booleans(), st.booleans()),
+    st.builds(Levels, st.integers(1, 16), st.booleans()),
 )
 ABSOLUTE = st.builds(
     Hardening,

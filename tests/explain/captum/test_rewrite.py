@@ -241,6 +241,12 @@ def test_training_mode_is_refused_and_dropout_as_a_function_stays_off():
     assert torch.equal(rewrite_functional(model.eval())(x), model(x))
 
 
+def test_outputs_that_are_no_numbers_are_the_same_where_both_are():
+    model, x = Calls(lambda x: torch.relu(x).log()).eval(), torch.randn(20, 6)
+    assert not model(x).isfinite().all()
+    assert rewrite_functional(model, inputs=x) is not model
+
+
 def test_outputs_are_compared_on_the_inputs_that_are_given():
     model = Calls(torch.relu).eval()
     with pytest.raises(InputError, match="does not take inputs"):

@@ -279,6 +279,10 @@ def test_categories_of_a_data_frame_go_to_the_library_as_they_are() -> None:
     assert np.allclose(HardenedTreeExplainer(fitted, hardening=PLAIN).shap_values(frame[:4]), expected)
     noisy = HardenedTreeExplainer(fitted, hardening=NOISY, model_digest=b"model, version 1")
     assert np.array_equal(noisy.shap_values(frame[:4])[1], noisy.shap_values(frame[1:2])[0])
+    own = HardenedTreeExplainer(fitted, hardening=NOISY)  # whose trees shap cannot read: they are the library's own
+    assert own._digest() == HardenedTreeExplainer(copy.deepcopy(fitted), hardening=NOISY)._digest()
+    again = lightgbm.LGBMClassifier(n_estimators=5, verbose=-1, n_jobs=1).fit(frame, TWO)
+    assert own._digest() != HardenedTreeExplainer(again, hardening=NOISY)._digest()
 
 
 def test_another_model_or_background_has_other_noise_and_a_copy_has_the_same() -> None:
