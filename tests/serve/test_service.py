@@ -179,8 +179,8 @@ def test_noise_needs_a_strong_key(noisy, monkeypatch, tmp_path):
 def test_a_service_has_the_limits_that_its_documentation_names(made):
     text = " ".join((Path(__file__).parents[2] / "docs" / "serving.md").read_text().split())
     for said, number in (
-        ("more than 64 rows", Options(made.model).most_rows == 64),
-        ("64 MiB of requests at a time", protocol.IN_FLIGHT == 64 * 2**20),
+        ("Limits: 64 rows", Options(made.model).most_rows == 64),
+        ("in progress together may hold 64 MiB", protocol.IN_FLIGHT == 64 * 2**20),
         ("256 MiB of answers", service_module.MOST_REMEMBERED == 256 * 2**20),
     ):
         assert (said in text, number) == (True, True), said

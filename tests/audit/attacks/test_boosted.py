@@ -70,13 +70,27 @@ def test_features_are_those_of_the_references():
     mean_in = np.array([logs[1:, i][inside[:, i]].mean() for i in range(50)])
     mean_out = np.array([logs[1:, i][~inside[:, i]].mean() for i in range(50)])
     spread = np.array([logs[1:, i][inside[:, i]].std(ddof=1) for i in range(50)])
+    unit = np.median(logs[1:].std(0))
     assert x.shape == (50, 6)
-    np.testing.assert_allclose(x[:, 0], logs[0] - (mean_in + mean_out) / 2, atol=1e-4)
-    np.testing.assert_allclose(x[:, 1:3], np.stack([mean_in, mean_out], 1), atol=1e-4)
+    np.testing.assert_allclose(unit * x[:, 0], logs[0] - (mean_in + mean_out) / 2, atol=1e-4)
+    np.testing.assert_allclose(unit * x[:, 1:3], np.stack([mean_in, mean_out], 1), atol=1e-4)
     np.testing.assert_allclose(x[:, 3], (logs[0] - mean_in) / spread, rtol=1e-4, atol=1e-4)
     spread_out = np.array([logs[1:, i][~inside[:, i]].std(ddof=1) for i in range(50)])
     np.testing.assert_allclose(x[:, 4], (logs[0] - mean_out) / spread_out, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(x[:, 5], LikelihoodRatio()(signal[0], signal[1:], inside), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_that_are_equal_on_paper_are_equal_features():
+    """The same answers in another order: sums differ in their last bit, 0 or 1e-17, and trees would part them."""
+    rng = np.random.default_rng(0)
+    column, member = np.array([0, 1, 1, 2, 3, 3, 1, 0, 2, 2]) / 3, np.arange(10) % 2 == 0
+    values = np.repeat(column[:, None], 200, axis=1)
+    for side in (member, ~member):
+        values[side] = rng.permuted(values[side], axis=0)
+    inside = np.repeat(member[:, None], 200, axis=1)
+    x = Boosted().features(np.full(200, 1 / 3), values, inside)
+    assert len(np.unique(x, axis=0)) == 1
+    assert len(np.unique(LikelihoodRatio()(np.full(200, 1 / 3), values, inside).round(9))) == 1
 
 
 def test_labels_are_counted_not_measured():
