@@ -35,7 +35,7 @@ from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.result import AuditResult
 
-from ...shared.run import Progress, Run, concluded, peak_bytes
+from ...shared.run import Progress, Run, peak_bytes
 
 ONCE = Policy(fpr=0.05, max_tpr=0.15, patience=(1,), training=0.0, uncounted=True)
 """Judged by one query, so that each row is about one thing."""
@@ -386,4 +386,4 @@ def main(argv: list[str] | None = None) -> int:
         progress("attacking", i + 1, len(ROWS))
     run.write(results={"attacks": found}, run=run.provenance())
     missed = [f"{row['attack']}: {row['after']}" for row in found if not row["held"]]
-    return concluded(missed, run.out)
+    return run.end(missed)
