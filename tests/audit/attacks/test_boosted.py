@@ -83,14 +83,14 @@ def test_features_are_those_of_the_references():
 def test_numbers_that_are_equal_on_paper_are_equal_features():
     """The same answers in another order: sums differ in their last bit, 0 or 1e-17, and trees would part them."""
     rng = np.random.default_rng(0)
-    column, member = np.array([0, 1, 1, 2, 3, 3, 1, 0, 2, 2]) / 3, np.arange(10) % 2 == 0
+    column, member = np.array([1, -3, 2, -7, 4, 4, 5, -8, 3, 3]) / 10, np.arange(10) % 2 == 0  # .3 with, on average
     values = np.repeat(column[:, None], 200, axis=1)
     for side in (member, ~member):
         values[side] = rng.permuted(values[side], axis=0)
     inside = np.repeat(member[:, None], 200, axis=1)
-    x = Boosted().features(np.full(200, 1 / 3), values, inside)
+    x = Boosted().features(np.full(200, 0.3), values, inside)
     assert len(np.unique(x, axis=0)) == 1
-    assert len(np.unique(LikelihoodRatio()(np.full(200, 1 / 3), values, inside).round(9))) == 1
+    assert len(np.unique(LikelihoodRatio()(np.full(200, 0.3), values, inside).round(9))) == 1
 
 
 def test_labels_are_counted_not_measured():
