@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-serve test-gpu gpu check format stubs dist docs clean
+.PHONY: help demo test test-all test-slow test-serve test-gpu mutants gpu check format stubs dist docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -48,6 +48,9 @@ test-serve: .venv-kserve/.installed .venv-mlserver/.installed .venv-bentoml/.ins
 
 test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+mutants: $(VENV)/.installed  ## 600 small changes of the code, each of which `make test` must notice (hours)
+	$(BIN)/python tests/mutants.py run --jobs 2 --out mutants.json
 
 gpu:  ## everything that only a GPU shows, resumable; installs nothing (python -m audit.gpu --list)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m audit.gpu
