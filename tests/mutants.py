@@ -4,7 +4,7 @@
     python tests/mutants.py run --paths safexplain/ledger --tests tests/ledger --count 40 --seed 3 --out ledger.json
     python tests/mutants.py show mutants.json         # a table by folder, and the survivors
 
-A mutant changes one thing: an arithmetic operator, a comparison, a number, a truth value, or a returned value (to None).
+A mutant changes one thing: an arithmetic operator, a comparison, a number, a truth value or a returned value (to None).
 It is killed if a test fails or takes much longer than before. Each runs against the tests that execute its line (found
 by one run under `coverage`), the quickest first. What survives these runs against the folder of tests that mirrors its
 own. Mutants are ranked by a hash of their seed, function and text, so that edits elsewhere do not change which are

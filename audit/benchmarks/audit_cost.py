@@ -48,7 +48,7 @@ from ..shared.run import (
     rounded,
     write_json,
 )
-from ..suites.third_party.suite import third_party
+from ..shared.run import public_networks as third_party
 
 LONGEST = 1800
 """Seconds that a plan may say of what is run; a run is ended after twice as many."""
