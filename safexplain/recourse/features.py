@@ -1,9 +1,8 @@
 """One feature of a person: which columns of the table are its own, and the way there and back.
 
-Frames of people, read and written: one column a feature, numbers and labels as they are.
-
-A frame is a pandas or polars DataFrame, a list of dicts, or a dict of lists; one person may also be a dict, or a row of
-a pandas DataFrame. Neither library is imported here: whoever has a frame has imported its library.
+Frames of people are read and written here too: one column a feature, numbers and labels as they are. A frame is a
+pandas or polars DataFrame, a list of dicts, or a dict of lists; one person may also be a dict, or a row of a pandas
+DataFrame. Neither library is imported here: whoever has a frame has imported its library.
 """
 
 from __future__ import annotations

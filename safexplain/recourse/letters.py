@@ -4,11 +4,10 @@ The reasons of a letter are the features with the largest shares of the cost, as
 Credit Opportunity Act's Regulation B asks for (12 CFR 1002.9(b)(2); its official commentary: no more than four). That
 they are the right ones for a given law is for the lender to judge.
 
-What an answer can be told by: numbers of few digits that are as valid, and what turned down those without an answer.
-
-A sentence has to stay true when its numbers are rounded. Counterfactuals are rounded away from where the person is, and
-the model is asked whether the rounded row is still accepted; where it is not, finer, and in the end not at all. "Or
-less" and "or more" are said only where going further in that direction cannot lower the score, as in a linear model.
+Letters give numbers of few digits that are as valid, and say why those without an answer were turned down. A sentence
+has to stay true when its numbers are rounded. Counterfactuals are rounded away from where the person is, and the model
+is asked whether the rounded row is still accepted; where it is not, finer, and in the end not at all. "Or less" and "or
+more" are said only where going further in that direction cannot lower the score, as in a linear model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fine-tuning that keeps a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out.
 
-What privacy costs in accuracy: the same training with several budgets, and without one.
+`fit(compare=)` shows what privacy costs in accuracy: the same training with several budgets, and without one.
 """
 
 from __future__ import annotations

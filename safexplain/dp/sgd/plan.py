@@ -1,6 +1,6 @@
 """From a budget to a number of steps and a noise multiplier, before any record is looked at.
 
-How a network trains, whatever the budget: optimizer, loss, clipping, mode and memory.
+`TrainingConfig` is how a network trains, whatever the budget: optimizer, loss, clipping, mode and memory.
 """
 
 from __future__ import annotations

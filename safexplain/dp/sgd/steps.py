@@ -8,9 +8,8 @@
 | "functorch" | the same by `torch.func.vmap`, for any layer | all rules |
 | "ghost" | only their norms; a second backward pass sums the clipped ones | one factor an example: not per layer |
 
-Opacus' optimizers with any `Clipping`, exact factors, empty batches and examples without a finite gradient.
-
-`safexplain.dp.sgd.steps` makes and calls them. In mode ghost it hands over sums that are clipped already.
+They call Opacus' optimizers, here with any `Clipping`, exact factors, empty batches and examples without a finite
+gradient. In mode ghost these are handed sums that are clipped already.
 """
 
 from __future__ import annotations

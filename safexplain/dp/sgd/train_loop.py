@@ -1,10 +1,9 @@
 """Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes.
 
-Training that was interrupted goes on where it stopped, with the accountant's state.
-
-A checkpoint holds the trained parameters, the optimizer's state and how many steps were spent. It holds no key and no
-generator: batches and noise of the steps to come are drawn anew, from the operating system. It is not protected any
-less than the final model, but two trainings continued from one checkpoint are two releases, and spend twice.
+With a checkpoint, interrupted training goes on where it stopped, with the accountant's state. It holds the trained
+parameters, the optimizer's state and how many steps were spent. It holds no key and no generator: batches and noise of
+the steps to come are drawn anew, from the operating system. It is not protected any less than the final model, but two
+trainings continued from one checkpoint are two releases, and spend twice.
 """
 
 from __future__ import annotations

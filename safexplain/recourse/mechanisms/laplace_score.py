@@ -1,9 +1,8 @@
 """Recourse from a noised logit and public weights: each answer pays.
 
-The weights v come from `safexplain.dp.linear.mechanisms`: on
-neighbouring data sets |v - v'| <= S, the solver's error included. A query x counts as u = (x / norm_bound, c) / sqrt(1
-+ c^2), c the constant column; it may be longer than 1, as queries are not shortened. The score is f(x) = <v, u>, so
-that by Cauchy and Schwarz
+The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
+included. A query x counts as u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1,
+as queries are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
 
     |f(x) - f'(x)| <= |u| S.
 
@@ -11,9 +10,8 @@ Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accur
 Algorithms, section 3.1). |v| has a bound that holds for any n records (`largest_weight`); `fit` refuses unless the
 error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
 
-The Laplace mechanism on a grid, with integers only, so that floating-point numbers tell nothing beside the value.
-
-Laplace noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
+The noise is drawn on a grid, with integers only, so that floating-point numbers tell nothing beside the value. Laplace
+noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
 of the least significant bits for differential privacy). Here a value v in a public interval [low, high], which changes
 by at most s between neighbouring data sets, is released as follows. The grid g is a power of two.
 
@@ -47,7 +45,7 @@ from sklearn.utils import check_X_y
 from safexplain._secure_random.discrete_laplace import discrete_laplace
 from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number, readable, real_numbers
-from safexplain.dp.linear.classifier import check_bound, in_unit_ball, positions
+from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError

@@ -7,12 +7,8 @@ import pytest
 from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 
-from safexplain.dp.linear import solver
-from safexplain.dp.linear.solver import (
-    NoisyGradientDescent,
-    clipped_gradient_sum,
-    noisy_gradient_descent,
-)
+from safexplain.dp.linear import noisy_gd
+from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, clipped_gradient_sum, noisy_gradient_descent
 from safexplain.errors import ConfigurationError
 
 
@@ -57,7 +53,7 @@ def test_one_record_moves_the_sum_by_at_most_the_bound_and_a_substitution_by_twi
 
 
 def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatch):
-    monkeypatch.setattr(solver, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
+    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
     features, labels, _ = problem(n=100, p=3, k=3)
     descent = NoisyGradientDescent(1e-9, steps=2000, max_grad_norm=2.0, logit_noise=1.0)
     weights, _ = noisy_gradient_descent(features, labels, 3, descent, np.random.default_rng(0))
@@ -67,7 +63,7 @@ def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatc
 
 
 def test_centred_it_converges_to_the_same_regression(monkeypatch):
-    monkeypatch.setattr(solver, "LARGEST_STEP", 1.0)
+    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 1.0)
     features, labels, _ = problem(n=100, p=3, k=3)
     rows = np.column_stack([0.3 * features + 0.5, np.full(100, 0.3)])  # far from 0 against how much they vary
     descent = NoisyGradientDescent(1e-9, steps=4000, max_grad_norm=2.0, centred=True)
@@ -81,7 +77,7 @@ def test_centred_it_converges_to_the_same_regression(monkeypatch):
 def test_the_mean_is_one_more_release_with_the_noise_of_a_gradient_clipped_to_1():
     features, sigma = problem(n=500)[0], 20.0
     assert NoisyGradientDescent(sigma, steps=7, centred=True).releases == 8
-    drawn = solver._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
+    drawn = noisy_gd._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
     noised = drawn * (500**2 + 4 * sigma**2) / 500
     assert kstest(((noised - features.sum(axis=0)) / sigma).ravel(), "norm").pvalue > 0.01
     assert (
@@ -101,7 +97,7 @@ def test_gradients_of_centred_rows_are_clipped_to_the_same_bound():
 
 def test_few_records_have_no_mean_of_their_own():
     rows = np.ones((3, 4)) / 2
-    drawn = solver._noised_mean(rows, np.full(1000, 3.0), 80.0, np.random.default_rng(0))
+    drawn = noisy_gd._noised_mean(rows, np.full(1000, 3.0), 80.0, np.random.default_rng(0))
     assert np.abs(drawn).max() < 0.1
 
 
@@ -119,7 +115,7 @@ def test_the_number_of_records_enters_only_where_the_step_is_capped():
     descent = NoisyGradientDescent(100.0)
     assert descent.step_size(np.array([10.0])) == descent.step_size(np.array([1000.0]))
     tiny = NoisyGradientDescent(1e-3)
-    assert tiny.step_size(np.array([1000.0])) == solver.LARGEST_STEP / 1000
+    assert tiny.step_size(np.array([1000.0])) == noisy_gd.LARGEST_STEP / 1000
 
 
 def test_a_hidden_number_of_records_is_one_more_noisy_release():

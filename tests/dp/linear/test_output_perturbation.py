@@ -12,7 +12,8 @@ from scipy.stats import gamma, kstest, norm
 from safexplain.dp import noise_multiplier
 from safexplain.dp.linear import mechanisms as output
 from safexplain.dp.linear import solver as newton_module
-from safexplain.dp.linear.classifier import DPLogisticRegression, in_unit_ball
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.linear.inputs import in_unit_ball
 from safexplain.dp.linear.mechanisms import (
     GRADIENT_ERROR,
     PerturbedOutput,

@@ -18,9 +18,10 @@ import pytest
 from objective_oracle import log_density, newton
 
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.linear.classifier import DPLogisticRegression, in_unit_ball
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.linear.inputs import in_unit_ball
 from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
-from safexplain.dp.linear.solver import NoisyGradientDescent, noisy_gradient_descent
+from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
 from safexplain.verdict.stats import epsilon_from_errors
 
 CLAIM, DELTA, BOUND, RUNS = 1.0, 0.1, 100.0, 12_000
