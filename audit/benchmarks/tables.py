@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..shared.run import markdown
+from ..shared.tables import table
 
 Result = Mapping[str, Any]
 Column = tuple[str, str | Callable[[Result], str]]
@@ -23,11 +24,11 @@ def by_columns(rows: Iterable[tuple[str, Result]], first: str, *columns: Column,
         columns: of the results.
         left: how many columns are flush left.
     """
-    lines = [
-        (name, *(cell.format(**result) if isinstance(cell, str) else cell(result) for _, cell in columns))
-        for name, result in rows
-    ]
-    return markdown((first, *(heading for heading, _ in columns)), lines, left)
+
+    def cell(made: str | Callable[[Result], str]) -> Callable[[tuple[str, Result]], str]:
+        return lambda row: made.format(**row[1]) if isinstance(made, str) else made(row[1])
+
+    return table(rows, (first, lambda row: row[0]), *((heading, cell(made)) for heading, made in columns), left=left)
 
 
 def where_there_is(key: str, cell: str) -> Callable[[Result], str]:
