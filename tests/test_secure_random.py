@@ -13,13 +13,14 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from safexplain._secure_random import generators
-from safexplain._secure_random.discrete_laplace import discrete_laplace, exp_coin
-from safexplain._secure_random.generators import (
+from safexplain import _secure_random
+from safexplain._secure_random import (
     DIRECT,
     KeyedGenerator,
     SecureGenerator,
     box_muller,
+    discrete_laplace,
+    exp_coin,
     float_safe_normal,
     fresh_key,
     open_unit,
@@ -168,7 +169,7 @@ def test_many_bytes_are_the_keystream_of_a_standard_cipher_under_a_key_for_this_
         keys.append(fresh_key())
         return keys[-1]
 
-    monkeypatch.setattr(generators, "fresh_key", watched)
+    monkeypatch.setattr(_secure_random, "fresh_key", watched)
     for count in (DIRECT + 1, 300_000, 1 << 20):
         drawn = SecureGenerator().bytes(count)
         again = Cipher(algorithms.AES(keys[-1]), modes.CTR(bytes(16))).encryptor().update(bytes(count))

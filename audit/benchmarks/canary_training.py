@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import finish

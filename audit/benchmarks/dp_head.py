@@ -21,8 +21,7 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.dp.heads.closed_form import train_heads
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe, train_heads
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import finish

@@ -19,11 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from safexplain._secure_random.discrete_laplace import discrete_laplace
-from safexplain._secure_random.generators import SecureGenerator, float_safe_normal
+from safexplain._secure_random import SecureGenerator, discrete_laplace, float_safe_normal
 from safexplain.dp import DPFineTuner, DPLogisticRegression, FlatClipping
-from safexplain.dp.heads.closed_form import train_heads
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe, train_heads
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.recourse import LaplaceScore
 

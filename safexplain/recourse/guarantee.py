@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
-from safexplain._secure_random.generators import GENERATOR
+from safexplain._secure_random import GENERATOR
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING

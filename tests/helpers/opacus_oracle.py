@@ -16,7 +16,7 @@ from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.batched.sampling import KeyedDraws
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 N, D = 40, 6

@@ -26,9 +26,8 @@ from torch.nn import functional as F
 
 from safexplain._digest import model_digest
 from safexplain.audit.asked import summarise
-from safexplain.dp.heads.closed_form import Heads, train_heads
+from safexplain.dp.heads.closed_form import HeadRecipe, Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
-from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping
 
 from ...shared.run import Progress, code_of, public_networks, write_arrays

@@ -22,7 +22,7 @@ from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import Scores

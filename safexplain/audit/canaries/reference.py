@@ -15,8 +15,7 @@ from torch import Tensor
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import Model, at_least_single
-from safexplain.dp.heads.closed_form import Rows
-from safexplain.dp.heads.recipe import HeadRecipe, common_batches
+from safexplain.dp.heads.closed_form import HeadRecipe, Rows, common_batches
 from safexplain.errors import InputError
 
 __all__ = ["Reference", "least_sure", "reference", "true_class_probability"]

@@ -19,7 +19,7 @@ from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import check_data, check_records
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from safexplain._progress import Progress, silent
-from safexplain._secure_random.generators import ENTROPY
+from safexplain._secure_random import ENTROPY
 from safexplain._validate import check_number
 from safexplain.audit.canaries.outlier import FAR, from_mean
 from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked

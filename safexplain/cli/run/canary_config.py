@@ -13,7 +13,7 @@ from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting import noise_multiplier as calibrated
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.loading.data.load import load_records

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
-from safexplain.dp.heads.closed_form import Heads, released, train_heads
+from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe, Heads, own_batches, released, train_heads
 from safexplain.dp.heads.features import features, linear_head
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe, own_batches
 from safexplain.dp.sgd.plan import NETWORK_LR, TrainingConfig, TrainingPlan, cross_entropy
 from safexplain.dp.sgd.records import InMemory, Records
 from safexplain.dp.sgd.sampling import Source, gaussian, source_of

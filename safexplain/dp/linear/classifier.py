@@ -23,8 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
-from safexplain._secure_random.discrete_laplace import discrete_laplace
-from safexplain._secure_random.generators import GENERATOR, Randomness, float_safe_normal
+from safexplain._secure_random import GENERATOR, Randomness, discrete_laplace, float_safe_normal
 from safexplain._validate import check_number
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.linear.inputs import check_bound, check_classes, in_unit_ball, noise_generator, on_grid, positions

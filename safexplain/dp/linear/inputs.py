@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from safexplain._secure_random.generators import Randomness, SecureGenerator
+from safexplain._secure_random import Randomness, SecureGenerator
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, InputError
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from safexplain._secure_random.generators import Randomness, float_safe_normal
+from safexplain._secure_random import Randomness, float_safe_normal
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.heads.closed_form import Rows, clipped_sum
 from safexplain.dp.sgd.clipping import FlatClipping

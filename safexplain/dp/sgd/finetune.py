@@ -27,9 +27,8 @@ from safexplain.dp.models.parameters import Trainable, select
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import restore, train_mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, NoClipping
-from safexplain.dp.sgd.persons import Persons
 from safexplain.dp.sgd.plan import OptimizerChoice, TrainingBudget, TrainingConfig, cross_entropy, plan_training
-from safexplain.dp.sgd.records import InMemory, Loss, Piece, Records, records_of
+from safexplain.dp.sgd.records import InMemory, Loss, Persons, Piece, Records, records_of
 from safexplain.dp.sgd.train_loop import train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement

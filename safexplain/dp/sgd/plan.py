@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
-from safexplain._secure_random.generators import GENERATOR
+from safexplain._secure_random import GENERATOR
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.accounting import noise_multiplier as calibrated
 from safexplain.dp.accounting import steps_within

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain._secure_random.generators import KEY_BYTES, KeyedGenerator, Randomness, SecureGenerator, fresh_key
+from safexplain._secure_random import KEY_BYTES, KeyedGenerator, Randomness, SecureGenerator, fresh_key
 from safexplain.errors import ConfigurationError
 
 Source = SecureGenerator | torch.Generator

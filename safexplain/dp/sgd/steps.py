@@ -29,13 +29,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from safexplain._secure_random.generators import SecureGenerator
+from safexplain._secure_random import SecureGenerator
 from safexplain._validate import check_number
 from safexplain.dp.models.checks import Mode
 from safexplain.dp.models.layer_rules import GhostHooks
 from safexplain.dp.sgd.clipping import Clipping, check_clipping, sample_norms
-from safexplain.dp.sgd.persons import means
-from safexplain.dp.sgd.records import Inputs, Loss
+from safexplain.dp.sgd.records import Inputs, Loss, means
 from safexplain.dp.sgd.sampling import Source, gaussian
 from safexplain.errors import ConfigurationError, RefusedError
 

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from safexplain._files import whole_file
 from safexplain._progress import Progress, silent
-from safexplain.dp.sgd.persons import Persons, Piece
 from safexplain.dp.sgd.plan import TrainingConfig, TrainingPlan
-from safexplain.dp.sgd.records import Inputs, Records
+from safexplain.dp.sgd.records import Inputs, Persons, Records, RowsPiece
 from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of, shared_sampler, source_of
 from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import InputError
@@ -87,7 +86,7 @@ def train_network(
             saver.path, progress = None, silent
 
         @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
-        def batch(t: int) -> list[Piece]:
+        def batch(t: int) -> list[RowsPiece]:
             whole = sampler.batch(t, plan.records, plan.sample_rate)
             drawn = share_of(whole, rank, processes).tolist()
             if persons is not None:

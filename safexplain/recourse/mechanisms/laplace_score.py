@@ -42,12 +42,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_X_y
 
-from safexplain._secure_random.discrete_laplace import discrete_laplace
-from safexplain._secure_random.generators import Randomness
+from safexplain._secure_random import Randomness, discrete_laplace
 from safexplain._validate import check_number, readable, real_numbers
 from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
-from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
-from safexplain.dp.linear.solver import largest_weight
+from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, largest_weight, stability, stable_minimiser
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import (

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain._secure_random.generators import Randomness
+from safexplain._secure_random import Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError

@@ -15,7 +15,7 @@ from safexplain.audit.canaries.craft_input import Box, Target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 

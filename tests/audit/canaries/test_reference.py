@@ -15,7 +15,7 @@ from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.craft_input import gradients
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.dp import FlatClipping, Steps
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 

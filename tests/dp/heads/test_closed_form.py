@@ -11,8 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import safexplain.dp.heads.closed_form as head
-from safexplain.dp.heads.closed_form import Heads, Rows, clipped_sum, train_heads
-from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
+from safexplain.dp.heads.closed_form import (
+    HeadRecipe,
+    Heads,
+    Rows,
+    clipped_sum,
+    common_batches,
+    own_batches,
+    train_heads,
+)
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 

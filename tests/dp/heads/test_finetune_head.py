@@ -10,8 +10,8 @@ from safexplain._progress import silent
 from safexplain.audit.canaries import audit_training
 from safexplain.dp import AutoSClipping, DPFineTuner
 from safexplain.dp.heads import closed_form
+from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.heads.finetune_head import typical_norm
-from safexplain.dp.heads.recipe import HeadRecipe
 
 RECIPE = HeadRecipe(
     classes=3, steps=5, sample_rate=0.5, expected_batch_size=1000, clipping=AutoSClipping(0.5), lr=1.0, optimizer="adam"

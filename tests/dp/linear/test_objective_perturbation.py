@@ -10,10 +10,15 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest
 
+from safexplain.dp.linear import mechanisms
 from safexplain.dp.linear import mechanisms as objective
-from safexplain.dp.linear import solver as newton_module
-from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
-from safexplain.dp.linear.solver import minimise, rounding_bound
+from safexplain.dp.linear.mechanisms import (
+    PerturbedObjective,
+    minimise,
+    perturbed_minimiser,
+    radial_noise,
+    rounding_bound,
+)
 from safexplain.errors import ConfigurationError, RefusedError
 
 
@@ -170,5 +175,5 @@ def test_the_released_weights_carry_noise_beyond_the_solver_error(monkeypatch):
 def test_more_rows_than_a_block_change_nothing_but_rounding(monkeypatch):
     signed, linear = signed_rows(200, 3), np.ones((2, 3))
     whole = minimise(signed, linear, 2.0, 1e-9)
-    monkeypatch.setattr(newton_module, "BLOCK", 7)
+    monkeypatch.setattr(mechanisms, "BLOCK", 7)
     np.testing.assert_allclose(minimise(signed, linear, 2.0, 1e-9), whole, atol=2e-9)

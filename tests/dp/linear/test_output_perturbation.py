@@ -10,18 +10,20 @@ from objective_oracle import newton
 from scipy.stats import gamma, kstest, norm
 
 from safexplain.dp import noise_multiplier
+from safexplain.dp.linear import mechanisms
 from safexplain.dp.linear import mechanisms as output
-from safexplain.dp.linear import solver as newton_module
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball
 from safexplain.dp.linear.mechanisms import (
     GRADIENT_ERROR,
     PerturbedOutput,
+    largest_weight,
+    minimise,
     perturbed_output,
+    solve,
     stability,
     stable_minimiser,
 )
-from safexplain.dp.linear.solver import largest_weight, minimise, solve
 from safexplain.errors import RefusedError
 
 
@@ -89,12 +91,12 @@ def test_it_finds_the_minimiser_that_an_independent_solver_finds():
 def test_conjugate_gradients_give_what_the_whole_hessian_gives(n, p, regularization, monkeypatch):
     signed = signed_rows(n, p)
     whole = solve(signed, regularization, 1e-6)
-    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", 0)
+    monkeypatch.setattr(mechanisms, "LARGEST_HESSIAN", 0)
     np.testing.assert_allclose(solve(signed, regularization, 1e-6), whole, atol=2e-6)
 
 
 def test_conjugate_gradients_take_a_linear_term_too(monkeypatch):
-    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", 0)
+    monkeypatch.setattr(mechanisms, "LARGEST_HESSIAN", 0)
     signed, linear = signed_rows(100, 30), 3 * np.random.default_rng(1).normal(size=30)
     found = minimise(signed, linear[None], 2.0, 1e-7)
     np.testing.assert_allclose(found, newton(signed, linear[None], 2.0), atol=1e-6)
@@ -102,7 +104,7 @@ def test_conjugate_gradients_take_a_linear_term_too(monkeypatch):
 
 @pytest.mark.parametrize("largest_hessian", [0, 128])
 def test_the_certified_distance_holds_in_exact_arithmetic(largest_hessian, monkeypatch):
-    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", largest_hessian)
+    monkeypatch.setattr(mechanisms, "LARGEST_HESSIAN", largest_hessian)
     signed, regularization = signed_rows(1500, 3), 8.0
     found = solve(signed, regularization, 1e-9)
     with mpmath.workdps(50):
@@ -116,8 +118,8 @@ def test_the_certified_distance_holds_in_exact_arithmetic(largest_hessian, monke
 def test_without_a_certificate_nothing_is_released(monkeypatch):
     with pytest.raises(RefusedError, match="nothing is released"):
         solve(signed_rows(50, 3), 1.0, 1e-18)
-    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", 0)
-    monkeypatch.setattr(newton_module, "MOST_ITERATIONS", 1)
+    monkeypatch.setattr(mechanisms, "LARGEST_HESSIAN", 0)
+    monkeypatch.setattr(mechanisms, "MOST_ITERATIONS", 1)
     with pytest.raises(RefusedError, match="nothing is released"):
         solve(signed_rows(50, 3), 1.0, 1e-6)
 
@@ -141,7 +143,7 @@ FAR = {
 def test_weights_of_thousands_are_reached_in_a_few_steps_so_that_no_record_decides_whether_there_is_an_answer(
     rows, regularization, monkeypatch
 ):
-    monkeypatch.setattr(newton_module, "MOST_ITERATIONS", 40)  # of 500; steps of at most log(1 + d) took thousands
+    monkeypatch.setattr(mechanisms, "MOST_ITERATIONS", 40)  # of 500; steps of at most log(1 + d) took thousands
     assert np.isfinite(solve(FAR[rows], regularization, GRADIENT_ERROR / regularization)).all()
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from safexplain._progress import silent
 from safexplain.dp import AutoSClipping, DPFineTuner, FlatClipping, PrivacyStatement, epsilons
-from safexplain.dp.sgd.persons import Persons, means
+from safexplain.dp.sgd.records import Persons, means
 from safexplain.dp.sgd.sampling import PoissonSampler
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, PrivacyWarning
 

@@ -14,7 +14,7 @@ from scipy.stats import binomtest, chi2, kstest
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain._secure_random.generators import KeyedGenerator, SecureGenerator
+from safexplain._secure_random import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping, DPFineTuner
 from safexplain.dp.sgd.records import records_of
 from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, share_of, source_of, uniform

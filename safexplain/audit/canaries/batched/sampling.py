@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.dp.heads.recipe import Batch, own_batches
+from safexplain.dp.heads.closed_form import Batch, own_batches
 from safexplain.dp.sgd.sampling import gaussian
 
 __all__ = ["Direction", "Inserted", "KeyedDraws", "Substitutes", "stream"]

@@ -31,8 +31,7 @@ from safexplain.audit.canaries.canary import (
     record_scores,
 )
 from safexplain.audit.canaries.store import FinishedRuns
-from safexplain.dp.heads.closed_form import Rows
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import HeadRecipe, Rows
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Scores
 
